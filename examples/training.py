@@ -1,0 +1,80 @@
+"""Turn a loss function into a whole training step (forward, backward, Adam), and write it as StableHLO.
+
+The models beside this file are plain JAX: a frozen configuration, `init(key)` and `loss(params, batch, key)`. This module adds what
+every one of them needs to be a training step, so that a model file holds the model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Params = Any
+Batch = Any
+
+
+class Adam(NamedTuple):
+    """Hyper-parameters of Adam with bias correction (Kingma and Ba, 2015, algorithm 1)."""
+
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+class State(NamedTuple):
+    """What a training step carries: parameters, both moments of Adam, and the number of steps taken."""
+
+    params: Params
+    mu: Params
+    nu: Params
+    step: jax.Array
+
+
+class Model(NamedTuple):
+    """A model that can be trained: how to start it, its loss, and the shapes of one batch."""
+
+    name: str
+    init: Callable[[jax.Array], Params]
+    loss: Callable[[Params, Batch, jax.Array], jax.Array]
+    batch: Batch  # a pytree of jax.ShapeDtypeStruct
+
+
+def init_state(model: Model, key: jax.Array) -> State:
+    """Returns the state before the first step."""
+    params = model.init(key)
+    return State(params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+
+
+def make_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> Callable[[State, Batch], tuple[State, jax.Array]]:
+    """Returns `step(state, batch) -> (state, loss)`; dropout keys are folded from `seed` and the step number."""
+
+    def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        loss, grads = jax.value_and_grad(model.loss)(state.params, batch, key)
+        count = state.step + 1
+        time = count.astype(jnp.float32)
+        scale1, scale2 = 1 / (1 - adam.beta1**time), 1 / (1 - adam.beta2**time)
+        mu = jax.tree.map(lambda m, g: adam.beta1 * m + (1 - adam.beta1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: adam.beta2 * v + (1 - adam.beta2) * g * g, state.nu, grads)
+
+        def update(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+            return p - adam.learning_rate * (m * scale1) / (jnp.sqrt(v * scale2) + adam.epsilon)
+
+        return State(jax.tree.map(update, state.params, mu, nu), mu, nu, count), loss
+
+    return step
+
+
+def lower_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> jax.stages.Lowered:
+    """Lowers the training step for its shapes alone: nothing is allocated, so any size works on a laptop."""
+    state = jax.eval_shape(lambda: init_state(model, jax.random.key(0)))
+    return jax.jit(make_step(model, adam, seed), donate_argnums=0).lower(state, model.batch)
+
+
+def export_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> str:
+    """Returns the training step as StableHLO text, with locations (argument names and scopes)."""
+    return str(lower_step(model, adam, seed).as_text(debug_info=True))

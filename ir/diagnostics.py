@@ -1,0 +1,96 @@
+"""Errors with a place, a stable id, what, why and how to fix; and the one table of ids.
+
+A tool prints a `RhinoError` as
+
+    model.mlir:41:8: error: [RHI-READ-002] what was got and what was expected
+      note: why (where it came from)
+      note: to fix: what to do
+
+and exits with the code of its id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+
+class ExitCode(IntEnum):
+    """What a tool's process returns."""
+
+    OK = 0
+    BAD_INPUT = 1
+    USAGE = 2
+    DOES_NOT_FIT = 3
+    BUG = 70
+
+
+IDS: Final[dict[str, tuple[ExitCode, str]]] = {
+    "RHI-CLI-001": (ExitCode.USAGE, "the command line does not parse"),
+    "RHI-CLI-002": (ExitCode.BAD_INPUT, "an input file cannot be read"),
+    "RHI-CLI-003": (ExitCode.BAD_INPUT, "the output cannot be written"),
+    "RHI-CLI-004": (ExitCode.BAD_INPUT, "an expected diagnostic was not produced, or an unexpected one was"),
+    "RHI-READ-001": (ExitCode.BAD_INPUT, "the input is not MLIR text, MLIR bytecode, a portable artifact or a jax.export blob"),
+    "RHI-READ-002": (ExitCode.BAD_INPUT, "the input does not parse or verify"),
+    "RHI-READ-003": (ExitCode.BAD_INPUT, "an op comes from a dialect that is not supported"),
+    "RHI-READ-004": (ExitCode.BAD_INPUT, "a tensor has a dynamic shape"),
+    "RHI-READ-005": (ExitCode.BAD_INPUT, "the module has no public entry function"),
+    "RHI-READ-006": (ExitCode.BAD_INPUT, "calls are recursive"),
+    "RHI-CLUSTER-001": (ExitCode.BAD_INPUT, "unknown cluster preset"),
+    "RHI-CLUSTER-002": (ExitCode.BAD_INPUT, "a cluster file is malformed"),
+    "RHI-MESH-001": (ExitCode.BAD_INPUT, "the mesh does not fit the cluster"),
+    "RHI-MESH-002": (ExitCode.BAD_INPUT, "the mesh of the module and the mesh asked for differ"),
+    "RHI-MESH-003": (ExitCode.BAD_INPUT, "the mesh has more axes than this search supports"),
+    "RHI-SHARD-001": (ExitCode.BAD_INPUT, "an existing sharding cannot be honoured"),
+    "RHI-SOLVE-001": (ExitCode.DOES_NOT_FIT, "no choice of shardings fits the memory budget"),
+    "RHI-LOCAL-001": (ExitCode.BAD_INPUT, "the module cannot be localized"),
+    "RHI-RUN-001": (ExitCode.BAD_INPUT, "the module does not compile"),
+    "RHI-RUN-002": (ExitCode.BAD_INPUT, "inputs do not match the module"),
+    "RHI-RUN-003": (ExitCode.BAD_INPUT, "the result differs from the one-device program"),
+    "RHI-RUN-004": (ExitCode.BAD_INPUT, "the devices do not match the module"),
+    "RHI-PASS-001": (ExitCode.USAGE, "a pass pipeline does not parse"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in a source: file, line and column (both from 1), any of them unknown."""
+
+    file: str = ""
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+
+
+@dataclass(eq=False)
+class RhinoError(Exception):
+    """A user's error: `id` is a key of `IDS`; `notes` say why, `fix` what to do about it."""
+
+    id: str
+    what: str
+    place: Place = field(default_factory=Place)
+    notes: tuple[str, ...] = ()
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.id in IDS, self.id
+        super().__init__(self.what)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The process's exit code for this error."""
+        return IDS[self.id][0]
+
+    def render(self) -> str:
+        """Returns the lines that a tool prints to stderr."""
+        head = f"{self.place}: " if str(self.place) else ""
+        lines = [f"{head}error: [{self.id}] {self.what}", *(f"  note: {note}" for note in self.notes)]
+        if self.fix:
+            lines.append(f"  note: to fix: {self.fix}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.render()

@@ -1,0 +1,1 @@
+"""One file a pass: read IR, decide with a strategy, write IR."""

@@ -1,0 +1,1 @@
+"""Rhino, an automatic parallelizer for tensor programs: StableHLO in, Shardy shardings chosen by search out."""
