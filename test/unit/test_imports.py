@@ -1,0 +1,126 @@
+"""The folders depend on one another in one direction only, and MLIR comes in through one door.
+
+ir -> strategies -> passes -> tools and ir -> runtime -> tools: the right may import the left, nothing else.
+"""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MAY_IMPORT = {
+    "ir": {"ir"},
+    "strategies": {"ir", "strategies"},
+    "passes": {"ir", "strategies", "passes"},
+    "runtime": {"ir", "runtime"},
+    "tools": {"ir", "strategies", "passes", "runtime", "tools"},
+}
+MLIR_DOOR = "rhino.ir.mlir"
+FILES = {f"rhino.{path.parent.name}.{path.stem}": path for folder in MAY_IMPORT for path in sorted((ROOT / folder).glob("*.py"))}
+
+
+def imports(source: str, module: str) -> set[str]:
+    """Dotted names that `module` imports; `from a import b` gives `a.b`, for `b` may be a module."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*parents, *(node.module.split(".") if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def inside(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def is_foreign_mlir(name: str, folder: str) -> bool:
+    """Whether `name` is a part of jaxlib that this folder must not see: the runtime may drive JAX, but builds no IR."""
+    if inside(name, "jaxlib.mlir", "jax.extend.mlir", "jax.interpreters.mlir", "jax._src.lib.mlir"):
+        return True
+    return folder != "runtime" and inside(name, "jaxlib", "jax._src.lib")
+
+
+def violations(source: str, module: str) -> list[str]:
+    """What `module` imports and must not, in a sentence each."""
+    folder = module.split(".")[1]
+    wrong = []
+    for name in sorted(imports(source, module)):
+        part = name.split(".")[1] if inside(name, "rhino") and "." in name else ""
+        if inside(name, "rhino") and part not in MAY_IMPORT[folder]:
+            wrong.append(f"{module} imports {name}: {folder}/ may import only {', '.join(sorted(MAY_IMPORT[folder]))}")
+        elif folder == "strategies" and (inside(name, "jax", "jaxlib") or inside(name, MLIR_DOOR)):
+            wrong.append(f"{module} imports {name}: strategies/ sees plain data, no MLIR and no JAX")
+        elif module != MLIR_DOOR and is_foreign_mlir(name, folder):
+            wrong.append(f"{module} imports {name}: MLIR comes in through {MLIR_DOOR}")
+    return wrong
+
+
+def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The modules of `sources` that each imports, whether as a module or for a name in it."""
+    return {
+        module: {known for name in imports(source, module) for known in (name, name.rpartition(".")[0]) if known in sources}
+        for module, source in sources.items()
+    }
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_go_left(module: str):
+    assert violations(FILES[module].read_text(encoding="utf-8"), module) == []
+
+
+def test_no_cycles():
+    TopologicalSorter(import_graph({module: path.read_text(encoding="utf-8") for module, path in FILES.items()})).prepare()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rhino.ir.graph", "from rhino.strategies.dp import solve"),
+        ("rhino.ir.graph", "import rhino.passes"),
+        ("rhino.ir.graph", "from rhino import plan"),
+        ("rhino.ir.graph", "import rhino"),
+        ("rhino.ir.graph", "from ..tools import opt"),
+        ("rhino.ir.graph", "from jaxlib.mlir import ir"),
+        ("rhino.strategies.dp", "def f():\n    from rhino.passes import registry"),
+        ("rhino.strategies.dp", "import jax.numpy as jnp"),
+        ("rhino.strategies.dp", "from rhino.ir.mlir import ir"),
+        ("rhino.strategies.dp", "from rhino.ir import mlir"),
+        ("rhino.passes.choose", "from rhino.runtime import executor"),
+        ("rhino.passes.choose", "from jax.extend.mlir import ir"),
+        ("rhino.passes.choose", "from jax.extend import mlir"),
+        ("rhino.passes.choose", "from jax.interpreters import mlir"),
+        ("rhino.runtime.executor", "from rhino.strategies.dp import solve"),
+        ("rhino.runtime.executor", "from rhino.passes import registry"),
+        ("rhino.runtime.executor", "import jaxlib.mlir.ir"),
+        ("rhino.tools.opt", "import jaxlib"),
+    ],
+)
+def test_checker_reports(module: str, source: str):
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rhino.ir.mlir", "from jaxlib.mlir import ir\nfrom jax.extend.mlir import passmanager"),
+        ("rhino.ir.graph", "from .mesh import Mesh\nimport numpy"),
+        ("rhino.strategies.dp", "from rhino.ir.mesh import Mesh"),
+        ("rhino.passes.choose", "from rhino.ir import mlir\nfrom rhino.strategies.dp import solve"),
+        ("rhino.runtime.executor", "import jax\nimport jaxlib.xla_client\nfrom rhino.ir import mlir"),
+        ("rhino.tools.opt", "from rhino.passes import registry\nfrom rhino.runtime import executor"),
+    ],
+)
+def test_checker_accepts(module: str, source: str):
+    assert violations(source, module) == []
+
+
+def test_checker_finds_a_cycle():
+    sources = {"rhino.ir.a": "from rhino.ir.b import f", "rhino.ir.b": "from . import a"}
+    with pytest.raises(CycleError):
+        TopologicalSorter(import_graph(sources)).prepare()
