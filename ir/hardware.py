@@ -1,0 +1,139 @@
+"""What a cluster is made of, as values: a device, the levels that join devices, and the source of every number.
+
+Numbers are plain; `sources` names, for each of them, the data sheet, paper or measurement it came from.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+Topology = Literal["ring", "switch", "fully-connected", "host"]
+TOPOLOGIES: Final[tuple[Topology, ...]] = get_args(Topology)
+
+_FLOAT_CHAINS: Final[dict[str, tuple[str, ...]]] = {
+    "f64": ("f64", "f32", "tf32", "bf16", "f16"),
+    "f32": ("f32", "f64", "tf32", "bf16", "f16"),
+    "tf32": ("tf32", "f32", "f64", "bf16", "f16"),
+    "bf16": ("bf16", "tf32", "f32", "f64", "f16"),
+    "f16": ("f16", "tf32", "f32", "f64", "bf16"),
+    "f8": ("f8", "f16", "bf16", "tf32", "f32", "f64"),
+    "f4": ("f4", "f8", "f16", "bf16", "tf32", "f32", "f64"),
+}
+_INTEGERS: Final = ("i4", "i8", "i16", "i32", "i64")
+_INTEGER_CHAINS: Final = {name: (*_INTEGERS[i:], *_FLOAT_CHAINS["f32"]) for i, name in enumerate(_INTEGERS)}
+# Where a device has no unit for a type, the next type that holds all its values does the work; where there is none (f32 on a
+# TPU), the nearest narrower one, which is what XLA's default precision does there.
+_CHAINS: Final = {**_FLOAT_CHAINS, **_INTEGER_CHAINS}
+FLOPS_KEYS: Final = tuple(_CHAINS)
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+def flops_key(dtype: str) -> str:
+    """Returns the row of a FLOP/s table for an MLIR element type.
+
+    "complex<f32>" is f32, "ui8" and "i1" (stored as a byte) are i8, "index" is i64; a type that is none of these counts as f32.
+    """
+    inner = re.fullmatch(r"complex<(\w+)>", dtype)
+    name = inner[1] if inner else dtype
+    if name in _CHAINS:
+        return name
+    integer = re.fullmatch(r"[us]?i(\d+)", "i64" if name == "index" else name)
+    if integer:
+        bits = 8 if integer[1] == "1" else int(integer[1])
+        return next((key for key in _INTEGERS if bits <= int(key[1:])), "i64")
+    return {"f8": "f8", "f6": "f8", "f4": "f4"}.get(name[:2], "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device.
+
+    Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
+    `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
+    `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
+    """
+
+    kind: str
+    flops_per_s: tuple[tuple[str, float], ...]
+    hbm_bytes: int
+    usable_hbm_fraction: float
+    hbm_bytes_per_s: float
+    matmul_efficiency: float
+    memory_efficiency: float
+    sources: Pairs
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Returns the peak for an MLIR element type (or "tf32").
+
+        A type that is not in the table takes the next listed type that holds its values, else the nearest narrower one.
+        """
+        table = dict(self.flops_per_s)
+        return next(table[key] for key in _CHAINS[flops_key(dtype)] if key in table)
+
+    def matmul_flops_per_s(self, dtype: str) -> float:
+        """Returns what a large matrix product or convolution reaches: peak x `matmul_efficiency`."""
+        return self.peak_flops_per_s(dtype) * self.matmul_efficiency
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """What a large element-wise program reaches, bytes read plus bytes written: peak x `memory_efficiency`."""
+        return self.hbm_bytes_per_s * self.memory_efficiency
+
+    @property
+    def usable_hbm_bytes(self) -> int:
+        """The memory a plan may count on; the source of `usable_hbm_fraction` says who takes the rest."""
+        return int(self.hbm_bytes * self.usable_hbm_fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`size` equal units (devices, or whole levels below) joined by one kind of link.
+
+    Each group of `devices_per_port` neighbouring devices of a unit shares a port (a network card, or all of a device's own
+    NVLinks) that sends `port_bytes_per_s` and receives as much at the same time. `efficiency` is the fraction that
+    collectives reach, `latency_s` the time of one step from a device to the next. On a "ring" whose links are wired
+    point to point, a group of fewer devices than the level has fewer links: `partial_bytes_per_s` lists the port's rate by
+    number of units in the group.
+    """
+
+    name: str
+    size: int
+    topology: Topology
+    latency_s: float
+    port_bytes_per_s: float
+    efficiency: float
+    devices_per_port: int
+    partial_bytes_per_s: tuple[tuple[int, float], ...]
+    sources: Pairs
+
+    def reached_bytes_per_s(self, num_units: int) -> float:
+        """Returns what a port reaches, per direction, in a group of `num_units` of the level's units."""
+        if num_units >= self.size:
+            return self.port_bytes_per_s * self.efficiency
+        if self.topology == "fully-connected":
+            return self.port_bytes_per_s * self.efficiency * (num_units - 1) / (self.size - 1)
+        listed = [rate for units, rate in self.partial_bytes_per_s if units <= num_units]
+        return (listed[-1] if listed else self.port_bytes_per_s) * self.efficiency
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal devices joined by `levels`, outermost (slowest) first; devices are numbered with the innermost level fastest."""
+
+    name: str
+    about: str
+    device: Device
+    levels: tuple[Level, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """The product of the level sizes."""
+        return math.prod(level.size for level in self.levels)
+
+    def devices_per_unit(self, level: int) -> int:
+        """Returns the number of devices in one unit of `levels[level]`."""
+        return math.prod(inner.size for inner in self.levels[level + 1 :])

@@ -1,0 +1,85 @@
+"""The logical mesh that a user asks for: named axes with sizes, outermost first."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from rhino.ir.diagnostics import RhinoError
+
+_AXIS_NAMES: Final = ("x", "y", "z", "w", "v", "u")
+_NAMED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes and their sizes, outermost first; devices are numbered row by row (the last axis runs fastest)."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        assert self.axes, "a mesh has at least one axis"
+        assert all(size >= 1 for _, size in self.axes), self.axes
+        assert len(set(self.names)) == len(self.axes), self.axes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axis names, outermost first."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The axis sizes, outermost first."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        """The product of the axis sizes."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.axes)
+
+
+def mesh_of_shape(shape: tuple[int, ...]) -> Mesh:
+    """Returns the mesh of `shape` with the default axis names x, y, z, w, v, u, then axis6, axis7, ..."""
+    names = (*_AXIS_NAMES, *(f"axis{i}" for i in range(len(_AXIS_NAMES), len(shape))))
+    return Mesh(tuple(zip(names, shape, strict=False)))
+
+
+def parse_mesh(text: str) -> Mesh:
+    """Returns the mesh written as "8", "2x4" or "x=2,y=4" (outermost axis first).
+
+    Raises:
+        RhinoError: RHI-CLI-001 where the text has another form, a size below 1 or an axis name twice.
+    """
+    compact = text.replace(" ", "")
+    if re.fullmatch(r"[0-9]+(x[0-9]+)*", compact):
+        axes = mesh_of_shape(tuple(int(size) for size in compact.split("x"))).axes if _positive(compact.split("x")) else ()
+    else:
+        axes = _named_axes(text, compact)
+    if not axes:
+        raise _bad_mesh(text, "every axis size at least 1")
+    return Mesh(axes)
+
+
+def _named_axes(text: str, compact: str) -> tuple[tuple[str, int], ...]:
+    matches = [_NAMED.fullmatch(part) for part in compact.split(",")]
+    pairs = [(match[1], match[2]) for match in matches if match]
+    if len(pairs) != len(matches):
+        raise _bad_mesh(text, "sizes like 2x4 or named axes like x=2,y=4")
+    names = [name for name, _ in pairs]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise _bad_mesh(text, f"each axis name once; {name!r} is there twice")
+    return tuple((name, int(size)) for name, size in pairs) if _positive([size for _, size in pairs]) else ()
+
+
+def _positive(sizes: list[str]) -> bool:
+    return all(int(size) >= 1 for size in sizes)
+
+
+def _bad_mesh(text: str, expected: str) -> RhinoError:
+    return RhinoError("RHI-CLI-001", f"mesh: got {text!r}, expected {expected}", fix="write a mesh like 8, 2x4 or x=2,y=4")

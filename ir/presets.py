@@ -1,0 +1,216 @@
+"""The clusters that have a name, as cluster files put together from shared blocks.
+
+Every number says where it came from; "estimate" marks those that no data sheet, paper or measurement known to us states.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_XLA_GPU_MEMORY = "JAX's allocator takes 75 % of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX docs, GPU memory)"
+
+_V100_MEMORY = f"""
+hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; ECC takes none of it" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+matmul_efficiency = {{ value = 0.75, source = "Rhino paper, section 7.2: up to 75.9 % of peak over a whole GPT step" }}
+memory_efficiency = {{ value = 0.83, source = "Jia et al., Dissecting Volta (2018), section 3: 750 of 900 GB/s measured" }}
+"""
+
+_V100_SXM2: Final = f"""
+[device]
+kind = "V100-SXM2-32GB"
+hbm_bytes_per_s = {{ value = 9.0e11, source = "NVIDIA V100 data sheet (2020), SXM2: 900 GB/s" }}{_V100_MEMORY}
+[device.flops_per_s]
+f64 = {{ value = 7.8e12, source = "NVIDIA V100 data sheet (2020), SXM2: 7.8 TFLOPS" }}
+f32 = {{ value = 15.6e12, source = "Rhino paper, section 7.2: ideal peak 15.6 TFLOPs (the data sheet says 15.7)" }}
+f16 = {{ value = 125e12, source = "NVIDIA V100 data sheet (2020), SXM2: 125 tensor TFLOPS" }}
+"""
+
+_V100S_PCIE: Final = f"""
+[device]
+kind = "V100S-PCIE-32GB"
+hbm_bytes_per_s = {{ value = 1.134e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 1134 GB/s" }}{_V100_MEMORY}
+[device.flops_per_s]
+f64 = {{ value = 8.2e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 8.2 TFLOPS" }}
+f32 = {{ value = 16.4e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 16.4 TFLOPS" }}
+f16 = {{ value = 130e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 130 tensor TFLOPS" }}
+"""
+
+_A100: Final = f"""
+[device]
+kind = "A100-SXM4-80GB"
+hbm_bytes = {{ value = 85899345920, source = "NVIDIA A100 data sheet (2021): 80 GB HBM2e, that is 80 GiB" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 2.039e12, source = "NVIDIA A100 data sheet (2021), SXM 80GB: 2039 GB/s" }}
+matmul_efficiency = {{ value = 0.8, source = "estimate: large cuBLAS products reach 250 of 312 bf16 TFLOPS" }}
+memory_efficiency = {{ value = 0.85, source = "estimate: stream-like kernels" }}
+[device.flops_per_s]
+f64 = {{ value = 19.5e12, source = "NVIDIA A100 data sheet (2021): FP64 tensor core 19.5 TFLOPS" }}
+f32 = {{ value = 19.5e12, source = "NVIDIA A100 data sheet (2021): FP32 19.5 TFLOPS" }}
+tf32 = {{ value = 156e12, source = "NVIDIA A100 data sheet (2021): TF32 156 TFLOPS, dense" }}
+bf16 = {{ value = 312e12, source = "NVIDIA A100 data sheet (2021): BFLOAT16 312 TFLOPS, dense" }}
+f16 = {{ value = 312e12, source = "NVIDIA A100 data sheet (2021): FP16 312 TFLOPS, dense" }}
+i8 = {{ value = 624e12, source = "NVIDIA A100 data sheet (2021): INT8 624 TOPS, dense" }}
+"""
+
+_H100: Final = f"""
+[device]
+kind = "H100-SXM5-80GB"
+hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 GB HBM3, that is 80 GiB (nvidia-smi shows 81559 MiB)" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 3.35e12, source = "NVIDIA H100 data sheet (2023), SXM: 3.35 TB/s" }}
+matmul_efficiency = {{ value = 0.65, source = "estimate: large cuBLAS products reach 600 to 700 of 989 bf16 TFLOPS under the power limit" }}
+memory_efficiency = {{ value = 0.9, source = "estimate: stream-like kernels" }}
+[device.flops_per_s]
+f64 = {{ value = 67e12, source = "NVIDIA H100 data sheet (2023), SXM: FP64 tensor core 67 TFLOPS" }}
+f32 = {{ value = 67e12, source = "NVIDIA H100 data sheet (2023), SXM: FP32 67 TFLOPS" }}
+tf32 = {{ value = 494.5e12, source = "NVIDIA H100 data sheet (2023), SXM: TF32 989 TFLOPS with sparsity, half of it dense" }}
+bf16 = {{ value = 989.5e12, source = "NVIDIA H100 data sheet (2023), SXM: BFLOAT16 1979 TFLOPS with sparsity, half of it dense" }}
+f16 = {{ value = 989.5e12, source = "NVIDIA H100 data sheet (2023), SXM: FP16 1979 TFLOPS with sparsity, half of it dense" }}
+f8 = {{ value = 1979e12, source = "NVIDIA H100 data sheet (2023), SXM: FP8 3958 TFLOPS with sparsity, half of it dense" }}
+i8 = {{ value = 1979e12, source = "NVIDIA H100 data sheet (2023), SXM: INT8 3958 TOPS with sparsity, half of it dense" }}
+"""
+
+_V5E: Final = """
+[device]
+kind = "TPU v5e"
+hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB HBM2 per chip, that is 16 GiB" }
+usable_hbm_fraction = { value = 0.984, source = "XLA's out-of-memory message on v5e: 15.75G of the 16 are for programs" }
+hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
+matmul_efficiency = { value = 0.85, source = "estimate" }
+memory_efficiency = { value = 0.9, source = "estimate" }
+[device.flops_per_s]
+bf16 = { value = 197e12, source = "Google Cloud docs, TPU v5e: 197 TFLOPs per chip" }
+i8 = { value = 393e12, source = "Google Cloud docs, TPU v5e: 393 TOPs per chip" }
+"""
+
+_V5P: Final = """
+[device]
+kind = "TPU v5p"
+hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB per chip" }
+usable_hbm_fraction = { value = 0.98, source = "estimate: XLA's runtime keeps a small part, as on v5e" }
+hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
+matmul_efficiency = { value = 0.85, source = "estimate" }
+memory_efficiency = { value = 0.9, source = "estimate" }
+[device.flops_per_s]
+bf16 = { value = 459e12, source = "Google Cloud docs, TPU v5p: 459 TFLOPs per chip" }
+i8 = { value = 918e12, source = "estimate: twice the bf16 rate, as on v5e" }
+"""
+
+_NCCL_NVLINK = "NCCL 2.8, src/include/tuning.h: NVLink ring step, LL128 protocol, 1.9 us"
+_NCCL_NET = "NCCL 2.8, src/include/tuning.h: network ring step, LL128 protocol, 4.0 us"
+_NCCL_370 = "NCCL protocol overhead of about 20 %: 370 of 450 GB/s on H100 (NVIDIA/nccl-tests #212)"
+
+_NVLINK2: Final = f"""
+[[level]]
+name = "nvlink"
+size = 8
+topology = "ring"
+devices_per_port = 1
+latency_s = {{ value = 1.9e-6, source = "{_NCCL_NVLINK}" }}
+port_bytes_per_s = {{ value = 150e9, source = "NVIDIA V100 white paper (2017): 6 NVLinks of 25 GB/s per direction, all in rings over 8" }}
+efficiency = {{ value = 0.87, source = "estimate: nccl-tests reach about 130 of 150 GB/s bus bandwidth on 8 V100" }}
+[level.partial_bytes_per_s]
+2 = {{ value = 25e9, source = "hybrid cube mesh of DGX-1 (white paper, 2017): the weakest pair has one link" }}
+4 = {{ value = 100e9, source = "hybrid cube mesh of DGX-1 (white paper, 2017): four links of a GPU stay within its quad" }}
+"""
+
+
+def _nvswitch(generation: int, port_bytes_per_s: float, words: str) -> str:
+    return f"""
+[[level]]
+name = "nvlink"
+size = 8
+topology = "switch"
+devices_per_port = 1
+latency_s = {{ value = 1.9e-6, source = "{_NCCL_NVLINK}" }}
+port_bytes_per_s = {{ value = {port_bytes_per_s}, source = "NVLink {generation}: {words}" }}
+efficiency = {{ value = 0.82, source = "{_NCCL_370}" }}
+"""
+
+
+def _network(name: str, size: int, devices_per_port: int, port: tuple[float, str], efficiency: tuple[float, str]) -> str:
+    return f"""
+[[level]]
+name = "{name}"
+size = {size}
+topology = "switch"
+devices_per_port = {devices_per_port}
+latency_s = {{ value = 4.0e-6, source = "{_NCCL_NET}" }}
+port_bytes_per_s = {{ value = {port[0]}, source = "{port[1]}" }}
+efficiency = {{ value = {efficiency[0]}, source = "{efficiency[1]}" }}
+"""
+
+
+def _tpu_links(size: int, port: tuple[float, str], pairs: tuple[float, ...]) -> str:
+    partial = "".join(
+        f'{units} = {{ value = {rate}, source = "one link: a group of {units} is a line of the slice, not a ring" }}\n'
+        for units, rate in zip((2, 4), pairs, strict=False)
+    )
+    return f"""
+[[level]]
+name = "ici"
+size = {size}
+topology = "ring"
+devices_per_port = 1
+latency_s = {{ value = 1.0e-6, source = "estimate: about 1 us per hop" }}
+port_bytes_per_s = {{ value = {port[0]}, source = "{port[1]}" }}
+efficiency = {{ value = 0.9, source = "estimate" }}
+[level.partial_bytes_per_s]
+{partial}"""
+
+
+def _cpu(size: int, psum_bytes_per_s: float) -> str:
+    measured = f"rough measurement: jax 0.10.2, {size} host devices at once on a 2-core x86 machine"
+    return f"""
+[device]
+kind = "host CPU, 1/{size} of 2 cores"
+hbm_bytes = {{ value = 2147483648, source = "a budget chosen for tests, not a property of the host" }}
+usable_hbm_fraction = {{ value = 1.0, source = "the figure above is a budget already" }}
+hbm_bytes_per_s = {{ value = {7.2e9 / size}, source = "{measured}: a*2+1 on 256 MiB, 7.2 GB/s over all devices" }}
+matmul_efficiency = {{ value = 1.0, source = "the FLOP/s figures are measured, not peaks" }}
+memory_efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
+[device.flops_per_s]
+f64 = {{ value = {104e9 / size}, source = "{measured}: products of 768 x 768, 104 GFLOP/s over all devices" }}
+f32 = {{ value = {200e9 / size}, source = "{measured}: products of 768 x 768, 200 GFLOP/s over all devices" }}
+bf16 = {{ value = {192e9 / size}, source = "{measured}: products of 768 x 768, 192 GFLOP/s over all devices" }}
+[[level]]
+name = "shared memory"
+size = {size}
+topology = "host"
+devices_per_port = 1
+latency_s = {{ value = 30e-6, source = "{measured}: psum of 4 bytes, over the 2(n-1) steps of a ring" }}
+port_bytes_per_s = {{ value = {psum_bytes_per_s}, source = "{measured}: psum of 16 MiB, 2(n-1)/n x size / time" }}
+efficiency = {{ value = 1.0, source = "the bandwidth figure is measured, not a peak" }}
+"""
+
+
+_ROCE = (12.5e9, "Rhino paper, section 7.1: one 100G RoCE port per machine, 100 Gb/s = 12.5 GB/s per direction")
+_HDR = (25e9, "NVIDIA DGX A100 data sheet (2020): 8 ConnectX-6 ports of 200 Gb/s, one per GPU")
+_NDR = (50e9, "NVIDIA DGX H100 data sheet (2022): 8 ConnectX-7 ports of 400 Gb/s, one per GPU")
+_ROCE_REACHED = (0.88, "estimate: Ethernet, RoCE and NCCL overheads, 11 of 12.5 GB/s")
+_IB_REACHED = (0.92, "estimate: InfiniBand and NCCL overheads")
+_ICI_V5E = (100e9, "Google Cloud docs, TPU v5e: 400 GBps both ways over 4 links, 50 GB/s per link and direction; a ring uses 2 links")
+_ICI_V5P = (200e9, "Google Cloud docs, TPU v5p: 1200 GBps both ways over 6 links, 100 GB/s per link and direction; a ring uses 2 links")
+
+_NVLINK3 = _nvswitch(3, 300e9, "12 links of 25 GB/s per direction (NVIDIA A100 white paper, 2020)")
+_NVLINK4 = _nvswitch(4, 450e9, "18 links of 25 GB/s per direction (NVIDIA H100 white paper, 2022)")
+
+_CLUSTERS: Final[dict[str, tuple[str, str]]] = {
+    "cpu2": ("two host devices of one machine", _cpu(2, 8.2e9)),
+    "cpu4": ("four host devices of one machine", _cpu(4, 7.5e9)),
+    "cpu8": ("eight host devices of one machine", _cpu(8, 4.5e9)),
+    "v100x8": ("one machine of the Rhino paper's platform M8", _V100_SXM2 + _NVLINK2),
+    "v100x8x2": ("two machines of the Rhino paper's platform M8", _V100_SXM2 + _network("roce", 2, 8, _ROCE, _ROCE_REACHED) + _NVLINK2),
+    "s1x8": ("eight machines of the Rhino paper's platform S1", _V100S_PCIE + _network("roce", 8, 1, _ROCE, _ROCE_REACHED)),
+    "a100x8": ("one DGX A100", _A100 + _NVLINK3),
+    "a100x8x2": ("two DGX A100", _A100 + _network("infiniband", 2, 1, _HDR, _IB_REACHED) + _NVLINK3),
+    "h100x8": ("one DGX H100", _H100 + _NVLINK4),
+    "h100x8x4": ("four DGX H100", _H100 + _network("infiniband", 4, 1, _NDR, _IB_REACHED) + _NVLINK4),
+    "v5e-8": ("a 2x4 slice of TPU v5e", _V5E + _tpu_links(8, _ICI_V5E, (50e9, 50e9))),
+    "v5p-8": ("a 2x2x1 slice of TPU v5p: 4 chips (the 8 in its name counts cores)", _V5P + _tpu_links(4, _ICI_V5P, (100e9,))),
+}
+
+PRESETS: Final[dict[str, str]] = {
+    name: f'version = 1\nname = "{name}"\nabout = "{about}"\n{body}' for name, (about, body) in _CLUSTERS.items()
+}

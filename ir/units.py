@@ -1,0 +1,63 @@
+"""Sizes and times as people write them."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from rhino.ir.diagnostics import RhinoError
+
+_BINARY: Final = ("KiB", "MiB", "GiB", "TiB")
+_FACTORS: Final[dict[str, int]] = {
+    "": 1,
+    "b": 1,
+    **{unit.lower(): 1024 ** (i + 1) for i, unit in enumerate(_BINARY)},
+    **{unit: 1000 ** (i + 1) for i, unit in enumerate(("kb", "mb", "gb", "tb"))},
+}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_TIMES: Final = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"))
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes that `text` names: "16GiB" (powers of 1024), "16GB" (powers of 1000), or plain bytes.
+
+    Raises:
+        RhinoError: RHI-CLI-001 where `text` is not a positive whole number of bytes.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise _bad_size(text, "a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
+    num_bytes = Fraction(match[1]) * factor
+    if num_bytes.denominator != 1 or num_bytes <= 0:
+        raise _bad_size(text, "a positive whole number of bytes")
+    return int(num_bytes)
+
+
+def _bad_size(text: str, expected: str) -> RhinoError:
+    return RhinoError("RHI-CLI-001", f"size: got {text!r}, expected {expected}", fix="write a size like 16GiB, 32GB or 34359738368")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Returns `num_bytes` with three significant digits in B, KiB, MiB, GiB or TiB."""
+    value, unit = float(num_bytes), "B"
+    for larger in _BINARY:
+        # A value that would print as 1000 or more takes the next unit, so that three digits are always enough.
+        if abs(value) < 999.5:
+            break
+        value, unit = value / 1024, larger
+    return f"{_digits(value)} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns `seconds` with three significant digits in ns, us, ms or s."""
+    for bound, scale, unit in _TIMES:
+        if 0 < abs(seconds) < bound * 0.9995:
+            return f"{_digits(seconds / scale)} {unit}"
+    return f"{_digits(seconds)} s"
+
+
+def _digits(value: float) -> str:
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.0f}" if rounded.is_integer() else f"{value:.3g}"
