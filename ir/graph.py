@@ -1,0 +1,144 @@
+"""The program as dense arrays: values, ops, uses; and one class for all ops that are alike.
+
+A 72-layer GPT has some 30,000 ops and a few hundred classes (same name, types, rule and numerics), so whatever depends on the class
+alone is computed once. No MLIR object lives in here: an op is its position in the entry block, a value is a number (arguments first).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhino.ir.rules import Rule
+from rhino.ir.spec import Spec
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A static tensor type. `element_bytes` is 0 for tokens."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    element_bytes: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return int(np.ceil(prod(self.shape) * self.element_bytes))
+
+    def __str__(self) -> str:
+        return f"tensor<{'x'.join([*map(str, self.shape), self.dtype])}>"
+
+
+@dataclass(frozen=True, slots=True)
+class OpClass:
+    """What all alike ops share.
+
+    `rule` is None for an op that cannot be split (it is replicated). `reduction` is the monoid ("add", "max", "min") with which the parts
+    of a split reduction factor combine, or None. Each set in `linear` names operands such that the op commutes with addition over them
+    jointly, the others held: when exactly these are partial sums, so is the result. A `free` op depends on constants alone: it is
+    computed wherever it is needed. A `fusible` op can be computed inside its consumer's loop.
+    """
+
+    name: str
+    operands: tuple[TensorType, ...]
+    results: tuple[TensorType, ...]
+    rule: Rule | None
+    reduction: str | None
+    linear: tuple[frozenset[int], ...]
+    free: bool
+    fusible: bool
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A function argument: the name it is known by, the result that takes over its buffer, and the spec that the user gave it."""
+
+    name: str
+    alias: int | None
+    fixed: Spec | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """One function in normal form.
+
+    Shapes: `op_class` [ops]; operands of op `o` are `uses[use_start[o] : use_start[o + 1]]`, its results are the values
+    `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument.
+    Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` maps values to specs given by the user.
+    """
+
+    classes: tuple[OpClass, ...]
+    types: tuple[TensorType, ...]
+    op_class: Ints
+    use_start: Ints
+    uses: Ints
+    result_start: Ints
+    value_type: Ints
+    value_op: Ints
+    arguments: tuple[Argument, ...]
+    returns: tuple[int, ...]
+    return_fixed: tuple[Spec | None, ...]
+    fixed: dict[int, Spec]
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops in the entry block, without its return."""
+        return len(self.op_class)
+
+    @property
+    def num_values(self) -> int:
+        """Number of arguments and op results."""
+        return len(self.value_type)
+
+    def operands(self, op: int) -> Ints:
+        """Returns the values that `op` reads, in order (captured values of its regions last)."""
+        return self.uses[self.use_start[op] : self.use_start[op + 1]]
+
+    def results(self, op: int) -> range:
+        """Returns the values that `op` defines."""
+        return range(int(self.result_start[op]), int(self.result_start[op + 1]))
+
+    def type_of(self, value: int) -> TensorType:
+        """Returns the type of a value."""
+        return self.types[self.value_type[value]]
+
+    def cls(self, op: int) -> OpClass:
+        """Returns the class of an op."""
+        return self.classes[self.op_class[op]]
+
+    def value_bytes(self) -> Ints:
+        """Returns the bytes of every value on one device, unsplit [values]."""
+        return np.array([t.num_bytes for t in self.types], dtype=np.int64)[self.value_type]
+
+
+def materialized(graph: Graph) -> NDArray[np.bool_]:
+    """Returns, for every value, whether it gets memory of its own [values].
+
+    A fusible op's result lives in registers when it has one consumer and that can take it into its loop (a fusible op or a reduction);
+    a copy-free one (reshape, broadcast) also when it has several such. Arguments and returned values always have memory.
+    """
+    num_uses = np.zeros(graph.num_values, dtype=np.int64)
+    outside = np.zeros(graph.num_values, dtype=np.int64)  # uses by ops that read from memory
+    np.add.at(num_uses, graph.uses, 1)
+    absorbs = np.array([c.fusible or c.name == "stablehlo.reduce" for c in graph.classes])
+    reader = np.repeat(graph.op_class, np.diff(graph.use_start))
+    np.add.at(outside, graph.uses, (~absorbs[reader]).astype(np.int64))
+    returned = np.zeros(graph.num_values, dtype=bool)
+    returned[list(graph.returns)] = True
+    producer = graph.op_class[np.maximum(graph.value_op, 0)]
+    fusible = np.array([c.fusible for c in graph.classes])[producer]
+    copy_free = np.array([c.name in COPY_FREE for c in graph.classes])[producer]
+    inside = (graph.value_op >= 0) & fusible & ~returned & (outside == 0) & ((num_uses <= 1) | copy_free)
+    result: NDArray[np.bool_] = ~inside
+    return result
+
+
+COPY_FREE = frozenset({"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"})
+"""Ops that need no memory of their own wherever their consumer computes: views, and values of a counter."""

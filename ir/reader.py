@@ -1,0 +1,161 @@
+"""Read a module from bytes, whatever a front end calls StableHLO: text, MLIR bytecode, a portable artifact, or a `jax.export` blob.
+
+Errors: RHI-READ-001 not one of the formats, RHI-READ-002 does not parse or verify, RHI-READ-003 a dialect that is not supported,
+RHI-READ-004 dynamic shapes, RHI-READ-005 no entry function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import deserialize_portable_artifact, func, ir
+
+_BYTECODE_MAGIC: Final = b"ML\xefR"
+_PORTABLE_PRODUCER: Final = b"StableHLO_v"
+_DIALECTS: Final = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy"})
+_FORMATS: Final = "StableHLO text, MLIR bytecode, a StableHLO portable artifact or a serialized jax.export"
+
+
+def read_module(data: bytes, name: str, context: ir.Context) -> ir.Module:
+    """Returns the module in `data`, verified and of static shapes; `name` is the file's name for messages."""
+    with context:
+        try:
+            module = _parse(data, name, context)
+        except ir.MLIRError as error:
+            raise _parse_error(error, name) from None
+        _check_dialects(module, name)
+        _check_static(module, name)
+    return module
+
+
+def entry_function(module: ir.Module | ir.Operation, name: str = "") -> func.FuncOp:
+    """Returns the function that is the program: `main`, or else the only public one."""
+    functions = [op for op in module.operation.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)]
+    public = [op for op in functions if "sym_visibility" not in op.attributes or _visibility(op) == "public"]
+    mains = [op for op in public if op.name.value == "main"] or public
+    if len(mains) != 1 or mains[0].is_external:
+        names = ", ".join(f"@{op.name.value}" for op in public) or "none"
+        raise RhinoError(
+            "RHI-READ-005",
+            f"the module needs one public function with a body as its entry; its public functions: {names}",
+            Place(name),
+            fix="name the entry @main, or make the others private",
+        )
+    return mains[0]
+
+
+def _visibility(op: func.FuncOp) -> str:
+    return str(ir.StringAttr(op.attributes["sym_visibility"]).value)
+
+
+def _parse(data: bytes, name: str, context: ir.Context) -> ir.Module:
+    if data.startswith(_BYTECODE_MAGIC):
+        return _parse_bytecode(data, name, context)
+    if _BYTECODE_MAGIC in data:
+        return _parse_bytecode(_exported_bytecode(data, name), name, context)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise _not_a_module(name, "it is binary, and has none of the known headers") from None
+    if not text.strip():
+        raise _not_a_module(name, "it is empty")
+    if not re.search(r"\bmodule\b|\bfunc\.func\b", text):
+        raise _not_a_module(name, "it is text without a module or a func.func")
+    return ir.Module.parse(text)
+
+
+def _parse_bytecode(data: bytes, name: str, context: ir.Context) -> ir.Module:
+    try:
+        if data[len(_BYTECODE_MAGIC) :][:64].find(_PORTABLE_PRODUCER) >= 0:
+            module: ir.Module = deserialize_portable_artifact(data, context)
+            return module
+        return ir.Module.parse(data)
+    except (ValueError, RuntimeError) as error:
+        if isinstance(error, ir.MLIRError):
+            raise
+        raise RhinoError(
+            "RHI-READ-002",
+            f"the bytecode does not parse: {str(error).splitlines()[0]}",
+            Place(name),
+            fix="check that the file is whole, and that it was not written by a newer StableHLO",
+        ) from None
+
+
+def _exported_bytecode(data: bytes, name: str) -> bytes:
+    try:
+        from jax import export
+    except ImportError as error:
+        raise RhinoError("RHI-READ-001", f"reading a jax.export blob: {error}", Place(name)) from None
+    try:
+        return bytes(export.deserialize(bytearray(data)).mlir_module_serialized)
+    except ModuleNotFoundError as error:
+        raise RhinoError(
+            "RHI-READ-001",
+            f"reading a jax.export blob needs the package {error.name}",
+            Place(name),
+            fix=f"pip install {error.name}",
+        ) from None
+    except Exception as error:  # flatbuffers raises struct.error, IndexError, ... on a damaged blob
+        raise _not_a_module(name, f"it holds MLIR bytecode, but is no jax.export blob ({error})") from None
+
+
+def _not_a_module(name: str, why: str) -> RhinoError:
+    return RhinoError("RHI-READ-001", f"not a module: {why}", Place(name), fix=f"give {_FORMATS}")
+
+
+def _parse_error(error: ir.MLIRError, name: str) -> RhinoError:
+    diagnostics = error.error_diagnostics
+    if not diagnostics:
+        return RhinoError("RHI-READ-002", f"the module does not parse: {error}", Place(name))
+    first = diagnostics[0]
+    notes = tuple(str(note.message).strip() for note in first.notes)
+    message = str(first.message).strip()
+    unknown = re.search(r"[Dd]ialect `?(\w+)'? not found|unregistered (?:dialect|operation)", message)
+    if unknown:
+        return _unsupported_dialect(message, place_of(first.location, name))
+    return RhinoError("RHI-READ-002", f"the module does not parse: {message}", place_of(first.location, name), notes[:3])
+
+
+def _unsupported_dialect(what: str, place: Place) -> RhinoError:
+    return RhinoError(
+        "RHI-READ-003",
+        what,
+        place,
+        fix=f"convert the program to StableHLO first (dialects read: {', '.join(sorted(_DIALECTS))})",
+    )
+
+
+def _check_dialects(module: ir.Module, name: str) -> None:
+    for op in walk(module.operation):
+        if op.name.split(".", 1)[0] not in _DIALECTS:
+            raise _unsupported_dialect(f"op '{op.name}' is of a dialect that is not supported", place_of(op.location, name))
+
+
+def _check_static(module: ir.Module, name: str) -> None:
+    seen: dict[ir.Type, bool] = {}
+    for op in walk(module.operation):
+        for value in (*op.results, *(arg for region in op.regions for block in region for arg in block.arguments)):
+            kind = value.type
+            if kind not in seen:
+                seen[kind] = isinstance(kind, ir.RankedTensorType) and not kind.has_static_shape
+            if seen[kind]:
+                raise RhinoError(
+                    "RHI-READ-004",
+                    f"'{op.name}' has a value of dynamic shape, {kind}",
+                    place_of(op.location, name),
+                    ("shardings are chosen for sizes that are known",),
+                    "export the program for fixed shapes, or refine it (jax.export without symbolic dimensions)",
+                )
+
+
+def walk(op: ir.Operation) -> Iterator[ir.Operation]:
+    """Yields `op` and every op nested in it, in program order."""
+    yield op
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                yield from walk(inner.operation)

@@ -1,0 +1,76 @@
+"""Shardy's sharding rule of an op as a table of factors.
+
+A rule such as `([i, j, l], [l, k])->([i, j, k]) {i=8, j=32, k=64, l=64} reduction={l}` names, for every dim of every operand and result,
+the factors that it is made of, most significant first. Op semantics are Shardy's; nothing about single ops is written down here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+_FACTOR = re.compile(r"[i-z](?:_\d+)?")
+_TENSOR = re.compile(r"\[([^\]]*)\]")
+_SIZE = re.compile(r"([i-z](?:_\d+)?)=(\d+)")
+
+Mapping = tuple[tuple[int, ...], ...]
+"""Factors of each dim of one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The factors of one op. `operands[t][d]` and `results[t][d]` list the factors of dim `d` of tensor `t`."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    operands: tuple[Mapping, ...]
+    results: tuple[Mapping, ...]
+    reduction: frozenset[int]
+    fixed: frozenset[int]
+    """Factors that cannot be split without moving data: Shardy's `need_replication` and `permutation`."""
+
+    def is_major(self, factor: int) -> bool:
+        """Says whether `factor` is the most significant (of size > 1) in every dim where it appears, so that splitting it splits the dim."""
+        for mapping in (*self.operands, *self.results):
+            for dim in mapping:
+                if factor in dim and any(self.sizes[other] > 1 for other in dim[: dim.index(factor)]):
+                    return False
+        return True
+
+
+@cache
+def parse_rule(text: str) -> Rule:
+    """Returns the table for the text of an `#sdy.op_sharding_rule`."""
+    body = text[text.index("<") + 1 : text.rindex(">")]
+    left, _, right = body.partition("->")
+    names = tuple(name for name, _ in _SIZE.findall(right))
+    index = {name: number for number, name in enumerate(names)}
+    tensors, _, tail = right.partition("{")
+
+    def mappings(part: str) -> tuple[Mapping, ...]:
+        return tuple(
+            tuple(tuple(index[name] for name in _FACTOR.findall(dim)) for dim in tensor.split(",") if dim.strip())
+            for tensor in _TENSOR.findall(part)
+        )
+
+    def group(word: str) -> frozenset[int]:
+        found = re.search(word + r"=\{([^}]*)\}", tail)
+        return frozenset(index[name] for name in _FACTOR.findall(found.group(1))) if found else frozenset()
+
+    sizes = tuple(int(size) for _, size in _SIZE.findall(right))
+    return Rule(
+        names, sizes, mappings(left), mappings(tensors), group("reduction"), group("need_replication") | group("permutation")
+    )
+
+
+def elementwise_rule(shape: tuple[int, ...]) -> Rule:
+    """Returns the rule of an op with one operand and one result of `shape`, element by element."""
+    names = tuple(factor_name(index) for index in range(len(shape)))
+    mapping = tuple((index,) for index in range(len(shape)))
+    return Rule(names, shape, (mapping,), (mapping,), frozenset(), frozenset())
+
+
+def factor_name(index: int) -> str:
+    """Returns Shardy's name of factor number `index`: i, j, ..., z, z_1, z_2, ..."""
+    return chr(ord("i") + index) if index < 18 else f"z_{index - 17}"

@@ -1,0 +1,96 @@
+"""Bring a module into the form that the planner reads: one function, StableHLO alone, nothing dead, nothing twice.
+
+Reads     any StableHLO / CHLO module with calls and composites.
+Writes    the entry function with every call inlined, CHLO and composites legalized, common subexpressions merged, dead code gone.
+          Locations stay; an inlined op's says where it was called.
+Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import func, ir, passmanager
+from rhino.ir.reader import entry_function, walk
+from rhino.passes.base import Pass, Remarks
+
+
+@dataclass(frozen=True)
+class Normalize(Pass):
+    """Inline calls, legalize CHLO and composites, merge common subexpressions, drop dead code."""
+
+    name: ClassVar[str] = "rhino-normalize"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-READ-006")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Normalizes `module` in place."""
+        entry = entry_function(module, remarks.file)
+        _nested(module, "func.func(chlo-legalize-to-stablehlo,stablehlo-legalize-composite-to-call)")
+        Inliner(module, remarks.file).inline(entry)
+        _nested(module, "symbol-dce,func.func(cse)")
+
+
+def _nested(module: ir.Operation, pipeline: str) -> None:
+    passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context).run(module)
+
+
+class Inliner:
+    """Replaces every `func.call` in a function by the callee's body, callees first.
+
+    MLIR's own `inline` leaves `func.call` alone here: jaxlib registers no inliner interface for the func dialect.
+    """
+
+    def __init__(self, module: ir.Operation, file: str) -> None:
+        body = module.regions[0].blocks[0].operations
+        self._functions = {op.name.value: op for op in body if isinstance(op, func.FuncOp)}
+        self._file = file
+        self._done: set[str] = set()
+        self._open: list[str] = []
+
+    def inline(self, function: func.FuncOp) -> None:
+        """Inlines all calls in `function`, in place."""
+        name = function.name.value
+        if name in self._done:
+            return
+        self._open.append(name)
+        for op in [op for op in walk(function.operation) if op.name == "func.call"]:
+            callee = self._callee(op)
+            self.inline(callee)
+            _inline_call(op, callee)
+        self._open.pop()
+        self._done.add(name)
+
+    def _callee(self, call: ir.Operation) -> func.FuncOp:
+        name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+        if name in self._open:
+            chain = " -> ".join(f"@{part}" for part in (*self._open, name))
+            raise RhinoError("RHI-READ-006", f"calls are recursive: {chain}", place_of(call.location, self._file), fix="unroll the recursion")
+        return self._functions[name]
+
+
+def _inline_call(call: ir.Operation, callee: func.FuncOp) -> None:
+    values: dict[ir.Value, ir.Value] = dict(zip(callee.arguments, call.operands, strict=True))
+    block = callee.regions[0].blocks[0]
+    for view in block.operations:
+        op = view.operation
+        if op.name == "func.return":
+            for old, new in zip(call.results, op.operands, strict=True):
+                old.replace_all_uses_with(values[new])
+            break
+        copy = op.clone(ip=ir.InsertionPoint(call))
+        _remap(copy, values, call.location)
+        values.update(zip(op.results, copy.results, strict=True))
+    call.erase()
+
+
+def _remap(root: ir.Operation, values: dict[ir.Value, ir.Value], caller: ir.Location) -> None:
+    """Points the copied ops' operands at the caller's values, and their locations at the call."""
+    for op in walk(root):
+        op.location = ir.Location.callsite(op.location, [caller])
+        for index, operand in enumerate(op.operands):
+            replacement = values.get(operand)
+            if replacement is not None:
+                op.operands[index] = replacement
