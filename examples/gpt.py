@@ -1,21 +1,24 @@
-"""GPT (decoder-only transformer, pre-norm) with the sizes of Rhino Table 1, tied to nothing but jax.numpy."""
+"""GPT (decoder-only transformer, tied embedding) with the sizes of Rhino Table 1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
 from training import Model
+from transformer import BlockConfig, Params, block, init_block, init_norm, layer_norm, normal
 
-Params = dict[str, Any]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GPTConfig:
-    """Sizes of a GPT. `scan` rolls the layers into one loop; `fused_qkv` makes one projection of three."""
+    """Sizes of a GPT.
+
+    `scan` rolls the layers into one loop, `fused_qkv` makes one projection of three. `dtype` is what the layers compute in:
+    parameters, their updates, normalisation, softmax and the loss are float32 in both.
+    """
 
     layers: int = 2
     hidden: int = 1024
@@ -27,93 +30,65 @@ class GPTConfig:
     dropout: float = 0.0
     fused_qkv: bool = False
     scan: bool = False
+    dtype: Literal["f32", "bf16"] = "f32"
+
+    def __post_init__(self) -> None:
+        _ = self.block  # Made here so that bad sizes are refused here.
+
+    @property
+    def block(self) -> BlockConfig:
+        """The sizes of one layer."""
+        return BlockConfig(self.hidden, self.heads, self.ffn, self.dropout, causal=True, fused_qkv=self.fused_qkv)
 
 
-# Rhino Table 1. Its SPMD-only tests use a global batch of 4, its full-parallelism tests 64.
-TABLE1 = {
-    "gpt-medium": GPTConfig(layers=24, hidden=1024, heads=16, ffn=4096),
-    "gpt-large": GPTConfig(layers=24, hidden=1536, heads=16, ffn=6144),
-    "gpt-xl": GPTConfig(layers=24, hidden=2048, heads=32, ffn=8192),
-    "gpt-2.7b": GPTConfig(layers=32, hidden=2560, heads=32, ffn=10240),
-    "gpt-6.7b": GPTConfig(layers=32, hidden=4096, heads=32, ffn=16384),
+DTYPES: Final = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+
+# Rhino Table 1. The batch is that of the full-parallelism tests; the SPMD-only tests use 4. Vocabulary and sequence length are
+# not in the table: the defaults above give its parameter counts.
+TABLE1: Final = {
+    "gpt-medium": GPTConfig(layers=24, hidden=1024, heads=16, ffn=4096, batch=64),
+    "gpt-large": GPTConfig(layers=24, hidden=1536, heads=16, ffn=6144, batch=64),
+    "gpt-xl": GPTConfig(layers=24, hidden=2048, heads=32, ffn=8192, batch=64),
+    "gpt-2.7b": GPTConfig(layers=32, hidden=2560, heads=32, ffn=10240, batch=64),
+    "gpt-6.7b": GPTConfig(layers=32, hidden=4096, heads=32, ffn=16384, batch=64),
 }
 
 
 def init(cfg: GPTConfig, key: jax.Array) -> Params:
-    """Returns the parameters; layers are a list, or stacked on a leading dimension when `cfg.scan`."""
-    d, f = cfg.hidden, cfg.ffn
-    keys = iter(jax.random.split(key, 2 + 6 * cfg.layers))
-
-    def dense(*shape: int) -> jax.Array:
-        return jax.random.normal(next(keys), shape, jnp.float32) * 0.02
-
-    def norm() -> Params:
-        return {"scale": jnp.ones(d), "bias": jnp.zeros(d)}
-
-    def layer() -> Params:
-        qkv = {"qkv": dense(d, 3 * d)} if cfg.fused_qkv else {"q": dense(d, d), "k": dense(d, d), "v": dense(d, d)}
-        mlp = {"up": dense(d, f), "up_bias": jnp.zeros(f), "down": dense(f, d), "down_bias": jnp.zeros(d)}
-        return {"ln1": norm(), **qkv, "out": dense(d, d), "ln2": norm(), **mlp}
-
-    layers: Any = [layer() for _ in range(cfg.layers)]
-    if cfg.scan:
-        layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-    return {"embed": dense(cfg.vocab, d), "positions": dense(cfg.seq, d), "layers": layers, "final": norm()}
-
-
-def layer_norm(p: Params, x: jax.Array) -> jax.Array:
-    """Normalises the last dimension of `x` [batch, seq, hidden]."""
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p["scale"] + p["bias"]
-
-
-def dropout(rate: float, key: jax.Array, x: jax.Array) -> jax.Array:
-    """Zeroes each element with probability `rate` and rescales the others."""
-    if rate == 0.0:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
-
-
-def attention(cfg: GPTConfig, p: Params, x: jax.Array) -> jax.Array:
-    """Causal multi-head attention over `x` [batch, seq, hidden]."""
-    if cfg.fused_qkv:
-        q, k, v = jnp.split(x @ p["qkv"], 3, axis=-1)
-    else:
-        q, k, v = x @ p["q"], x @ p["k"], x @ p["v"]
-    heads = lambda t: t.reshape(*t.shape[:2], cfg.heads, cfg.hidden // cfg.heads)  # noqa: E731
-    scores = jnp.einsum("bqhd,bkhd->bhqk", heads(q), heads(k)) * (cfg.hidden // cfg.heads) ** -0.5
-    causal = jnp.tril(jnp.ones((cfg.seq, cfg.seq), bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores, -1e9), axis=-1)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, heads(v))
-    return mixed.reshape(x.shape) @ p["out"]
-
-
-def block(cfg: GPTConfig, x: jax.Array, p: Params, key: jax.Array) -> jax.Array:
-    """One transformer layer."""
-    key1, key2 = jax.random.split(key)
-    x = x + dropout(cfg.dropout, key1, attention(cfg, p, layer_norm(p["ln1"], x)))
-    hidden = jax.nn.gelu(layer_norm(p["ln2"], x) @ p["up"] + p["up_bias"])
-    return x + dropout(cfg.dropout, key2, hidden @ p["down"] + p["down_bias"])
+    """Returns the parameters; layers are a list, or (same values) stacked on a leading dimension when `cfg.scan`."""
+    embed, positions, layers = jax.random.split(key, 3)
+    keys = jax.random.split(layers, cfg.layers)
+    init_layer = partial(init_block, cfg.block)
+    return {
+        "embed": normal(embed, cfg.vocab, cfg.hidden),
+        "positions": normal(positions, cfg.seq, cfg.hidden),
+        "layers": jax.vmap(init_layer)(keys) if cfg.scan else [init_layer(k) for k in keys],
+        "final": init_norm(cfg.hidden),
+    }
 
 
 def loss(cfg: GPTConfig, params: Params, tokens: jax.Array, key: jax.Array) -> jax.Array:
     """Mean next-token cross entropy of `tokens` [batch, seq + 1] (int32)."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    params = jax.tree.map(lambda p: p.astype(DTYPES[cfg.dtype]), params)
     x = params["embed"][inputs] + params["positions"]
     keys = jax.random.split(key, cfg.layers)
     if cfg.scan:
-        x, _ = jax.lax.scan(lambda h, layer: (block(cfg, h, *layer), None), x, (params["layers"], keys))
+        x, _ = jax.lax.scan(lambda h, layer: (block(cfg.block, h, *layer), None), x, (params["layers"], keys))
     else:
         for index, layer in enumerate(params["layers"]):
             with jax.named_scope(f"layer{index}"):
-                x = block(cfg, x, layer, keys[index])
-    logits = layer_norm(params["final"], x) @ params["embed"].T
+                x = block(cfg.block, x, layer, keys[index])
+    logits = (layer_norm(params["final"], x) @ params["embed"].T).astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
 
 
+def sample(cfg: GPTConfig, key: jax.Array) -> jax.Array:
+    """Returns random tokens [batch, seq + 1] (int32)."""
+    return jax.random.randint(key, (cfg.batch, cfg.seq + 1), 0, cfg.vocab, jnp.int32)
+
+
 def model(cfg: GPTConfig) -> Model:
     """Returns the GPT as a model to train."""
-    tokens = jax.ShapeDtypeStruct((cfg.batch, cfg.seq + 1), jnp.int32)
-    return Model("gpt", partial(init, cfg), partial(loss, cfg), tokens)
+    return Model("gpt", partial(init, cfg), partial(loss, cfg), partial(sample, cfg))

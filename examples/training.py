@@ -1,19 +1,21 @@
 """Turn a loss function into a whole training step (forward, backward, Adam), and write it as StableHLO.
 
-The models beside this file are plain JAX: a frozen configuration, `init(key)` and `loss(params, batch, key)`. This module adds what
-every one of them needs to be a training step, so that a model file holds the model alone.
+The models beside this file are plain JAX: a frozen configuration, `init(key)`, `loss(params, batch, key)` and `sample(key)`. This
+module adds what every one of them needs to be a training step, so that a model file holds the model alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 Params = Any
 Batch = Any
+
+PLATFORM: Final = "cpu"
 
 
 class Adam(NamedTuple):
@@ -23,6 +25,9 @@ class Adam(NamedTuple):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+
+
+ADAM: Final = Adam()
 
 
 class State(NamedTuple):
@@ -35,12 +40,17 @@ class State(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that can be trained: how to start it, its loss, and the shapes of one batch."""
+    """A model that can be trained: how to start it, its loss, and how to draw a random batch. Every function takes a key last."""
 
     name: str
     init: Callable[[jax.Array], Params]
     loss: Callable[[Params, Batch, jax.Array], jax.Array]
-    batch: Batch  # a pytree of jax.ShapeDtypeStruct
+    sample: Callable[[jax.Array], Batch]
+
+    @property
+    def batch(self) -> Batch:
+        """The shapes of one batch: a pytree of `jax.ShapeDtypeStruct`."""
+        return jax.eval_shape(self.sample, jax.random.key(0))
 
 
 def init_state(model: Model, key: jax.Array) -> State:
@@ -49,7 +59,7 @@ def init_state(model: Model, key: jax.Array) -> State:
     return State(params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
 
 
-def make_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> Callable[[State, Batch], tuple[State, jax.Array]]:
+def make_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> Callable[[State, Batch], tuple[State, jax.Array]]:
     """Returns `step(state, batch) -> (state, loss)`; dropout keys are folded from `seed` and the step number."""
 
     def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
@@ -69,12 +79,32 @@ def make_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> Callable[[Sta
     return step
 
 
-def lower_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> jax.stages.Lowered:
-    """Lowers the training step for its shapes alone: nothing is allocated, so any size works on a laptop."""
-    state = jax.eval_shape(lambda: init_state(model, jax.random.key(0)))
-    return jax.jit(make_step(model, adam, seed), donate_argnums=0).lower(state, model.batch)
+def abstract_state(model: Model) -> State:
+    """Returns the shapes of the state: nothing is allocated, so any size works on a laptop."""
+    state: State = jax.eval_shape(lambda: init_state(model, jax.random.key(0)))
+    return state
 
 
-def export_step(model: Model, adam: Adam = Adam(), seed: int = 0) -> str:
+def num_params(model: Model) -> int:
+    """Returns the number of trained values."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_state(model).params))
+
+
+def jit_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> jax.stages.Wrapped:
+    """Returns the training step under `jax.jit`; the old state is donated."""
+    return jax.jit(make_step(model, adam, seed), donate_argnums=0)
+
+
+def lower_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> jax.stages.Lowered:
+    """Lowers the training step for its shapes alone.
+
+    Always for the CPU platform, whose lowering has no vendor's custom calls: the module is the same on every machine.
+    """
+    traced = jit_step(model, adam, seed).trace(abstract_state(model), model.batch)
+    lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(PLATFORM,))
+    return lowered
+
+
+def export_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> str:
     """Returns the training step as StableHLO text, with locations (argument names and scopes)."""
     return str(lower_step(model, adam, seed).as_text(debug_info=True))

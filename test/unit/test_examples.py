@@ -1,0 +1,237 @@
+"""The example models train, agree with their own variants, and export in every format."""
+
+import dataclasses
+import functools
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import export
+import gpt
+import jax
+import jax.export
+import jax.numpy as jnp
+import mlp
+import numpy as np
+import pytest
+import transformer
+import two_tower
+from rhino.ir.mlir import ir, make_context, stablehlo
+from training import Adam, init_state, jit_step, lower_step, num_params
+
+GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch=4)
+TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
+MODELS = {
+    "gpt": gpt.model(GPT),
+    "gpt-scan-dropout": gpt.model(dataclasses.replace(GPT, scan=True, fused_qkv=True, dropout=0.1)),
+    "gpt-bf16": gpt.model(dataclasses.replace(GPT, dtype="bf16")),
+    "mlp-classify": mlp.model(mlp.MLPConfig(sizes=(8, 32, 32, 4), batch=16)),
+    "mlp-regress": mlp.model(mlp.MLPConfig(sizes=(8, 32, 4), task="regress", batch=16, dropout=0.0)),
+    "two-tower": two_tower.model(TOWERS),
+}
+ARGS = ["mlp", "--sizes=8,16,4", "--batch=4"]
+ARGUMENT_NAMES = ["state.params[0]['bias']", "state.mu[1]['weight']", "state.step", "batch['x']", "batch['y']"]
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+def model(request):
+    return request.param
+
+
+@functools.cache
+def jit_gpt_loss(cfg):
+    return jax.jit(functools.partial(gpt.loss, cfg))
+
+
+def gpt_loss(cfg, *args):
+    return float(jit_gpt_loss(cfg)(*args))
+
+
+def start(model):
+    """Returns a state and a batch; compiled whole, which takes less time than op by op."""
+    return jax.jit(lambda: (init_state(model, jax.random.key(1)), model.sample(jax.random.key(2))))()
+
+
+def test_twenty_steps_on_one_batch_learn_it(model):
+    step = jit_step(model, Adam(learning_rate=1e-2))
+    state, batch = start(model)
+    losses = []
+    for _ in range(20):
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+    assert np.isfinite(losses).all()
+    assert losses[-1] < 0.9 * losses[0]
+    assert int(state.step) == 20
+
+
+def test_every_leaf_of_the_state_is_donated_and_named(model):
+    main = next(line for line in lower_step(model).as_text(debug_info=True).splitlines() if "func.func public @main" in line)
+    num_leaves = len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+    assert main.count("tf.aliasing_output") == 3 * num_leaves + 1
+    assert main.count(' loc("state.params') == num_leaves
+
+
+def test_dropout_draws_anew_at_each_step_and_alike_at_each_run():
+    model = mlp.model(mlp.MLPConfig(sizes=(8, 32, 4), batch=16, dropout=0.5))
+    step = jax.jit(lambda state, batch: jit_step(model, Adam(learning_rate=0.0))(state, batch))
+    first, batch = start(model)
+    second, loss1 = step(first, batch)
+    _, loss2 = step(second, batch)
+    assert loss1 != loss2
+    assert step(first, batch)[1] == loss1
+
+
+def test_scan_and_unrolled_layers_start_and_lose_alike():
+    unrolled, scan = dataclasses.replace(GPT, layers=3), dataclasses.replace(GPT, layers=3, scan=True)
+    key, tokens = jax.random.key(3), gpt.sample(GPT, jax.random.key(4))
+    params = gpt.init(unrolled, key)
+    stacked = {**params, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])}
+    jax.tree.map(np.testing.assert_array_equal, stacked, gpt.init(scan, key))
+    assert gpt_loss(scan, stacked, tokens, key) == pytest.approx(gpt_loss(unrolled, params, tokens, key), abs=1e-5)
+
+
+def test_fused_and_separate_projections_agree():
+    fused = dataclasses.replace(GPT, fused_qkv=True)
+    key, tokens = jax.random.key(5), gpt.sample(GPT, jax.random.key(6))
+    params = jax.tree.map(lambda p: 8 * p, gpt.init(GPT, key))  # Larger weights, or attention barely moves the loss.
+    layers = [{**p, "qkv": jnp.concatenate([p["q"], p["k"], p["v"]], axis=1)} for p in params["layers"]]
+    swapped = [{**p, "qkv": jnp.concatenate([p["v"], p["k"], p["q"]], axis=1)} for p in params["layers"]]
+    want = gpt_loss(GPT, params, tokens, key)
+    assert gpt_loss(fused, {**params, "layers": layers}, tokens, key) == pytest.approx(want, abs=1e-5)
+    assert gpt_loss(fused, {**params, "layers": swapped}, tokens, key) != pytest.approx(want, abs=1e-5)
+
+
+def test_only_a_causal_layer_hides_the_future():
+    key = jax.random.key(7)
+    x = jax.random.normal(key, (1, 6, 16))
+    changed = x.at[0, 3, 0].add(1.0)
+
+    def num_equal_prefix(causal):
+        cfg = transformer.BlockConfig(hidden=16, heads=2, ffn=32, causal=causal)
+        params = transformer.init_block(cfg, key)
+        rows = (transformer.block(cfg, x, params, key) == transformer.block(cfg, changed, params, key)).all(-1)[0]
+        return int(jnp.argmin(rows))
+
+    assert num_equal_prefix(causal=True) == 3
+    assert num_equal_prefix(causal=False) == 0
+
+
+def test_bf16_computes_in_bf16_and_keeps_float32_state():
+    text = lower_step(MODELS["gpt-bf16"]).as_text()
+    dots = re.findall(r"stablehlo.dot_general.*-> tensor<[0-9x]*(\w+)>", text)
+    assert set(dots) == {"bf16"}
+    main = next(line for line in text.splitlines() if "func.func public @main" in line)
+    assert "bf16" not in main
+    key, tokens = jax.random.key(9), gpt.sample(GPT, jax.random.key(10))
+    params = gpt.init(GPT, key)
+    narrow = gpt_loss(dataclasses.replace(GPT, dtype="bf16"), params, tokens, key)
+    assert narrow == pytest.approx(gpt_loss(GPT, params, tokens, key), rel=1e-2)
+
+
+def test_partners_in_the_batch_lose_less_than_strangers():
+    model = MODELS["two-tower"]
+    state, batch = start(model)
+    step, loss = jit_step(model, Adam(learning_rate=1e-2)), jax.jit(model.loss)
+    for _ in range(20):
+        state, _ = step(state, batch)
+    strangers = {**batch, "tokens": jnp.roll(batch["tokens"], 1, axis=0)}
+    key = jax.random.key(3)
+    assert loss(state.params, batch, key) < 0.5 * loss(state.params, strangers, key)
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"), [("gpt-medium", 350), ("gpt-large", 760), ("gpt-xl", 1300), ("gpt-2.7b", 2700), ("gpt-6.7b", 6700)]
+)
+def test_presets_have_the_papers_parameter_counts(preset, millions):
+    assert num_params(gpt.model(gpt.TABLE1[preset])) == pytest.approx(millions * 1e6, rel=0.02)
+
+
+def read_back(fmt, blob):
+    """Returns the module in `blob` as text with locations."""
+    with make_context() as context:
+        if fmt == "jax-export":
+            blob = jax.export.deserialize(bytearray(blob)).mlir_module_serialized
+        read = ir.Module.parse if fmt in ("text", "bytecode") else functools.partial(stablehlo.deserialize_portable_artifact, context)
+        return read(blob).operation.get_asm(enable_debug_info=True)
+
+
+def export_to(path, *args):
+    assert export.run([*args, "-o", str(path)]) == 0
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("fmt", export.FORMATS)
+def test_each_format_keeps_names_and_donation(fmt, tmp_path):
+    text = read_back(fmt, export_to(tmp_path / "step", *ARGS, f"--format={fmt}"))
+    main = next(line for line in text.splitlines() if "func.func public @main" in line)
+    for name in ARGUMENT_NAMES:
+        assert f'loc("{name}")' in main
+    assert re.findall(r"tf.aliasing_output = (\d+)", main) == [str(i) for i in range(3 * 4 + 1)]
+    assert "jvp(layer1)/dot_general" in text
+
+
+def test_a_jax_export_blob_runs_without_the_class_of_the_state(tmp_path):
+    exported = jax.export.deserialize(bytearray(export_to(tmp_path / "step", *ARGS, "--format=jax-export")))
+    model = mlp.model(mlp.MLPConfig(sizes=(8, 16, 4), batch=4))
+    state, batch = start(model)
+    got_state, got_loss = exported.call(tuple(state), batch)
+    want_state, want_loss = jit_step(model)(state, batch)
+    assert float(got_loss) == pytest.approx(float(want_loss), rel=1e-5)
+    for got, want in zip(jax.tree.leaves(got_state), jax.tree.leaves(want_state), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_fields_override_the_preset(tmp_path):
+    text = export_to(tmp_path / "step", "gpt", "--preset=gpt-large", "--batch=3", "--scan=true", "--fused-qkv=true").decode()
+    assert "tensor<3x1025xi32>" in text
+    assert "tensor<24x1536x4608xf32>" in text
+
+
+def test_a_state_of_80_gigabytes_exports_without_being_allocated(tmp_path):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    text = export_to(tmp_path / "step", "gpt", "--preset=gpt-6.7b").decode()
+    assert "tensor<51200x4096xf32> {tf.aliasing_output = 0" in text
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2e9
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["gtp"], "unknown model 'gtp'; did you mean 'gpt'?"),
+        (["gpt", "--hiden=4", "-o-"], "unknown option '--hiden'; did you mean '--hidden'?"),
+        (["gpt", "--preset=gpt-medum", "-o-"], "unknown preset 'gpt-medum'; did you mean 'gpt-medium'?"),
+        (["gpt", "--format=txt", "-o-"], "unknown format 'txt'; did you mean 'text'?"),
+        (["gpt", "--dtype=f16", "-o-"], "unknown dtype 'f16'; did you mean 'bf16'?"),
+        (["gpt", "--layers=two", "-o-"], "argument --layers: invalid int value: 'two'"),
+        (["gpt", "--heads=3", "-o-"], "hidden (1024) is not divisible by heads (3)"),
+        (["gpt"], "required: -o/--output"),
+        ([], "name a model"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_closest(args, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        export.run(args)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unwritable_file_is_an_error_of_one_line(tmp_path, capsys):
+    assert export.run([*ARGS, "-o", str(tmp_path / "absent" / "step")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_list_names_every_model_and_preset(capsys):
+    assert export.run(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines]
+    assert listed == [name for model, entry in export.MODELS.items() for name in (model, *entry.presets)]
+    assert f"{'gpt-xl':18} {'1,315.4':>10} M  --layers=24 --hidden=2048 --heads=32 --ffn=8192 --batch=64" in lines
+
+
+def test_the_script_writes_to_stdout_and_is_deterministic():
+    script = Path(export.__file__)
+    runs = [subprocess.run([sys.executable, script, *ARGS, "-o", "-"], capture_output=True, check=True).stdout for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert b"func.func public @main" in runs[0]
