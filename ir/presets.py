@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-_XLA_GPU_MEMORY = "JAX's allocator takes 75 % of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX docs, GPU memory)"
+_XLA_GPU_MEMORY = "JAX's allocator takes 75 % of a GPU's memory unless XLA_CLIENT_MEM_FRACTION says otherwise (JAX docs)"
 
 _V100_MEMORY = f"""
 hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; ECC takes none of it" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 matmul_efficiency = {{ value = 0.75, source = "Rhino paper, section 7.2: up to 75.9 % of peak over a whole GPT step" }}
-memory_efficiency = {{ value = 0.83, source = "Jia et al., Dissecting Volta (2018), section 3: 750 of 900 GB/s measured" }}
+memory_efficiency = {{ value = 0.83, source = "estimate, after Jia et al., Dissecting Volta (2018): about 750 of 900 GB/s" }}
 """
 
 _V100_SXM2: Final = f"""
@@ -75,7 +75,7 @@ _V5E: Final = """
 [device]
 kind = "TPU v5e"
 hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB HBM2 per chip, that is 16 GiB" }
-usable_hbm_fraction = { value = 0.984, source = "XLA's out-of-memory message on v5e: 15.75G of the 16 are for programs" }
+usable_hbm_fraction = { value = 0.96, source = "estimate, after XLA's out-of-memory messages on v3 (15.48 of 16 G usable) and v4 (30.75 of 32 G)" }
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -88,7 +88,7 @@ _V5P: Final = """
 [device]
 kind = "TPU v5p"
 hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB per chip" }
-usable_hbm_fraction = { value = 0.98, source = "estimate: XLA's runtime keeps a small part, as on v5e" }
+usable_hbm_fraction = { value = 0.96, source = "estimate, after XLA's out-of-memory messages on v3 (15.48 of 16 G usable) and v4 (30.75 of 32 G)" }
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -97,8 +97,8 @@ bf16 = { value = 459e12, source = "Google Cloud docs, TPU v5p: 459 TFLOPs per ch
 i8 = { value = 918e12, source = "estimate: twice the bf16 rate, as on v5e" }
 """
 
-_NCCL_NVLINK = "NCCL 2.8, src/include/tuning.h: NVLink ring step, LL128 protocol, 1.9 us"
-_NCCL_NET = "NCCL 2.8, src/include/tuning.h: network ring step, LL128 protocol, 4.0 us"
+_NCCL_NVLINK = "NCCL's tuning tables (hwLat, src/graph/tuning.cc): NVLink ring step, LL128 protocol, 1.9 us"
+_NCCL_NET = "NCCL's tuning tables (hwLat, src/graph/tuning.cc): network ring step, LL128 protocol, 4.0 us"
 _NCCL_370 = "NCCL protocol overhead of about 20 %: 370 of 450 GB/s on H100 (NVIDIA/nccl-tests #212)"
 
 _NVLINK2: Final = f"""
