@@ -75,7 +75,7 @@ _V5E: Final = """
 [device]
 kind = "TPU v5e"
 hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB HBM2 per chip, that is 16 GiB" }
-usable_hbm_fraction = { value = 0.96, source = "estimate, after XLA's out-of-memory messages on v3 (15.48 of 16 G usable) and v4 (30.75 of 32 G)" }
+usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -88,7 +88,7 @@ _V5P: Final = """
 [device]
 kind = "TPU v5p"
 hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB per chip" }
-usable_hbm_fraction = { value = 0.96, source = "estimate, after XLA's out-of-memory messages on v3 (15.48 of 16 G usable) and v4 (30.75 of 32 G)" }
+usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, 30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
