@@ -5,9 +5,13 @@ A CHECK line that no run reads, or an `expected-error` that nothing verifies, is
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from rhino.passes.base import Pass
+from rhino.passes.registry import PASSES
 
 LIT = Path(__file__).resolve().parents[1] / "lit"
 TESTS = sorted(path for suffix in (".mlir", ".test") for path in LIT.rglob(f"*{suffix}") if "Inputs" not in path.parts)
@@ -70,12 +74,14 @@ def violations(text: str) -> list[str]:
     return wrong
 
 
-def pass_violations(name: str, doc: str, files: dict[str, str]) -> list[str]:
-    """What a pass lacks: `doc` is its module's docstring, `files` the texts in its lit folder by file name."""
+def pass_violations(name: str, errors: Sequence[str], doc: str, files: dict[str, str]) -> list[str]:
+    """What a pass lacks: `errors` are the ids it declares, `doc` its module's docstring, `files` the texts in its lit folder by name."""
     wrong = []
+    if set(ERROR_ID.findall(doc)) != set(errors):
+        wrong.append(f"{name}: its docstring names other errors than its `errors`")
     if not any(used_prefixes(text) for text in files.values()):
         wrong.append(f"{name}: no file with CHECK lines in test/lit/{name}/")
-    if ERROR_ID.search(doc) and not any(file.endswith("_errors.mlir") for file in files):
+    if errors and not any(file.endswith("_errors.mlir") for file in files):
         wrong.append(f"{name}: it declares errors, and test/lit/{name}/ has no *_errors.mlir")
     return wrong
 
@@ -89,14 +95,9 @@ def test_lit_file(path: Path):
     assert violations(path.read_text(encoding="utf-8")) == []
 
 
-def pass_doc(cls: type) -> str:
-    return sys.modules[cls.__module__].__doc__ or ""
-
-
-def test_each_pass_has_its_tests():
-    registry = pytest.importorskip("rhino.passes.registry")
-    assert registry.PASSES
-    assert [wrong for cls in registry.PASSES for wrong in pass_violations(cls.name, pass_doc(cls), lit_folder(cls.name))] == []
+@pytest.mark.parametrize("cls", PASSES, ids=lambda cls: cls.name)
+def test_each_pass_has_its_tests(cls: type[Pass]):
+    assert pass_violations(cls.name, cls.errors, sys.modules[cls.__module__].__doc__ or "", lit_folder(cls.name)) == []
 
 
 GOOD = """\
@@ -143,10 +144,11 @@ def test_checker_reports(text: str, what: str):
 
 
 def test_pass_checker_reports_what_is_missing():
-    doc = "Errors    RHI-SOLVE-001 does not fit."
-    assert pass_violations("rhino-x", doc, {"add.mlir": GOOD, "add_errors.mlir": GOOD_ERRORS}) == []
-    assert pass_violations("rhino-x", "Errors    none.", {"add.mlir": GOOD}) == []
-    assert pass_violations("rhino-x", doc, {"add.mlir": GOOD}) == [
+    errors, doc = ("RHI-SOLVE-001",), "Errors    RHI-SOLVE-001 does not fit."
+    assert pass_violations("rhino-x", errors, doc, {"add.mlir": GOOD, "add_errors.mlir": GOOD_ERRORS}) == []
+    assert pass_violations("rhino-x", (), "Errors    none.", {"add.mlir": GOOD}) == []
+    assert pass_violations("rhino-x", errors, doc, {"add.mlir": GOOD}) == [
         "rhino-x: it declares errors, and test/lit/rhino-x/ has no *_errors.mlir"
     ]
-    assert pass_violations("rhino-x", "", {}) == ["rhino-x: no file with CHECK lines in test/lit/rhino-x/"]
+    assert pass_violations("rhino-x", (), "", {}) == ["rhino-x: no file with CHECK lines in test/lit/rhino-x/"]
+    assert pass_violations("rhino-x", (), doc, {"add.mlir": GOOD}) == ["rhino-x: its docstring names other errors than its `errors`"]
