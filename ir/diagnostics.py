@@ -49,6 +49,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-RUN-002": (ExitCode.BAD_INPUT, "inputs do not match the module"),
     "RHI-RUN-003": (ExitCode.BAD_INPUT, "the result differs from the one-device program"),
     "RHI-RUN-004": (ExitCode.BAD_INPUT, "the devices do not match the module"),
+    "RHI-RUN-005": (ExitCode.BAD_INPUT, "the program failed while it ran"),
     "RHI-PASS-001": (ExitCode.USAGE, "a pass pipeline does not parse"),
 }
 

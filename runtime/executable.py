@@ -1,0 +1,165 @@
+"""Compile a module for a row of devices, and launch it: the one place that knows how this jaxlib does both.
+
+A launch on several host devices whose preparation fails ends the process, so `run` checks every argument itself before it launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax._src import compiler
+from jax._src.sharding_impls import GSPMDSharding
+from jaxlib import xla_client
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir import ir
+from rhino.runtime.signature import Signature, Value, read_signature
+
+Host = np.ndarray[Any, np.dtype[Any]]
+_Handler = Callable[..., jax.Array]
+
+_MAX_MESSAGE_LINES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A compiled program, loaded on its devices.
+
+    Shapes: arguments and results are global; `in_shardings` and `out_shardings` are XLA's own, one for each.
+    """
+
+    signature: Signature
+    devices: tuple[jax.Device, ...]
+    in_shardings: tuple[jax.sharding.Sharding, ...]
+    out_shardings: tuple[jax.sharding.Sharding, ...]
+    _loaded: Any
+    _handlers: tuple[_Handler, ...]
+
+    def hlo_text(self) -> str:
+        """Returns the compiled module as HLO text."""
+        return str(self._loaded.hlo_modules()[0].to_string())
+
+    def put(self, index: int, value: Host | jax.Array) -> jax.Array:
+        """Returns `value` as argument `index`, laid out on the devices as the program wants it.
+
+        Raises:
+            RhinoError: RHI-RUN-002 where shape or dtype are not the argument's.
+        """
+        expected = self.signature.arguments[index]
+        if tuple(value.shape) != expected.shape or value.dtype != expected.dtype:
+            raise _bad_argument(expected, f"{value.dtype}{list(value.shape)}", str(expected))
+        with jax.enable_x64(True):  # else 64-bit host values would be narrowed
+            array: jax.Array = jax.device_put(value, self.in_shardings[index])
+        return array
+
+    def run(self, arguments: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """Launches the program and returns its results, which may not be computed yet; donated arguments are gone.
+
+        Raises:
+            RhinoError: RHI-RUN-002 where an argument is missing, deleted, given twice though donated, or of another shape, dtype or
+                sharding than the program's; RHI-RUN-005 where the launch fails.
+        """
+        self._check(arguments)
+        try:
+            return tuple(self._loaded.execute_sharded(list(arguments)).consume_with_handlers(list(self._handlers)))
+        except jax.errors.JaxRuntimeError as error:
+            raise _failed(error) from None
+
+    def _check(self, arguments: Sequence[jax.Array]) -> None:
+        expected = self.signature.arguments
+        if len(arguments) != len(expected):
+            raise RhinoError("RHI-RUN-002", f"got {len(arguments)} arguments, expected {len(expected)}")
+        for value, array, sharding in zip(expected, arguments, self.in_shardings, strict=True):
+            _check_argument(value, array, sharding)
+        for index in self.signature.feedback:
+            if any(array is arguments[index] for i, array in enumerate(arguments) if i != index):
+                raise _bad_argument(expected[index], "an array that is also another argument", "one of its own, for it is donated")
+
+
+def wait(results: Sequence[jax.Array]) -> None:
+    """Returns when `results` are computed.
+
+    Raises:
+        RhinoError: RHI-RUN-005 where the program failed.
+    """
+    try:
+        jax.block_until_ready(results)
+    except jax.errors.JaxRuntimeError as error:
+        raise _failed(error) from None
+
+
+def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executable:
+    """Returns `module` compiled for `devices`, as one program partitioned over all of them.
+
+    Raises:
+        RhinoError: RHI-RUN-001 where XLA refuses it, RHI-RUN-002 where no array can be an argument or result.
+    """
+    signature = read_signature(module)
+    row = tuple(devices)
+    client = row[0].client
+    options = compiler.get_compile_options(
+        num_replicas=1, num_partitions=len(row), device_assignment=np.array(row).reshape(1, -1), backend=client
+    )
+    try:
+        with module.context:
+            loaded = client.compile_and_load(module, xla_client.DeviceList(row), options)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise RhinoError(
+            "RHI-RUN-001",
+            f"XLA does not compile the module for {len(row)} devices: {_first_lines(error)}",
+            fix="check that the module compiles for one device without its shardings; if it does, its shardings are at fault",
+        ) from None
+    inputs = _shardings(loaded.get_parameter_shardings(), len(signature.arguments), row)
+    outputs = _shardings(loaded.get_output_shardings(), len(signature.results), row)
+    handlers = tuple(_handler(value, sharding) for value, sharding in zip(signature.results, outputs, strict=True))
+    return Executable(signature, row, inputs, outputs, loaded, handlers)
+
+
+def _shardings(
+    given: Sequence[xla_client.OpSharding] | None, count: int, devices: tuple[jax.Device, ...]
+) -> tuple[jax.sharding.Sharding, ...]:
+    """XLA's shardings of the arguments or results as JAX's; on one device XLA names none.
+
+    They always divide the shapes: XLA trims those that do not where the program begins and ends.
+    """
+    if given is None:
+        return (jax.sharding.SingleDeviceSharding(devices[0]),) * count
+    return tuple(GSPMDSharding(devices, sharding) for sharding in given)
+
+
+def _handler(value: Value, sharding: jax.sharding.Sharding) -> _Handler:
+    aval = jax.core.ShapedArray(value.shape, value.dtype)
+    handler: _Handler = xla_client.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+    return handler
+
+
+def _check_argument(value: Value, array: jax.Array, sharding: jax.sharding.Sharding) -> None:
+    if not isinstance(array, jax.Array):
+        raise _bad_argument(value, f"a {type(array).__name__}", "a jax.Array")
+    if array.shape != value.shape or array.dtype != value.dtype:
+        raise _bad_argument(value, f"{array.dtype}{list(array.shape)}", str(value))
+    if array.is_deleted():
+        raise _bad_argument(value, "an array that was deleted or donated", "a live one")
+    if not _same_placement(array.sharding, sharding, len(value.shape)):
+        raise _bad_argument(value, f"sharding {array.sharding}", str(sharding))
+
+
+def _same_placement(got: jax.sharding.Sharding, expected: jax.sharding.Sharding, rank: int) -> bool:
+    # The order of devices is part of equivalence; their number is compared first, for the comparison assumes it.
+    return len(got.device_set) == len(expected.device_set) and bool(got.is_equivalent_to(expected, rank))
+
+
+def _bad_argument(value: Value, got: str, expected: str) -> RhinoError:
+    return RhinoError("RHI-RUN-002", f"argument {value.label}: got {got}, expected {expected}")
+
+
+def _failed(error: Exception) -> RhinoError:
+    return RhinoError("RHI-RUN-005", f"the program failed while it ran: {_first_lines(error)}")
+
+
+def _first_lines(error: Exception) -> str:
+    return "\n    ".join(str(error).strip().splitlines()[:_MAX_MESSAGE_LINES])

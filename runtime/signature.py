@@ -1,0 +1,105 @@
+"""What a program takes and gives: names, shapes, dtypes, and which result takes over which argument's buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.locations import name_of, place_of
+from rhino.ir.mlir import func, ir
+from rhino.ir.reader import entry_function
+
+_ALIAS: Final = "tf.aliasing_output"
+_RESULT_NAME: Final = "jax.result_info"
+
+_DTYPES: Final[dict[str, str]] = {
+    "i1": "bool",
+    **{f"i{bits}": f"int{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"ui{bits}": f"uint{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "bf16": "bfloat16",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An argument or result of a program, by its global shape; `name` may be empty."""
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def label(self) -> str:
+        """The name and the index, for messages."""
+        return f"{self.index} ({self.name})" if self.name else str(self.index)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A program's arguments and results; `feedback` maps an argument to the result that takes over its buffer."""
+
+    arguments: tuple[Value, ...]
+    results: tuple[Value, ...]
+    feedback: dict[int, int]
+
+    @property
+    def losses(self) -> tuple[int, ...]:
+        """The float scalar results that are not fed back: what a training step reports."""
+        kept = set(self.feedback.values())
+        return tuple(
+            value.index
+            for value in self.results
+            if value.shape == () and value.index not in kept and jnp.issubdtype(value.dtype, jnp.floating)
+        )
+
+
+def read_signature(module: ir.Module) -> Signature:
+    """Returns the signature of the module's entry function.
+
+    Raises:
+        RhinoError: RHI-READ-005; RHI-RUN-002 where an argument or result is no tensor of a dtype that arrays have.
+    """
+    with module.context:
+        entry = entry_function(module)
+        inputs, outputs = _attributes(entry, "arg_attrs"), _attributes(entry, "res_attrs")
+        arguments = tuple(_value(i, _argument_name(arg.location), arg.type, entry) for i, arg in enumerate(entry.arguments))
+        results = tuple(_value(i, _result_name(outputs, i), kind, entry) for i, kind in enumerate(entry.type.results))
+        feedback = {i: ir.IntegerAttr(attrs[_ALIAS]).value for i, attrs in enumerate(inputs) if _ALIAS in attrs}
+    return Signature(arguments, results, feedback)
+
+
+def _argument_name(location: ir.Location) -> str:
+    return name_of(location).replace('\\"', '"')
+
+
+def _result_name(attributes: list[ir.DictAttr], index: int) -> str:
+    named = index < len(attributes) and _RESULT_NAME in attributes[index]
+    return str(ir.StringAttr(attributes[index][_RESULT_NAME]).value) if named else ""
+
+
+def _attributes(entry: func.FuncOp, key: str) -> list[ir.DictAttr]:
+    return [ir.DictAttr(attrs) for attrs in ir.ArrayAttr(entry.attributes[key])] if key in entry.attributes else []
+
+
+def _value(index: int, name: str, kind: ir.Type, entry: func.FuncOp) -> Value:
+    if not isinstance(kind, ir.RankedTensorType) or str(kind.element_type) not in _DTYPES:
+        raise RhinoError(
+            "RHI-RUN-002",
+            f"an argument or result of the entry has type {kind}, which no array has",
+            place_of(entry.location),
+            fix="keep tokens, tuples and quantized tensors inside the program",
+        )
+    return Value(index, name, tuple(kind.shape), jnp.dtype(_DTYPES[str(kind.element_type)]))

@@ -1,0 +1,266 @@
+"""The `rhino-run` command: compile a module for host devices, run it for some steps, and compare it with the one-device program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, NoReturn, TextIO
+
+import jax
+import numpy as np
+
+from rhino.ir.collectives import Tally, tally_module
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.hlo_collectives import tally_hlo
+from rhino.ir.manual import has_shardings, mesh_size, strip_shardings, wrap_manual
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.ir.units import format_seconds
+from rhino.runtime.compare import Difference, check, check_same_signature, differences, worst
+from rhino.runtime.devices import pick_devices, request_host_devices
+from rhino.runtime.executable import Executable, Host, compile_module
+from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
+from rhino.runtime.signature import Signature
+from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
+
+FORMS: Final = ("auto", "annotated", "localized")
+
+_EPILOG: Final = f"""\
+{RULE}
+An argument with tf.aliasing_output = i is, from the second step on, result i of the step before; others keep their value.
+
+Forms:
+  annotated  XLA's partitioner follows the shardings and chooses the collectives
+  localized  the local program with its collectives as planned, which leaves XLA nothing to choose
+  auto       annotated, unless XLA would move more bytes than planned: then localized
+
+Results are compared norm-wise: max |got - expected| / max |expected|, at every step. Integers and booleans must be equal.
+
+exit codes: 0 the run is done and the results agree, 1 bad input, results that differ, or too few devices, 2 usage, 70 our bug
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RhinoError("RHI-CLI-001", message, fix="see rhino-run --help")
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What was compiled, in which form, and what to say about the choice."""
+
+    form: str
+    executable: Executable
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The values of the first step's arguments, and what draws those of later steps (None: they keep their value)."""
+
+    values: list[Host]
+    fresh: Fresh | None
+
+
+def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) -> int:
+    """Runs the command line `argv`; the report goes to `stdout`, errors to `stderr`. Returns the exit code."""
+    try:
+        options = _parser().parse_args(argv)
+        if options.help:
+            _parser().print_help(stdout)
+        else:
+            _run(options, stdin, stdout)
+    except RhinoError as error:
+        print(error.render(), file=stderr)
+        return int(error.exit_code)
+    except Exception:
+        print(f"rhino-run: internal error; to reproduce it: rhino-run {' '.join(argv)}\n{traceback.format_exc()}", file=stderr)
+        return int(ExitCode.BUG)
+    return int(ExitCode.OK)
+
+
+def main() -> None:
+    """Runs the process's command line."""
+    sys.exit(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rhino-run",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("file", nargs="?", default="-", metavar="FILE", help="the module to run, or - for stdin (default)")
+    add("--help", action="store_true", help="print this and exit")
+    add("--devices", type=_count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
+    add("--compare", metavar="ORIGINAL", help="run this module on one device from the same inputs, and compare every result")
+    add("--steps", type=_count, default=1, metavar="N", help="steps to run (default 1)")
+    add("--seed", type=_natural, default=0, metavar="S", help="seed of the inputs (default 0)")
+    add("--inputs", metavar="F.npz", help="arrays to use as arguments; keys are argument indices or names, the others are drawn")
+    add("--int-range", type=_count, default=2, metavar="K", help="bound of drawn integers (default 2, safe for indices)")
+    add("--fresh-batches", action="store_true", help="draw the arguments that are not fed back, nor given, anew for each step")
+    add("--form", choices=FORMS, default="auto", help="what to compile, see below (default auto)")
+    add("--tolerance", type=_tolerance, metavar="R", help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _tolerance(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return value
+
+
+def _run(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO) -> None:
+    context = make_context()
+    module = _read(options.file, stdin, context)
+    original = _read(options.compare, stdin, context) if options.compare else None
+    num_devices = mesh_size(module)
+    _prepare_devices(num_devices, options.devices)
+    program = _compile(module, options.form, pick_devices(num_devices))
+    inputs = _inputs(options, module, program.executable.signature)
+    reference = _compile_original(original, program.executable.signature) if original else None
+    print(f"form: {program.form}, devices: {num_devices}", *program.lines, sep="\n", file=stdout)
+    if reference is None:
+        _report_run(program.executable, inputs, options.steps, stdout)
+    else:
+        _report_comparison(program.executable, reference, inputs, options, stdout)
+
+
+def _read(name: str, stdin: BinaryIO, context: ir.Context) -> ir.Module:
+    try:
+        data = stdin.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise RhinoError("RHI-CLI-002", f"cannot read the module: {error.strerror}", Place(name)) from None
+    return read_module(data, "<stdin>" if name == "-" else name, context)
+
+
+def _prepare_devices(needed: int, asked: int | None) -> None:
+    if asked is not None and asked < needed:
+        raise RhinoError(
+            "RHI-RUN-004", f"--devices={asked}, and the module's mesh has {needed}", fix=f"give --devices={needed}, or plan for {asked}"
+        )
+    request_host_devices(asked or needed, os.environ)
+
+
+def _compile(module: ir.Module, form: str, devices: Sequence[jax.Device]) -> _Program:
+    """Compiles `module` in `form`; in form "auto" the localized one where XLA would move more bytes than planned."""
+    if not has_shardings(module):
+        if form == "localized":
+            raise RhinoError("RHI-LOCAL-001", "the module has no sharding", fix="annotate it first, with rhino-opt --auto-shard")
+        return _Program("annotated", compile_module(module, devices), ("note: the module has no sharding",))
+    if form == "localized":
+        return _compile_localized(_localize(module), devices)
+    executable = compile_module(module, devices)
+    compiled = tally_hlo(executable.hlo_text())
+    annotated = _Program("annotated", executable, _tally_lines("as compiled", compiled))
+    return annotated if form == "annotated" else _choose(module, annotated, compiled, devices)
+
+
+def _choose(module: ir.Module, annotated: _Program, compiled: Tally, devices: Sequence[jax.Device]) -> _Program:
+    try:
+        local = _localize(module)
+    except RhinoError as error:
+        return _Program(annotated.form, annotated.executable, (*annotated.lines, f"note: not localized: {error.what}"))
+    planned = tally_module(local)
+    if compiled.total.num_bytes <= planned.total.num_bytes:
+        return _Program(annotated.form, annotated.executable, (*_tally_lines("as planned", planned), *annotated.lines))
+    localized = _compile_localized(local, devices)
+    return _Program(
+        localized.form, localized.executable, (*localized.lines, *_tally_lines("annotated form, as XLA would have it", compiled))
+    )
+
+
+def _compile_localized(local: ir.Module, devices: Sequence[jax.Device]) -> _Program:
+    executable = compile_module(wrap_manual(local), devices)
+    planned, compiled = tally_module(local), tally_hlo(executable.hlo_text())
+    return _Program("localized", executable, (*_tally_lines("as planned", planned), *_tally_lines("as compiled", compiled)))
+
+
+def _localize(module: ir.Module) -> ir.Module:
+    from rhino.passes.localize import localized_copy  # noqa: PLC0415 - a plan runs without loading the passes
+
+    return localized_copy(module)
+
+
+def _tally_lines(what: str, tally: Tally) -> tuple[str, ...]:
+    rows = tally.table().splitlines()
+    return (f"collectives per step and device, {what}:", *(f"  {row}" for row in rows))
+
+
+def _compile_original(original: ir.Module, expected: Signature) -> Executable:
+    strip_shardings(original)
+    reference = compile_module(original, pick_devices(1))
+    check_same_signature(expected, reference.signature)
+    return reference
+
+
+def _inputs(options: argparse.Namespace, module: ir.Module, signature: Signature) -> _Inputs:
+    given = read_inputs(Path(options.inputs), signature) if options.inputs else {}
+    rule = InputRule(options.seed, options.int_range, nonnegative_arguments(module))
+    fresh = fresh_inputs(signature, rule, given) if options.fresh_batches else None
+    return _Inputs(draw_inputs(signature, rule, given), fresh)
+
+
+def _report_run(executable: Executable, inputs: _Inputs, num_steps: int, stdout: TextIO) -> None:
+    times_s = []
+    for step in run_steps(executable, inputs.values, num_steps, inputs.fresh):
+        times_s.append(step.time_s)
+        print(_step_line(step, executable.signature), file=stdout)
+    print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
+
+
+def _report_comparison(executable: Executable, reference: Executable, inputs: _Inputs, options: argparse.Namespace, stdout: TextIO) -> None:
+    times_s = []
+    for step, found in _compared_steps(executable, reference, inputs, options):
+        times_s.append(step.time_s)
+        print(f"{_step_line(step, executable.signature)}  {_difference_text(worst(found))}", file=stdout)
+        check(found, step.number)
+    print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
+    print("the results agree with the one-device program", file=stdout)
+
+
+def _compared_steps(
+    executable: Executable, reference: Executable, inputs: _Inputs, options: argparse.Namespace
+) -> Iterator[tuple[Step, tuple[Difference, ...]]]:
+    ours = run_steps(executable, inputs.values, options.steps, inputs.fresh)
+    theirs = run_steps(reference, inputs.values, options.steps, inputs.fresh)
+    for step, expected in zip(ours, theirs, strict=True):
+        got, want = [np.asarray(array) for array in step.results], [np.asarray(array) for array in expected.results]
+        yield step, differences(executable.signature, got, want, options.tolerance)
+
+
+def _step_line(step: Step, signature: Signature) -> str:
+    losses = (f"{signature.results[i].name or f'result {i}'} = {float(step.results[i]):.6g}" for i in signature.losses)
+    return "  ".join((f"step {step.number}: {format_seconds(step.time_s)}", *losses))
+
+
+def _difference_text(found: Difference | None) -> str:
+    if found is None:
+        return "no results to compare"
+    if found.max_rel == 0:
+        return "all results equal"
+    return f"worst result {found.value.label}: relative error {found.max_rel:.2g}, absolute {found.max_abs:.2g}"
