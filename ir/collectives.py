@@ -7,81 +7,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
-from rhino.ir.units import format_bytes
-
-KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+from rhino.ir.tally import EMPTY, KINDS, Tally, one_collective, one_of, payload_bytes
 
 
-def payload_bytes(kind: str, local_in_bytes: int, local_out_bytes: int) -> int:
-    """Returns the payload of one collective, in bytes per device: its result if it gathers, its operands if not."""
-    assert kind in KINDS, kind
-    return local_out_bytes if kind == "all_gather" else local_in_bytes
-
-
-class Count(NamedTuple):
-    """Collectives of one kind: how many run, and the sum of their payloads per device."""
-
-    num: int = 0
-    num_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Collectives of a program by kind.
-
-    `exact` is False where a loop's trip count is not a constant (its body counts once), or where branches differ (the one with the
-    most bytes counts).
-    """
-
-    counts: Mapping[str, Count] = field(default_factory=dict)
-    exact: bool = True
-
-    @property
-    def total(self) -> Count:
-        """All kinds together."""
-        return Count(sum(count.num for count in self.counts.values()), sum(count.num_bytes for count in self.counts.values()))
-
-    def __add__(self, other: Tally) -> Tally:
-        counts = {}
-        for kind in KINDS:
-            a, b = self.counts.get(kind, Count()), other.counts.get(kind, Count())
-            if a.num or b.num:
-                counts[kind] = Count(a.num + b.num, a.num_bytes + b.num_bytes)
-        return Tally(counts, self.exact and other.exact)
-
-    def times(self, trips: int | None) -> Tally:
-        """Returns the tally of a loop around this one; `trips` is None where nobody knows how often it runs."""
-        if trips is None:
-            return Tally(self.counts, self.exact and not self.counts)
-        return Tally({kind: Count(count.num * trips, count.num_bytes * trips) for kind, count in self.counts.items() if trips}, self.exact)
-
-    def table(self) -> str:
-        """Returns a line for each kind and one for the total: kind, number, bytes per device."""
-        rows = [*self.counts.items(), ("total" if self.exact else "total (at least)", self.total)]
-        return "\n".join(f"{name:<18} {count.num:>6} {format_bytes(count.num_bytes):>10}" for name, count in rows)
-
-
-EMPTY: Final = Tally()
-
-
-def one_collective(kind: str, num_bytes: int) -> Tally:
-    """Returns the tally of a single collective of `num_bytes` payload."""
-    return Tally({kind: Count(1, num_bytes)})
-
-
-def one_of(branches: Sequence[Tally]) -> Tally:
-    """Returns the tally of a choice between `branches`: the one with the most bytes, exact if they all agree."""
-    largest = max(branches, key=lambda tally: tally.total.num_bytes, default=EMPTY)
-    return Tally(largest.counts, all(tally == largest and tally.exact for tally in branches))
-
-
-def tally_module(module: ir.Module) -> Tally:
+def tally_module(module: ir.Module | ir.Operation) -> Tally:
     """Returns the collectives that one device takes part in when it runs the entry function once.
 
     A collective over groups of one device moves nothing and is left out. Calls are followed.
@@ -89,7 +23,7 @@ def tally_module(module: ir.Module) -> Tally:
     Raises:
         RhinoError: RHI-READ-005 where the module has no entry function.
     """
-    functions = {op.name.value: op for op in module.body.operations if isinstance(op, func.FuncOp)}
+    functions = {op.name.value: op for op in module.operation.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
     return _Walk(functions, {}).function(entry_function(module).name.value)
 
 
@@ -97,7 +31,7 @@ def tensor_bytes(kind: ir.Type) -> int:
     """Returns the bytes of a tensor of static shape; booleans and sub-byte elements take a byte each, and tokens none."""
     if not isinstance(kind, ir.RankedTensorType):
         return 0
-    return math.prod(kind.shape) * _element_bytes(kind.element_type)
+    return math.prod(kind.shape) * element_bytes(kind.element_type)
 
 
 def trip_count(loop: ir.OpView) -> int | None:
@@ -169,9 +103,10 @@ def _rows(attribute: ir.Attribute) -> Iterator[tuple[int, int]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
-def _element_bytes(kind: ir.Type) -> int:
+def element_bytes(kind: ir.Type) -> int:
+    """Returns the bytes that one element takes in memory."""
     if isinstance(kind, ir.ComplexType):
-        return 2 * _element_bytes(kind.element_type)
+        return 2 * element_bytes(kind.element_type)
     width = kind.width if isinstance(kind, ir.IntegerType | ir.FloatType) else 0
     return -(-int(width) // 8)
 

@@ -24,12 +24,12 @@ class TensorType:
 
     shape: tuple[int, ...]
     dtype: str
-    element_bytes: float
+    element_bytes: int
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole tensor."""
-        return int(np.ceil(prod(self.shape) * self.element_bytes))
+        return prod(self.shape) * self.element_bytes
 
     def __str__(self) -> str:
         return f"tensor<{'x'.join([*map(str, self.shape), self.dtype])}>"
@@ -58,11 +58,10 @@ class OpClass:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A function argument: the name it is known by, the result that takes over its buffer, and the spec that the user gave it."""
+    """A function argument: the name it is known by, and the result that takes over its buffer, if one does."""
 
     name: str
     alias: int | None
-    fixed: Spec | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +70,8 @@ class Graph:
 
     Shapes: `op_class` [ops]; operands of op `o` are `uses[use_start[o] : use_start[o + 1]]`, its results are the values
     `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument.
-    Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` maps values to specs given by the user.
+    Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that the user's
+    own shardings leave open, for the values and results that have one.
     """
 
     classes: tuple[OpClass, ...]
@@ -84,8 +84,8 @@ class Graph:
     value_op: Ints
     arguments: tuple[Argument, ...]
     returns: tuple[int, ...]
-    return_fixed: tuple[Spec | None, ...]
-    fixed: dict[int, Spec]
+    return_fixed: tuple[frozenset[Spec] | None, ...]
+    fixed: dict[int, frozenset[Spec]]
 
     @property
     def num_ops(self) -> int:
@@ -140,5 +140,7 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     return result
 
 
-COPY_FREE = frozenset({"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"})
+COPY_FREE = frozenset(
+    {"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"}
+)
 """Ops that need no memory of their own wherever their consumer computes: views, and values of a counter."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rhino.ir.collectives import EMPTY, Tally, one_collective, one_of, payload_bytes
+from rhino.ir.tally import EMPTY, Tally, one_collective, one_of, payload_bytes
 
 _KINDS: Final = {
     "all-reduce": "all_reduce",

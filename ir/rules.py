@@ -59,9 +59,7 @@ def parse_rule(text: str) -> Rule:
         return frozenset(index[name] for name in _FACTOR.findall(found.group(1))) if found else frozenset()
 
     sizes = tuple(int(size) for _, size in _SIZE.findall(right))
-    return Rule(
-        names, sizes, mappings(left), mappings(tensors), group("reduction"), group("need_replication") | group("permutation")
-    )
+    return Rule(names, sizes, mappings(left), mappings(tensors), group("reduction"), group("need_replication") | group("permutation"))
 
 
 def elementwise_rule(shape: tuple[int, ...]) -> Rule:

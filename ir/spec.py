@@ -32,3 +32,8 @@ def num_specs(rank: int) -> int:
 def spec_text(spec: int) -> str:
     """Returns the spec as a reader would say it: `R`, `P`, or `S0`, `S1`, ..."""
     return "RP"[spec] if spec < 2 else f"S{spec - 2}"
+
+
+def all_specs(shape: tuple[int, ...], size: int) -> tuple[Spec, ...]:
+    """Returns every spec that a tensor of `shape` can be stored in along an axis of `size`: replicated, and each dim that it divides."""
+    return (REPLICATED, *(split(dim) for dim, extent in enumerate(shape) if extent and extent % size == 0))

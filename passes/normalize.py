@@ -67,7 +67,9 @@ class Inliner:
         name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
         if name in self._open:
             chain = " -> ".join(f"@{part}" for part in (*self._open, name))
-            raise RhinoError("RHI-READ-006", f"calls are recursive: {chain}", place_of(call.location, self._file), fix="unroll the recursion")
+            raise RhinoError(
+                "RHI-READ-006", f"calls are recursive: {chain}", place_of(call.location, self._file), fix="unroll the recursion"
+            )
         return self._functions[name]
 
 

@@ -14,12 +14,13 @@ from typing import BinaryIO, Final, NoReturn, TextIO
 import jax
 import numpy as np
 
-from rhino.ir.collectives import Tally, tally_module
+from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.hlo_collectives import tally_hlo
 from rhino.ir.manual import has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
+from rhino.ir.tally import Tally
 from rhino.ir.units import format_seconds
 from rhino.runtime.compare import Difference, check, check_same_signature, differences, worst
 from rhino.runtime.devices import pick_devices, request_host_devices

@@ -3,10 +3,11 @@
 import jax
 import pytest
 
-from rhino.ir.collectives import KINDS, Count, Tally, payload_bytes, tally_module, trip_count
+from rhino.ir.collectives import tally_module, trip_count
 from rhino.ir.hlo_collectives import shape_bytes, tally_hlo
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import walk
+from rhino.ir.tally import KINDS, Count, Tally, payload_bytes
 from rhino.runtime.executable import compile_module
 
 GROUPS = "replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>"

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 import transformer
 import two_tower
-from rhino.ir.mlir import ir, make_context, stablehlo
 from training import Adam, init_state, jit_step, lower_step, num_params
+
+from rhino.ir.mlir import ir, make_context, stablehlo
 
 GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch=4)
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)

@@ -1,0 +1,215 @@
+"""Read the entry function of a normalized module into the dense graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from rhino.ir.collectives import element_bytes
+from rhino.ir.graph import Argument, Graph, OpClass, TensorType
+from rhino.ir.locations import name_of, place_of
+from rhino.ir.mlir import func, ir, sdy, stablehlo
+from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
+from rhino.ir.reader import walk
+from rhino.ir.rules import Rule, elementwise_rule, parse_rule
+from rhino.ir.shardings import SHARDING, allowed_specs
+from rhino.ir.spec import Spec
+
+RULE = "sdy.sharding_rule"
+_CONSTRAINT = "sdy.sharding_constraint"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A graph, and the MLIR op behind each of its ops (for names, places and attributes)."""
+
+    graph: Graph
+    entry: func.FuncOp
+    ops: list[ir.Operation]
+    file: str
+
+    def describe(self, value: int) -> str:
+        """Returns how to speak of a value to its owner: its pytree path or scope, and what it is."""
+        graph = self.graph
+        op = int(graph.value_op[value])
+        if op < 0:
+            return f'argument {value} "{graph.arguments[value].name}" {graph.type_of(value)}'
+        name = name_of(self.ops[op].location)
+        return f"{self.ops[op].name}{f' in {name!r}' if name else ''} {graph.type_of(value)}"
+
+
+def read_program(entry: func.FuncOp, axis: str, axis_size: int, file: str = "") -> Program:
+    """Returns the graph of `entry`, whose ops carry Shardy's rules; `axis` is the mesh axis that existing shardings speak of."""
+    reader = _Reader(axis, axis_size, file)
+    block = entry.regions[0].blocks[0]
+    arguments = reader.arguments(entry)
+    ops = [op.operation for op in block.operations]
+    terminator = ops.pop()
+    for number, op in enumerate(ops):
+        reader.op(number, op)
+    return Program(reader.graph(entry, arguments, terminator), entry, ops, file)
+
+
+@dataclass
+class _Reader:
+    axis: str
+    axis_size: int
+    file: str
+    numbers: dict[ir.Value, int] = field(default_factory=dict)
+    types: dict[ir.Type, int] = field(default_factory=dict)
+    type_list: list[TensorType] = field(default_factory=list)
+    classes: dict[OpClass, int] = field(default_factory=dict)
+    class_keys: dict[object, int] = field(default_factory=dict)
+    value_type: list[int] = field(default_factory=list)
+    value_op: list[int] = field(default_factory=list)
+    free: list[bool] = field(default_factory=list)
+    op_class: list[int] = field(default_factory=list)
+    use_start: list[int] = field(default_factory=lambda: [0])
+    uses: list[int] = field(default_factory=list)
+    result_start: list[int] = field(default_factory=list)
+    fixed: dict[int, frozenset[Spec]] = field(default_factory=dict)
+
+    def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
+        attributes = _dictionaries(entry, "arg_attrs")
+        result = []
+        for number, value in enumerate(entry.arguments):
+            attrs = attributes[number] if attributes else {}
+            self.define(value, -1)
+            alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
+            name = name_of(value.location) or f"arg{number}"
+            if SHARDING in attrs:
+                self.fix(number, attrs[SHARDING], value.location, f'argument {number} "{name}"')
+            result.append(Argument(name, alias))
+        return tuple(result)
+
+    def define(self, value: ir.Value, op: int) -> int:
+        number = len(self.value_type)
+        self.numbers[value] = number
+        self.value_type.append(self.type_number(value.type))
+        self.value_op.append(op)
+        self.free.append(False)
+        return number
+
+    def fix(self, value: int, attribute: ir.Attribute, location: ir.Location, what: str) -> None:
+        shape = self.type_list[self.value_type[value]].shape
+        self.fixed[value] = allowed_specs(attribute, self.axis, shape, self.axis_size, place_of(location, self.file), what)
+
+    def type_number(self, kind: ir.Type) -> int:
+        if kind not in self.types:
+            self.types[kind] = len(self.type_list)
+            self.type_list.append(_tensor_type(kind))
+        return self.types[kind]
+
+    def op(self, number: int, op: ir.Operation) -> None:
+        operands = [self.numbers[value] for value in op.operands]
+        captured = self.captured(op) if len(op.regions) else []
+        scalar = all(self.free[v] or not self.type_list[self.value_type[v]].shape for v in (*operands, *captured))
+        free = op.name in SOURCES or (scalar and bool(operands) and op.name in FUSIBLE)
+        self.result_start.append(len(self.value_type))
+        for result in op.results:
+            self.free[self.define(result, number)] = free
+        self.op_class.append(self.class_number(op, operands, captured, free))
+        self.uses += operands + captured
+        self.use_start.append(len(self.uses))
+        if SHARDING in op.attributes and op.name != _CONSTRAINT:
+            for offset, sharding in enumerate(_shardings(op)):
+                self.fix(self.result_start[-1] + offset, sharding, op.location, f"'{op.name}' result {offset}")
+        elif op.name == _CONSTRAINT:
+            self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
+
+    def captured(self, op: ir.Operation) -> list[int]:
+        inside = [inner for inner in walk(op) if inner is not op]
+        found = {self.numbers[v]: None for inner in inside for v in inner.operands if v in self.numbers}
+        return sorted(found)
+
+    def class_number(self, op: ir.Operation, operands: list[int], captured: list[int], free: bool) -> int:
+        types = tuple(self.value_type[v] for v in operands + captured)
+        results = tuple(self.value_type[v] for v in range(self.result_start[-1], len(self.value_type)))
+        rule = op.attributes[RULE] if RULE in op.attributes else None
+        reduction, linear = reduction_of(op), linear_in(op)
+        key = (op.name, types, results, rule, reduction, linear, free)
+        if key not in self.class_keys:
+            cls = self.make_class(op, types, results, rule, free)
+            self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
+        return self.class_keys[key]
+
+    def make_class(
+        self, op: ir.Operation, types: tuple[int, ...], results: tuple[int, ...], rule: ir.Attribute | None, free: bool
+    ) -> OpClass:
+        operand_types, result_types = (tuple(self.type_list[t] for t in side) for side in (types, results))
+        table = parse_rule(str(rule)) if rule is not None else None
+        if op.name == _CONSTRAINT:
+            table = elementwise_rule(result_types[0].shape)
+        return OpClass(
+            name=op.name,
+            operands=operand_types,
+            results=result_types,
+            rule=table,
+            reduction=reduction_of(op),
+            linear=linear_in(op),
+            free=free,
+            fusible=op.name in FUSIBLE,
+            flops=_flops(op, table, operand_types, result_types),
+        )
+
+    def graph(self, entry: func.FuncOp, arguments: tuple[Argument, ...], terminator: ir.Operation) -> Graph:
+        returns = tuple(self.numbers[value] for value in terminator.operands)
+        return Graph(
+            classes=tuple(self.classes),
+            types=tuple(self.type_list),
+            op_class=np.array(self.op_class, dtype=np.int64),
+            use_start=np.array(self.use_start, dtype=np.int64),
+            uses=np.array(self.uses, dtype=np.int64),
+            result_start=np.array([*self.result_start, len(self.value_type)], dtype=np.int64),
+            value_type=np.array(self.value_type, dtype=np.int64),
+            value_op=np.array(self.value_op, dtype=np.int64),
+            arguments=arguments,
+            returns=returns,
+            return_fixed=self.return_fixed(entry, returns),
+            fixed=self.fixed,
+        )
+
+    def return_fixed(self, entry: func.FuncOp, returns: tuple[int, ...]) -> tuple[frozenset[Spec] | None, ...]:
+        attributes = _dictionaries(entry, "res_attrs")
+        fixed: list[frozenset[Spec] | None] = []
+        for number, value in enumerate(returns):
+            attrs = attributes[number] if attributes else {}
+            shape = self.type_list[self.value_type[value]].shape
+            place = place_of(entry.location, self.file)
+            known = SHARDING in attrs
+            fixed.append(allowed_specs(attrs[SHARDING], self.axis, shape, self.axis_size, place, f"result {number}") if known else None)
+        return tuple(fixed)
+
+
+def _dictionaries(entry: func.FuncOp, name: str) -> list[dict[str, ir.Attribute]]:
+    if name not in entry.attributes:
+        return []
+    return [{named.name: named.attr for named in ir.DictAttr(one)} for one in ir.ArrayAttr(entry.attributes[name])]
+
+
+def _shardings(op: ir.Operation) -> list[ir.Attribute]:
+    return list(sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings)
+
+
+def _tensor_type(kind: ir.Type) -> TensorType:
+    if not isinstance(kind, ir.RankedTensorType):
+        return TensorType((), str(kind), 0)  # a token: nothing to place
+    element = kind.element_type
+    return TensorType(tuple(kind.shape), str(element), element_bytes(element))
+
+
+def _flops(op: ir.Operation, rule: Rule | None, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
+    """Returns floating-point operations of one execution: two per multiply-add of a product, one per element touched otherwise."""
+    match op.name:
+        case "stablehlo.dot_general" | "stablehlo.dot" if rule is not None:
+            return 2 * prod(rule.sizes)
+        case "stablehlo.convolution":
+            kernel = operands[1].shape
+            numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+            out_features = kernel[numbers.kernel_output_feature_dimension]
+            return 2 * prod(results[0].shape) * prod(kernel) // max(out_features, 1)
+        case _ if op.name in FUSIBLE:
+            return sum(prod(result.shape) for result in results)
+    return max((prod(t.shape) for t in (*operands, *results)), default=0)

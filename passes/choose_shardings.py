@@ -1,0 +1,189 @@
+"""Choose one sharding for every tensor: the cheapest that fits the memory of a device, with a proven bound.
+
+Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh` and `sdy.sharding` (as constraints).
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for which the shardings
+          of their operands and results do not say it: the factor of the sharding rule that is split, "replicate", or "partial" and
+          the operands that are sums. Adds, removes and changes no op.
+Errors    RHI-SOLVE-001 does not fit, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster,
+          RHI-MESH-002 not the module's mesh, RHI-MESH-003 several axes, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+          RHI-READ-005 no entry function.
+Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and strategies/search.py.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import ir
+from rhino.ir.program import Program
+from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
+from rhino.ir.spec import spec_text
+from rhino.ir.tally import EMPTY, Tally, one_collective
+from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.passes.base import Remarks, opt
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.build import Choice
+from rhino.strategies.candidates import strategy_name
+from rhino.strategies.plan import Plan, make_plan
+from rhino.strategies.search import Limits, Search
+
+STRATEGY = "rhino.strategy"
+
+
+@dataclass(frozen=True)
+class ChooseShardings(PlanningPass):
+    """Choose the cheapest sharding of every tensor that fits the memory of a device."""
+
+    name: ClassVar[str] = "rhino-choose-shardings"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", *PLANNING_ERRORS)
+
+    budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
+    level: int = opt(3, "2 = stop the search for memory prices early, 3 = go on until the gap closes")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Chooses, and writes the choice onto `module`."""
+        clock = _Clock(remarks)
+        target = self.target(module, remarks)
+        program = self.read(module, target, remarks)
+        clock.lap("graph")
+        choice = build_choice(program, target)
+        clock.lap("candidates")
+        budget = parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes
+        search = Search(choice.problem, Limits(prices=12 if self.level <= 2 else 60))
+        first = search.reduce()
+        clock.lap("reduce")
+        match search.run(budget, first):
+            case Answer() as answer:
+                clock.lap("solve")
+                plan = make_plan(choice, answer.states)
+                write_plan(module, program, plan, target)
+                _remark(program, plan, answer, budget, remarks)
+                remarks.statistics.update(answer=answer, search=search.statistics, plan=plan, program=program, budget_bytes=budget)
+                clock.lap("write")
+            case Infeasible() | Unsolved() as outcome:
+                raise does_not_fit(choice, program, budget, outcome)
+
+
+class _Clock:
+    """Notes how long each phase of a pass took, in seconds."""
+
+    def __init__(self, remarks: Remarks) -> None:
+        self._phases: dict[str, float] = remarks.statistics.setdefault("phases", {})
+        self._since = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._since
+        self._since = now
+
+
+def predicted_tally(plan: Plan) -> Tally:
+    """Returns the collectives of a plan, by kind."""
+    total = EMPTY
+    for transfer in plan.transfers():
+        assert transfer.move.kind is not None
+        total = total + one_collective(transfer.move.kind, transfer.move.num_bytes)
+    return total
+
+
+def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Target) -> None:
+    """Writes a plan onto the module that it was made for."""
+    graph = program.graph
+    if module_mesh(module) is None:
+        _write_mesh(module, target)
+    shardings: dict[tuple[int, int], ir.Attribute] = {}
+
+    def sharding(spec: int, rank: int) -> ir.Attribute:
+        key = (spec, rank)
+        if key not in shardings:
+            shardings[key] = sharding_attribute(target.mesh_name, target.axis, spec, rank)
+        return shardings[key]
+
+    def of_value(value: int) -> ir.Attribute:
+        return sharding(plan.specs[value], len(graph.type_of(value).shape))
+
+    per_value: dict[tuple[ir.Attribute, ...], ir.Attribute] = {}
+    for number, op in enumerate(program.ops):
+        results = tuple(of_value(value) for value in graph.results(number))
+        if results and op.name != "sdy.sharding_constraint":
+            if results not in per_value:
+                per_value[results] = per_value_attribute(list(results))
+            op.attributes[SHARDING] = per_value[results]
+        if plan.ops[number] != plan.implied(number):
+            op.attributes[STRATEGY] = ir.StringAttr.get(strategy_name(graph.cls(number), plan.ops[number].strategy))
+    entry = program.entry
+    _write_boundary(entry.operation, "arg_attrs", [of_value(value) for value in range(len(graph.arguments))])
+    ranks = [len(graph.type_of(value).shape) for value in graph.returns]
+    _write_boundary(entry.operation, "res_attrs", [sharding(s, rank) for s, rank in zip(plan.returned, ranks, strict=True)])
+
+
+def _write_mesh(module: ir.Operation, target: Target) -> None:
+    axes = ", ".join(f'"{name}"={size}' for name, size in target.mesh.axes)
+    body = module.regions[0].blocks[0]
+    text = f"sdy.mesh @{target.mesh_name} = <[{axes}]>"
+    mesh = ir.Module.parse(text).body.operations[0].operation
+    mesh.clone(ip=ir.InsertionPoint.at_block_begin(body))
+
+
+def _write_boundary(entry: ir.Operation, key: str, shardings: list[ir.Attribute]) -> None:
+    present = ir.ArrayAttr(entry.attributes[key]) if key in entry.attributes else [ir.DictAttr.get({})] * len(shardings)
+    if shardings:
+        merged = [{**{n.name: n.attr for n in ir.DictAttr(old)}, SHARDING: new} for old, new in zip(present, shardings, strict=True)]
+        entry.attributes[key] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in merged])
+
+
+def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks: Remarks) -> None:
+    name = ChooseShardings.name
+    remarks.add(
+        name,
+        Place(remarks.file),
+        f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%}); "
+        f"peak {format_bytes(answer.peak_bytes)} of {format_bytes(budget)} per device; found by {answer.method}",
+    )
+    for number, op in enumerate(program.ops):
+        cls = program.graph.cls(number)
+        if cls.rule is None and not cls.free and cls.results and any(t.shape for t in cls.results):
+            remarks.add(name, place_of(op.location, remarks.file), f"'{op.name}' has no sharding rule: it runs whole on every device")
+    for transfer in plan.transfers():
+        where = program.ops[transfer.reader] if transfer.reader is not None else None
+        reason = f"for '{where.name}'" if where is not None else "where it arises"
+        place = place_of(where.location, remarks.file) if where is not None else Place(remarks.file)
+        remarks.add(
+            name,
+            place,
+            f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {spec_text(transfer.source)} to {spec_text(transfer.target)}, {reason}: "
+            f"{program.describe(transfer.value)}",
+        )
+
+
+def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
+    """Returns the error for a budget that cannot be met: the largest tensors, each at the least size that it can have."""
+    problem = choice.problem
+    residents = problem.node_residents
+    least = [
+        (float(problem.tables[table].min()), int(owner), int(start), int(end))
+        for owner, table, start, end in zip(residents.owner, residents.table, residents.start, residents.end, strict=True)
+    ]
+    change = problem.base_bytes.copy()
+    for size, _, start, end in least:
+        change[start : end + 1] += size
+    worst = int(change.argmax())
+    alive = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
+    notes = []
+    for size, owner, _, _ in alive:
+        node = choice.nodes[owner]
+        value = node.number if node.kind == "argument" else choice.graph.results(node.number).start
+        notes.append(f"at least {format_bytes(size)}: {program.describe(value)}")
+    needed = max(float(change.max()), outcome.peak_bytes if isinstance(outcome, Infeasible) else 0.0)
+    return RhinoError(
+        "RHI-SOLVE-001",
+        f"no choice of shardings fits {format_bytes(budget)} per device; at least {format_bytes(needed)} are needed",
+        Place(program.file),
+        (*notes, f"at op {worst} of {choice.graph.num_ops} the least sizes of all tensors alive add up to {format_bytes(change[worst])}"),
+        "raise --budget, use more devices, or a smaller batch",
+    )

@@ -1,0 +1,253 @@
+"""Rewrite an annotated module into the program that each device runs, with its collectives.
+
+Reads     `sdy.mesh`, `sdy.sharding` on values, and `rhino.strategy` on ops. An op without a strategy runs in the way that sends the
+          fewest bytes between the shardings that its operands and results have.
+Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays on the entry's arguments and
+          results. The rewriting of ops is Shardy's (`sdy-reshard-to-collectives`, `sdy-convert-global-to-local`); which collective stands
+          where is decided here, because Shardy's own insertion chooses how an op runs by tensor sizes, and always adds what it should sometimes maximise.
+Errors    RHI-LOCAL-001 cannot be localized, RHI-MESH-003 several axes, RHI-READ-005 no entry function, RHI-SHARD-001 a bad sharding.
+
+Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one `sdy.all_reduce`. Where a plan
+lets the partial sum flow on, that op is put there for the conversion's sake, marked by its location, and taken out afterwards.
+Its all-reduces add; one that has to maximise is marked in the same way, and its body replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.collectives import tally_module
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph import OpClass
+from rhino.ir.locations import place_of
+from rhino.ir.manual import copy_module
+from rhino.ir.mesh import Mesh
+from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
+from rhino.ir.program import Program, read_program
+from rhino.ir.reader import entry_function, walk
+from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
+from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split_dim
+from rhino.passes.base import Pass, Remarks
+from rhino.passes.choose_shardings import STRATEGY
+from rhino.strategies.candidates import State, strategies, strategy_name
+from rhino.strategies.plan import Plan, implied_state, sent_bytes
+
+_MARK = "rhino.partial"
+_MONOID = "rhino.monoid."
+_CHECKED = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather"})
+"""Ops whose partial results Shardy's conversion wants all-reduced at once."""
+
+
+@dataclass(frozen=True)
+class Localize(Pass):
+    """Rewrite an annotated module into each device's program, collectives spelled out."""
+
+    name: ClassVar[str] = "rhino-localize"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-LOCAL-001", "RHI-MESH-003", "RHI-READ-005", "RHI-SHARD-001")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Localizes `module` in place."""
+        found = module_mesh(module)
+        if found is None:
+            raise RhinoError(
+                "RHI-LOCAL-001",
+                "the module has no mesh",
+                Place(remarks.file),
+                fix="annotate it first, for example with rhino-opt --auto-shard",
+            )
+        mesh_name, mesh = found
+        plan, program = read_plan(module, mesh, remarks)
+        _Inserter(program, plan, mesh_name, mesh.names[0]).run()
+        _convert(module, remarks)
+        _finish(module)
+        remarks.statistics["localized"] = tally_module(module)
+
+
+def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
+    """Returns the per-device program of an annotated module, which stays as it is."""
+    copy = copy_module(module)
+    with copy.context, ir.Location.unknown():
+        Localize().run(copy.operation, Remarks(file))
+    return copy
+
+
+def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan, Program]:
+    """Returns the plan that the module's annotations are, and the program it is for."""
+    if len(mesh.axes) != 1:
+        raise RhinoError("RHI-MESH-003", f"localizing takes one mesh axis, and mesh {mesh} has {len(mesh.axes)}", Place(remarks.file))
+    axis, size = mesh.axes[0]
+    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+    program = read_program(entry_function(module, remarks.file), axis, size, remarks.file)
+    graph = program.graph
+    specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
+    ops = []
+    for number, op in enumerate(program.ops):
+        stored = tuple(specs[value] for value in graph.results(number))
+        given = tuple(specs[value] for value in graph.operands(number).tolist())
+        ops.append(_state(graph.cls(number), op, given, stored, size, remarks.file))
+    returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
+    return Plan(graph, size, tuple(ops), tuple(specs), returned), program
+
+
+def _state(cls: OpClass, op: ir.Operation, given: tuple[Spec, ...], stored: tuple[Spec, ...], size: int, file: str) -> State:
+    state: State | None
+    if STRATEGY in op.attributes:
+        name = ir.StringAttr(op.attributes[STRATEGY]).value
+        state = next((s for s in strategies(cls, size) if strategy_name(cls, s.strategy) == name), None)
+    else:
+        state = implied_state(cls, given, stored, size)
+    if state is None or sent_bytes(cls, state, given, stored, size) is None:
+        raise RhinoError(
+            "RHI-LOCAL-001",
+            f"'{op.name}' cannot run between the shardings of its operands and results",
+            place_of(op.location, file),
+            (f"its strategy is {op.attributes[STRATEGY]}",) if STRATEGY in op.attributes else (),
+            "annotate the module anew",
+        )
+    return state
+
+
+@dataclass(eq=False)
+class _Inserter:
+    """Puts `sdy` collectives between values and their readers, so that every op finds and gives what its strategy says."""
+
+    program: Program
+    plan: Plan
+    mesh_name: str
+    axis: str
+
+    def __post_init__(self) -> None:
+        self.values: list[ir.Value] = list(self.program.entry.arguments)
+        """What now stands for each value of the graph, as it is stored."""
+
+    def run(self) -> None:
+        graph, plan = self.program.graph, self.plan
+        *_, terminator = self.program.entry.regions[0].blocks[0].operations
+        for number, op in enumerate(self.program.ops):
+            for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), plan.ops[number].needs, strict=True)):
+                self.read_as(op, position, value, need)
+            self.widen_indices(op, plan.ops[number])
+            self.store(number, op)
+        for position, (value, wanted) in enumerate(zip(graph.returns, plan.returned, strict=True)):
+            self.read_as(terminator.operation, position, value, wanted)
+
+    def read_as(self, op: ir.Operation, position: int, value: int, need: Spec) -> None:
+        """Makes `op` read an operand, or a value that its regions capture, in spec `need`."""
+        stored = self.plan.specs[value]
+        if stored == need or (not self.program.graph.type_of(value).shape and stored != PARTIAL):
+            return
+        held = self.values[value]
+        with ir.InsertionPoint(op), op.location:
+            moved = self.move(held, stored, need)
+        if position < len(op.operands):
+            op.operands[position] = moved
+        else:
+            for inner in walk(op):
+                inner.replace_uses_of_with(held, moved)
+
+    def widen_indices(self, op: ir.Operation, state: State) -> None:
+        """Makes a gather or scatter into a split tensor index it by i64.
+
+        For narrower indices Shardy's conversion (jaxlib 0.10.2) makes constants whose bytes do not match their type, and unsigned ones wrap where
+        an index lies before the block.
+        """
+        if op.name not in ("stablehlo.gather", "stablehlo.scatter") or split_dim(state.needs[0]) is None:
+            return
+        indices = op.operands[1]
+        kind = ir.RankedTensorType(indices.type)
+        wide = ir.RankedTensorType.get(kind.shape, ir.IntegerType.get_signless(64))
+        if kind != wide:
+            with ir.InsertionPoint(op), op.location:
+                convert = stablehlo.ConvertOp(wide, indices)
+            convert.attributes[SHARDING] = per_value_attribute([self.sharding(indices, state.needs[1])])
+            op.operands[1] = convert.result
+
+    def store(self, number: int, op: ir.Operation) -> None:
+        """Brings the results of `op` from how they come to how they are stored, and says how they come."""
+        state = self.plan.ops[number]
+        if op.name == "sdy.sharding_constraint":
+            self.values.append(op.operands[0])
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+            return
+        for value, result, comes in zip(self.program.graph.results(number), list(op.results), state.comes, strict=True):
+            self.values.append(self.stored(op, state, result, comes, self.plan.specs[value]))
+        if op.results and all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
+            op.attributes[SHARDING] = per_value_attribute([self.sharding(r, c) for r, c in zip(op.results, state.comes, strict=True)])
+
+    def stored(self, op: ir.Operation, state: State, result: ir.Value, comes: Spec, stored: Spec) -> ir.Value:
+        marked = comes == PARTIAL and state.strategy >= 0 and op.name in _CHECKED and stored != REPLICATED
+        if not marked and comes == stored:
+            return result
+        uses = list(result.uses)
+        with ir.InsertionPoint.after(op), op.location:
+            last = result
+            if marked:
+                last = sdy.AllReduceOp(last, _axes(self.axis), self.sharding(last, PARTIAL), loc=ir.Location.name(_MARK)).result
+            if comes != stored:
+                last = self.move(last, comes, stored, state.monoid)
+        for use in uses:
+            use.owner.operands[use.operand_number] = last
+        return last
+
+    def move(self, value: ir.Value, source: Spec, target: Spec, monoid: str = "add") -> ir.Value:
+        """Returns `value` brought from one spec to another, at the insertion point."""
+        attribute = self.sharding(value, target)
+        location = ir.Location.current if monoid == "add" else ir.Location.name(_MONOID + monoid)
+        if source != PARTIAL:
+            return sdy.ReshardOp(value, attribute).result
+        if target == REPLICATED:
+            return sdy.AllReduceOp(value, _axes(self.axis), attribute, loc=location).result
+        rank = len(ir.RankedTensorType(value.type).shape)
+        return sdy.ReduceScatterOp(value, _axes_per_dim(self.axis, split_dim(target), rank), attribute, loc=location).result
+
+    def sharding(self, value: ir.Value, spec: Spec) -> ir.Attribute:
+        rank = len(ir.RankedTensorType(value.type).shape)
+        return sharding_attribute(self.mesh_name, self.axis, REPLICATED if spec == PARTIAL else spec, rank)
+
+
+def _axes(axis: str) -> ir.Attribute:
+    return ir.Attribute.parse(f'#sdy<axis_ref_list{{"{axis}"}}>')
+
+
+def _axes_per_dim(axis: str, dim: int | None, rank: int) -> ir.Attribute:
+    inner = ", ".join(f'{{"{axis}"}}' if number == dim else "{}" for number in range(rank))
+    return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")
+
+
+def _convert(module: ir.Operation, remarks: Remarks) -> None:
+    pipeline = "builtin.module(func.func(sdy-drop-sharding-rules,sdy-reshard-to-collectives),sdy-convert-global-to-local)"
+    try:
+        passmanager.PassManager.parse(pipeline, module.context).run(module)
+    except ir.MLIRError as error:
+        first = error.error_diagnostics[0] if error.error_diagnostics else None
+        what = str(first.message).strip() if first is not None else str(error)
+        place = place_of(first.location, remarks.file) if first is not None else Place(remarks.file)
+        raise RhinoError("RHI-LOCAL-001", f"Shardy cannot convert the module to local shapes: {what}", place) from None
+
+
+def _finish(module: ir.Operation) -> None:
+    """Takes out the marked all-reduces, gives the others their monoid, and drops what annotated the global program."""
+    entry = entry_function(module)
+    reductions = [op for op in walk(entry.operation) if op.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")]
+    for op in walk(entry.operation):
+        for name in (SHARDING, STRATEGY):
+            if name in op.attributes:
+                del op.attributes[name]
+    for op in reductions:
+        text = str(op.location)
+        if f'"{_MARK}"' in text:
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+        elif _MONOID in text:
+            _set_monoid(op, "max" if f"{_MONOID}max" in text else "min")
+
+
+def _set_monoid(op: ir.Operation, monoid: str) -> None:
+    block = op.regions[0].blocks[0]
+    add = block.operations[0].operation
+    make = stablehlo.MaxOp if monoid == "max" else stablehlo.MinOp
+    with ir.InsertionPoint(add), op.location:
+        add.results[0].replace_all_uses_with(make(*block.arguments).result)
+    add.erase()

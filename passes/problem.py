@@ -1,0 +1,91 @@
+"""What passes that plan have in common: the mesh and cluster they plan for, and the module read as a choice problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.cluster import default_mesh, load_cluster, mesh_axes
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.mesh import Mesh, mesh_of_shape, parse_mesh
+from rhino.ir.mlir import ir, passmanager
+from rhino.ir.program import RULE, Program, read_program
+from rhino.ir.reader import entry_function
+from rhino.ir.shardings import MESH_NAME, module_mesh
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.strategies.build import Choice, ContradictionError, build
+from rhino.strategies.cost import CostModel
+
+PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-MESH-003", "RHI-READ-005", "RHI-SHARD-001")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is planned for: the mesh by its name in the module, and the cost model of its axis on the cluster."""
+
+    mesh_name: str
+    mesh: Mesh
+    model: CostModel
+
+    @property
+    def axis(self) -> str:
+        """The name of the mesh axis."""
+        return self.mesh.names[0]
+
+
+@dataclass(frozen=True)
+class PlanningPass(Pass):
+    """A pass that plans: its options say for which cluster and mesh."""
+
+    errors: ClassVar[tuple[str, ...]] = PLANNING_ERRORS
+
+    cluster: str = opt("cpu8", "a preset's name or a cluster file")
+    mesh: str = opt("", "mesh sizes, as 8 or x=8; empty takes the module's mesh, or else all devices of the cluster")
+
+    def target(self, module: ir.Operation, remarks: Remarks) -> Target:
+        """Returns what to plan for; the module's own mesh must agree with the one asked for."""
+        cluster = load_cluster(self.cluster)
+        present = module_mesh(module)
+        asked = parse_mesh(self.mesh) if self.mesh else None
+        if present is not None and asked is not None and asked.shape != present[1].shape:
+            raise RhinoError(
+                "RHI-MESH-002",
+                f"the module has mesh @{present[0]} ({present[1]}), and {asked} was asked for",
+                Place(remarks.file),
+                fix="leave the mesh out, or remove the module's shardings first",
+            )
+        name, mesh = present or (MESH_NAME, asked or default_mesh(cluster))
+        if len(mesh.axes) > 1 and cluster.num_devices == mesh.num_devices and present is None and asked is None:
+            mesh = mesh_of_shape((cluster.num_devices,))
+        if len(mesh.axes) != 1:
+            raise RhinoError(
+                "RHI-MESH-003",
+                f"the search plans for one mesh axis, and mesh {mesh} has {len(mesh.axes)}",
+                Place(remarks.file),
+                fix=f"ask for one axis over the same devices, --mesh={mesh.num_devices}",
+            )
+        axis = mesh_axes(cluster, mesh.shape, mesh.names)[0]
+        return Target(name, mesh, CostModel(cluster.device, axis))
+
+    def read(self, module: ir.Operation, target: Target, remarks: Remarks) -> Program:
+        """Returns the program behind the module, whose ops get their rules if they have none."""
+        entry = entry_function(module, remarks.file)
+        if not any(RULE in op.attributes for op in entry.regions[0].blocks[0].operations):
+            passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+        return read_program(entry, target.axis, target.model.axis.size, remarks.file)
+
+
+def build_choice(program: Program, target: Target) -> Choice:
+    """Returns the choice problem of a program. Raises RHI-SHARD-001 where the user's shardings contradict each other."""
+    try:
+        return build(program.graph, target.model)
+    except ContradictionError as contradiction:
+        value = contradiction.value
+        limits = ", ".join(sorted(map(str, program.graph.fixed.get(value, ()))))
+        raise RhinoError(
+            "RHI-SHARD-001",
+            f"the sharding of {program.describe(value)} cannot be reached from how its op can run",
+            Place(program.file),
+            (f"allowed specs: {limits}",),
+            "leave the sharding open, or choose a dim that the op can split",
+        ) from None

@@ -1,0 +1,321 @@
+"""From a graph and a cost model to the choice problem.
+
+Nodes. An argument's node chooses how it is stored, an op's how it runs. A value has a node of its own, choosing how it is stored once for
+all, where that is more than how its op leaves it: where several ops read it (a reshard is then paid once), where the user's sharding limits
+it, or where its parts are joined by something else than a sum (which cannot wait). A returned value has a node unless it takes over an
+argument's buffer: then it must lie as the argument does, and its edge leads to the argument. A value that depends on constants or scalars
+alone is free (it is computed wherever it is needed), so its op is no node; scalars are replicated, so they make no edge.
+
+Memory. The schedule is the order of the ops. Arguments live throughout; a result that takes over an argument's buffer lives in it. Any
+other value that has memory of its own (`rhino.ir.graph.materialized`) lives from its op to its last reader, at the size of the spec it is
+stored in; who reads a view reads its source. A resharded copy is one more tensor, for the time of the op that needs or makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino.ir.graph import COPY_FREE, Graph, TensorType, materialized
+from rhino.ir.spec import PARTIAL, REPLICATED, Spec, all_specs, split_dim
+from rhino.strategies.candidates import REPLICATE, State, strategies
+from rhino.strategies.cost import CostModel, reshard_seconds
+from rhino.strategies.problem import Floats, Ints, Problem, Residents
+
+_READS_PART = frozenset({"stablehlo.gather", "stablehlo.dynamic_slice"})
+"""Ops that read as much of their first operand as they write."""
+
+
+class ContradictionError(Exception):
+    """The user's shardings leave a node without a state. `value` is the value that they speak of."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"value {value}")
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a node of the problem stands for, and its states.
+
+    `kind` is "argument", "op", "value" or "return", `number` counts within the kind. All but ops have states that read (`needs`) and give
+    (`comes`) one spec, the same.
+    """
+
+    kind: str
+    number: int
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The choice problem of one graph along one mesh axis, with what each node stands for."""
+
+    graph: Graph
+    model: CostModel
+    nodes: tuple[Node, ...]
+    problem: Problem
+
+
+def build(graph: Graph, model: CostModel) -> Choice:
+    """Returns the choice problem of `graph` along the axis of `model`.
+
+    Raises:
+        ContradictionError: where shardings given by the user leave nothing to choose from.
+    """
+    return _Builder(graph, model).build()
+
+
+def _storage(spec: Spec) -> State:
+    return State(REPLICATE, (spec,), (spec,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
+
+    swapped: bool
+    result: int
+    operand: int
+    type: int
+
+
+@dataclass(eq=False)
+class _Builder:
+    graph: Graph
+    model: CostModel
+    nodes: list[Node] = field(default_factory=list)
+    costs: list[int] = field(default_factory=list)
+    tables: list[Floats] = field(default_factory=list)
+    table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
+    memo: dict[object, int] = field(default_factory=dict)
+    states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
+    edges: dict[tuple[int, int], list[_Use]] = field(default_factory=dict)
+    copies: list[tuple[tuple[int, int], _Use, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.size = self.model.axis.size
+        self.has_memory = materialized(graph)
+        self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(graph.returns, minlength=graph.num_values)
+        self.giver = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
+        self.offset = [0] * graph.num_values  # which of the giver's specs it is
+        self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
+        self.uses = graph.uses.tolist()
+        self.use_start = graph.use_start.tolist()
+        self.result_start = graph.result_start.tolist()
+        self.value_type = graph.value_type.tolist()
+        self.op_class = graph.op_class.tolist()
+        self.in_memory = self.has_memory.tolist()
+
+    def build(self) -> Choice:
+        graph = self.graph
+        for number in range(len(graph.arguments)):
+            self.giver[number] = self.store("argument", number, number, graph.fixed.get(number))
+        for op in range(graph.num_ops):
+            if not graph.classes[self.op_class[op]].free:
+                self.op(op)
+        for number, value in enumerate(graph.returns):
+            self.returned(number, value)
+        u, v, table = self.edge_tables()
+        base, node_residents, edge_residents = self.residents()
+        problem = Problem(
+            tables=tuple(self.tables),
+            node_table=np.array(self.costs, dtype=np.int64),
+            edge_u=u,
+            edge_v=v,
+            edge_table=table,
+            num_times=graph.num_ops + 1,
+            base_bytes=base,
+            node_residents=node_residents,
+            edge_residents=edge_residents,
+        )
+        return Choice(graph, self.model, tuple(self.nodes), problem)
+
+    def intern(self, table: Floats) -> int:
+        key = (table.shape, table.tobytes())
+        if key not in self.table_of:
+            self.table_of[key] = len(self.tables)
+            self.tables.append(table)
+        return self.table_of[key]
+
+    def remembered(self, key: object, make: Callable[[], Floats]) -> int:
+        if key not in self.memo:
+            self.memo[key] = self.intern(make())
+        return self.memo[key]
+
+    # Nodes
+
+    def add(self, node: Node, cost: int) -> int:
+        self.nodes.append(node)
+        self.costs.append(cost)
+        return len(self.nodes) - 1
+
+    def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: bool = False) -> int:
+        """Adds a node that chooses how a value is stored; as a partial sum only if `partial`."""
+        shape = self.graph.types[self.value_type[value]].shape
+        key = ("stored", shape, limit, partial)
+        if key not in self.states_of:
+            specs = (*all_specs(shape, self.size), *((PARTIAL,) if partial else ()))
+            self.states_of[key] = tuple(_storage(spec) for spec in specs if limit is None or spec in limit)
+        options = self.states_of[key]
+        if not options:
+            raise ContradictionError(value)
+        return self.add(Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options))))
+
+    def returned(self, number: int, value: int) -> None:
+        sink = self.taken_over.get(number)
+        if sink is None:
+            sink = self.store("return", number, value, self.graph.return_fixed[number])
+        if self.giver[value] >= 0 and self.graph.types[self.value_type[value]].shape:
+            self.use(value, sink, 0, self.graph.num_ops)
+
+    def op(self, op: int) -> None:
+        graph = self.graph
+        operands = self.uses[self.use_start[op] : self.use_start[op + 1]]
+        results = range(self.result_start[op], self.result_start[op + 1])
+        known = tuple([self.giver[v] >= 0 for v in operands])
+        memory = tuple([self.in_memory[v] for v in (*operands, *results)])
+        key = (self.op_class[op], known, memory)
+        if key not in self.states_of:
+            self.states_of[key] = self.op_states(op, known)
+        options = self.states_of[key]
+        cost = self.remembered(("cost", key), lambda: np.array([self.state_s(op, state) for state in options]))
+        node = self.add(Node("op", op, options), cost)
+        for position, value in enumerate(operands):
+            if known[position] and graph.types[self.value_type[value]].shape:
+                self.use(value, node, position, op)
+        for offset, value in enumerate(results):
+            self.giver[value], self.offset[value] = node, offset
+            if self.has_node(value, options):
+                partial = any(state.comes[offset] == PARTIAL and state.monoid == "add" for state in options)
+                stored = self.store("value", value, value, graph.fixed.get(value), partial)
+                self.use(value, stored, 0, op)
+                self.giver[value], self.offset[value] = stored, 0
+
+    def has_node(self, value: int, options: tuple[State, ...]) -> bool:
+        if value in self.graph.fixed:
+            return True
+        waits = all(state.monoid == "add" for state in options)
+        return bool(self.graph.types[self.value_type[value]].shape) and (bool(self.num_uses[value] > 1) or not waits)
+
+    def op_states(self, op: int, known: tuple[bool, ...]) -> tuple[State, ...]:
+        """Returns the strategies of an op. A free operand is whole on every device: it is no partial sum."""
+        every = strategies(self.graph.cls(op), self.size)
+        return tuple(s for s in every if all(need != PARTIAL or k for need, k in zip(s.needs, known, strict=True)))
+
+    def state_s(self, op: int, state: State) -> float:
+        """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
+        graph, cls = self.graph, self.graph.cls(op)
+        results = zip(graph.results(op), cls.results, state.comes, strict=True)
+        moved = sum(self.local_bytes(kind, spec) for value, kind, spec in results if self.has_memory[value])
+        for position, (value, kind, spec) in enumerate(zip(graph.operands(op), cls.operands, state.needs, strict=True)):
+            if self.has_memory[value]:
+                partly = position == 0 and cls.name in _READS_PART
+                moved += min(moved, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
+        seconds = self.model.compute_s(cls, moved, self.size if state.strategy >= 0 else 1)
+        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
+        return seconds + sum(float(reshard_seconds(self.model, kind)[comes, REPLICATED]) for kind, comes in scalars)
+
+    def local_bytes(self, kind: TensorType, spec: Spec) -> int:
+        return kind.num_bytes // self.size if split_dim(spec) is not None else kind.num_bytes
+
+    # Edges
+
+    def use(self, value: int, target: int, operand: int, time: int) -> None:
+        source = self.giver[value]
+        swapped = source > target
+        pair = (target, source) if swapped else (source, target)
+        use = _Use(swapped, self.offset[value], operand, self.value_type[value])
+        self.edges.setdefault(pair, []).append(use)
+        self.copies.append((pair, use, time))
+
+    def edge_tables(self) -> tuple[Ints, Ints, Ints]:
+        rows = []
+        for (u, v), uses in self.edges.items():
+            key = ("edge", id(self.nodes[u].states), id(self.nodes[v].states), tuple(uses))
+            table = self.remembered(key, lambda: sum((self.use_table(u, v, use) for use in uses), np.zeros(())))  # noqa: B023
+            if u == v:
+                self.costs[u] = self.intern(self.tables[self.costs[u]] + np.diagonal(self.tables[table]))
+            elif self.tables[table].any():
+                rows.append((u, v, table))
+        self.edge_number = {(u, v): number for number, (u, v, _) in enumerate(rows)}
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        return columns[0], columns[1], columns[2]
+
+    def ends(self, u: int, v: int, use: _Use) -> tuple[list[Spec], list[Spec]]:
+        """Returns the specs given and needed, by state of the giver and of the reader."""
+        source, target = (v, u) if use.swapped else (u, v)
+        return [s.comes[use.result] for s in self.nodes[source].states], [s.needs[use.operand] for s in self.nodes[target].states]
+
+    def use_table(self, u: int, v: int, use: _Use) -> Floats:
+        """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
+        given, needed = self.ends(u, v, use)
+        table = reshard_seconds(self.model, self.graph.types[use.type])[np.ix_(given, needed)]
+        return table.T if use.swapped else table
+
+    # Memory
+
+    def residents(self) -> tuple[Floats, Residents, Residents]:
+        graph = self.graph
+        end = self.last_times()
+        base = np.zeros(graph.num_ops + 2)
+        rows: list[tuple[int, int, int, int]] = []
+        in_place = {graph.returns[result] for result in self.taken_over}
+        for value in range(graph.num_values):
+            op, kind = int(graph.value_op[value]), graph.types[self.value_type[value]]
+            if not kind.num_bytes or not self.in_memory[value] or value in in_place:
+                continue
+            start, stop = (0, graph.num_ops) if op < 0 else (op, int(end[value]))
+            node = self.giver[value]
+            if node < 0:
+                base[start] += kind.num_bytes
+                base[stop + 1] -= kind.num_bytes
+            else:
+                rows.append((node, self.stored_bytes(node, value), start, stop))
+        copies = [row for copy in self.copies if (row := self.copy_bytes(*copy)) is not None]
+        return np.cumsum(base)[:-1], _residents(rows), _residents(copies)
+
+    def last_times(self) -> Ints:
+        """Returns the time of each value's last reader [values]; what reads a view, or a value computed where it is read, reads its operands."""
+        graph = self.graph
+        end = np.maximum(graph.value_op, 0).copy()
+        np.maximum.at(end, graph.uses, np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start)))
+        end[list(graph.returns)] = graph.num_ops
+        view = [c.name in COPY_FREE and len(c.operands) == 1 for c in graph.classes]
+        last = end.tolist()
+        for op in range(graph.num_ops - 1, -1, -1):
+            result = self.result_start[op]
+            if self.result_start[op + 1] == result + 1 and (view[self.op_class[op]] or not self.in_memory[result]):
+                for operand in self.uses[self.use_start[op] : self.use_start[op + 1]]:
+                    last[operand] = max(last[operand], last[result])
+        return np.array(last, dtype=np.int64)
+
+    def stored_bytes(self, node: int, value: int) -> int:
+        states, offset, kind = self.nodes[node].states, self.offset[value], self.graph.types[self.value_type[value]]
+        sizes = lambda: np.array([self.local_bytes(kind, s.comes[offset]) for s in states], dtype=np.float64)  # noqa: E731
+        return self.remembered(("bytes", id(states), offset, kind), sizes)
+
+    def copy_bytes(self, pair: tuple[int, int], use: _Use, time: int) -> tuple[int, int, int, int] | None:
+        """Returns the resident that the second copy of a resharded value is, or None where no states reshard it."""
+        edge = self.edge_number.get(pair)
+        if edge is None:
+            return None
+        u, v = pair
+        key = ("copy", id(self.nodes[u].states), id(self.nodes[v].states), use)
+        table = self.remembered(key, lambda: self.copy_table(u, v, use))
+        return (edge, table, time, time) if self.tables[table].any() else None
+
+    def copy_table(self, u: int, v: int, use: _Use) -> Floats:
+        given, needed = self.ends(u, v, use)
+        kind = self.graph.types[use.type]
+        rows = [[self.local_bytes(kind, n) if n != g else 0 for n in needed] for g in given]
+        table = np.array(rows, dtype=np.float64)
+        return table.T.copy() if use.swapped else table
+
+
+def _residents(rows: list[tuple[int, int, int, int]]) -> Residents:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return Residents(columns[0], columns[1], columns[2], columns[3])

@@ -1,0 +1,340 @@
+"""Exact solution by eliminating nodes: dynamic programming over the graph, with equal work done once.
+
+A node is removed by minimising over its states: with one neighbour that is a message to it (the cone DP of Rhino 4.3.2, level 1), with two a new edge
+between them (level 3, where the node is a critical node between segments), with more a table over all of them. Every removal is exact, so what
+comes out is the optimum; only the size of the tables limits it. Before that, states that can never win are dropped: state p of a node
+loses to q if p costs more by itself than q could ever cost more on all edges together.
+
+Tables are interned by content and every operation is remembered by its operands, so the k-th equal layer costs some dictionary look-ups:
+TAP's folding without a notion of layers. The order is by size of the table made, then by node number: no order depends on hashing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from rhino.strategies.problem import Floats, Ints, Problem
+
+Mask = tuple[int, ...]
+"""The states of a node that are left, by their numbers in the problem."""
+
+
+@dataclass(eq=False)
+class TableStore:
+    """Interned tables, and the memory of operations on them. May be shared by solves of the same problem at other prices."""
+
+    tables: list[Floats] = field(default_factory=list)
+    numbers: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
+    memo: dict[object, object] = field(default_factory=dict)
+
+    def intern(self, table: Floats) -> int:
+        """Returns the number of a table equal to `table`."""
+        if not table.flags.c_contiguous:
+            table = table.copy()
+        key = (table.shape, table.tobytes())
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = len(self.tables)
+            self.tables.append(table)
+        return number
+
+    def add(self, a: int, b: int) -> int:
+        """Returns the sum of two tables of the same shape."""
+        key = ("add", a, b) if a <= b else ("add", b, a)
+        if key not in self.memo:
+            self.memo[key] = self.intern(self.tables[a] + self.tables[b])
+        return self.memo[key]  # type: ignore[return-value]
+
+    def scale(self, a: int, factor: float) -> int:
+        """Returns a table times a factor; what is infinite stays so."""
+        key = ("scale", a, factor)
+        if key not in self.memo:
+            table = self.tables[a]
+            self.memo[key] = self.intern(np.where(np.isinf(table), table, np.where(np.isinf(table), 0.0, table) * factor))
+        return self.memo[key]  # type: ignore[return-value]
+
+    def row(self, a: int) -> int:
+        """Returns the only row of a table whose first side has one state."""
+        if ("row", a) not in self.memo:
+            self.memo["row", a] = self.intern(self.tables[a][0])
+        return self.memo["row", a]  # type: ignore[return-value]
+
+    def transpose(self, a: int) -> int:
+        """Returns a table with its two sides swapped."""
+        if ("T", a) not in self.memo:
+            self.memo["T", a] = self.intern(self.tables[a].T)
+        return self.memo["T", a]  # type: ignore[return-value]
+
+    def take(self, a: int, masks: tuple[Mask, ...]) -> int:
+        """Returns the rows and columns of a table that `masks` leave."""
+        table = self.tables[a]
+        if all(len(mask) == size for mask, size in zip(masks, table.shape, strict=True)):
+            return a
+        key = ("take", a, masks)
+        if key not in self.memo:
+            self.memo[key] = self.intern(table[np.ix_(*masks)])
+        return self.memo[key]  # type: ignore[return-value]
+
+    def least(self, parts: Parts) -> int:
+        """Sums tables over positions and minimises over position 0: returns the table of the minimum over the others.
+
+        `parts` lists (table, the positions of its sides); positions count the variables of the sum.
+        """
+        key = ("least", parts)
+        if key not in self.memo:
+            self.memo[key] = self._least(parts)
+        return self.memo[key]  # type: ignore[return-value]
+
+    def _least(self, parts: Parts) -> int:
+        count = 1 + max(position for _, positions in parts for position in positions)
+        aligned = [_align(self.tables[number], positions, count) for number, positions in parts]
+        states = max(table.shape[0] for table in aligned)
+        best: Floats | None = None
+        for state in range(states):  # one state at a time: the sum never exists for all of them at once
+            row: Floats = np.zeros((1,) * (count - 1))
+            for table in aligned:
+                row = row + table[state if table.shape[0] > 1 else 0]
+            best = row if best is None else np.minimum(best, row)
+        assert best is not None
+        return self.intern(best)
+
+
+Parts = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def _align(table: Floats, positions: tuple[int, ...], count: int) -> Floats:
+    """Returns a view of `table` with its sides at `positions` of `count`."""
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    shape = [1] * count
+    for side in order:
+        shape[positions[side]] = table.shape[side]
+    return table.transpose(order).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One removed node: its factors then, over itself (position 0) and its neighbours (positions 1, 2, ...), and everyone's states then."""
+
+    node: int
+    neighbours: tuple[int, ...]
+    parts: Parts
+    masks: tuple[Mask, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """What is left after the cheap removals: the alive nodes, their states, and the factors between them."""
+
+    nodes: tuple[int, ...]
+    num_edges: int
+
+
+class TooWide(Exception):
+    """Elimination would need a table of more than the allowed number of entries."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__(f"a table of {entries:,} entries")
+        self.entries = entries
+
+
+class Elimination:
+    """The state of one elimination: factors between alive nodes, and the steps taken so far."""
+
+    def __init__(
+        self, problem: Problem, store: TableStore, node_costs: Sequence[int] | None = None, edge_costs: Sequence[int] | None = None
+    ) -> None:
+        self.problem = problem
+        self.store = store
+        base = [store.intern(table) for table in problem.tables]
+        self.unary = list(node_costs) if node_costs is not None else [base[t] for t in problem.node_table]
+        edges = edge_costs if edge_costs is not None else [base[t] for t in problem.edge_table]
+        self.pairs: list[dict[int, int]] = [{} for _ in range(problem.num_nodes)]
+        for u, v, table in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), edges, strict=True):
+            self.pairs[u][v] = table
+            self.pairs[v][u] = store.transpose(table)
+        self.masks: list[Mask] = [tuple(range(len(store.tables[t]))) for t in self.unary]
+        self.wide: list[dict[tuple[int, ...], int]] = [{} for _ in range(problem.num_nodes)]
+        self.constant = 0.0
+        self.widest = 0
+        self.steps: list[Step] = []
+        self.alive = [True] * problem.num_nodes
+
+    # States that cannot win
+
+    def drop_dominated(self) -> int:
+        """Drops dominated states until none is left; returns how many went. Only while all factors are pairs."""
+        store, dropped = self.store, 0
+        self._settle(range(len(self.unary)))
+        work = [node for node, alive in enumerate(self.alive) if alive]
+        while work:
+            changed: dict[int, None] = {}
+            for node in work:
+                signature = (self.unary[node], tuple(sorted(self.pairs[node].values())))
+                kept = store.memo.get(("kept", signature))
+                if kept is None:
+                    kept = store.memo["kept", signature] = self._undominated(node)
+                if len(kept) < len(self.masks[node]):  # type: ignore[arg-type]
+                    dropped += len(self.masks[node]) - len(kept)  # type: ignore[arg-type]
+                    self._restrict(node, kept)  # type: ignore[arg-type]
+                    changed.update(dict.fromkeys((node, *self.pairs[node])))
+            self._settle(sorted(changed))
+            work = [node for node in sorted(changed) if self.alive[node]]
+        return dropped
+
+    def _settle(self, nodes: Iterable[int]) -> None:
+        """Removes those of `nodes` that have one state left: their edges become costs of the other ends."""
+        for node in nodes:
+            if self.alive[node] and len(self.masks[node]) == 1:
+                for other, table in sorted(self.pairs[node].items()):
+                    self.unary[other] = self.store.add(self.unary[other], self.store.row(table))
+                    del self.pairs[other][node]
+                self.pairs[node] = {}
+                self.remove(node)
+
+    def _undominated(self, node: int) -> Mask:
+        store = self.store
+        cost = store.tables[self.unary[node]]
+        excess = np.zeros((len(cost), len(cost)))  # [p, q]: the most that q can cost more than p on the edges
+        barred = np.zeros(excess.shape, dtype=bool)  # q is illegal somewhere where p is legal
+        for table in self.pairs[node].values():
+            worst = self._worst(table)
+            barred |= np.isposinf(worst)
+            excess = excess + np.where(np.isposinf(worst), 0.0, worst)
+        with np.errstate(invalid="ignore"):
+            loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
+        alive = np.ones(len(cost), dtype=bool)
+        for p in np.argsort(cost, kind="stable")[::-1]:
+            alive[p] = False
+            alive[p] = not loses[p, alive].any()
+        return tuple(np.flatnonzero(alive).tolist())
+
+    def _worst(self, table: int) -> Floats:
+        key = ("worst", table)
+        if key not in self.store.memo:
+            values = self.store.tables[table]
+            with np.errstate(invalid="ignore"):
+                difference = values[None, :, :] - values[:, None, :]  # [p, q, k]
+            difference[np.isnan(difference)] = -np.inf  # neither is legal there
+            self.store.memo[key] = difference.max(axis=2)
+        return self.store.memo[key]  # type: ignore[return-value]
+
+    def _restrict(self, node: int, kept: Mask) -> None:
+        store = self.store
+        self.masks[node] = tuple(self.masks[node][k] for k in kept)
+        self.unary[node] = store.take(self.unary[node], (kept,))
+        for other, table in self.pairs[node].items():
+            rows = tuple(range(store.tables[table].shape[1]))
+            self.pairs[node][other] = store.take(table, (kept, rows))
+            self.pairs[other][node] = store.transpose(self.pairs[node][other])
+
+    # Removal
+
+    def neighbours(self, node: int) -> tuple[int, ...]:
+        """Returns the nodes that share a factor with `node`, ascending."""
+        found = set(self.pairs[node])
+        for scope in self.wide[node]:
+            found.update(scope)
+        found.discard(node)
+        return tuple(sorted(found))
+
+    def entries(self, node: int) -> int:
+        """Returns the size of the table that removing `node` makes, its own states included."""
+        return prod(len(self.masks[n]) for n in (*self.neighbours(node), node))
+
+    def remove(self, node: int) -> tuple[int, ...]:
+        """Removes `node` by minimising over it; returns its neighbours."""
+        around = self.neighbours(node)
+        scope = (node, *around)
+        position = {n: p for p, n in enumerate(scope)}
+        parts = [(self.unary[node], (0,))]
+        parts += [(table, (0, position[other])) for other, table in self.pairs[node].items()]
+        parts += [(table, tuple(position[n] for n in wide)) for wide, table in self.wide[node].items()]
+        ordered = tuple(sorted(parts, key=_part_order))
+        least = self.store.least(ordered)
+        self._detach(node)
+        self._attach(around, least)
+        self.steps.append(Step(node, around, ordered, tuple(self.masks[n] for n in scope)))
+        self.alive[node] = False
+        return around
+
+    def _detach(self, node: int) -> None:
+        for other in self.pairs[node]:
+            del self.pairs[other][node]
+        for scope in self.wide[node]:
+            for other in scope:
+                if other != node:
+                    del self.wide[other][scope]
+        self.pairs[node], self.wide[node] = {}, {}
+
+    def _attach(self, scope: tuple[int, ...], table: int) -> None:
+        store = self.store
+        match scope:
+            case ():
+                self.constant += float(store.tables[table])
+            case (n,):
+                self.unary[n] = store.add(self.unary[n], table)
+            case (u, v):
+                total = store.add(self.pairs[u][v], table) if v in self.pairs[u] else table
+                self.pairs[u][v] = total
+                self.pairs[v][u] = store.transpose(total)
+            case _:
+                held = self.wide[scope[0]].get(scope)
+                total = table if held is None else store.add(held, table)
+                for n in scope:
+                    self.wide[n][scope] = total
+
+    def run(self, max_degree: int | None = None, max_entries: int = 1 << 24) -> None:
+        """Removes nodes, smallest table first; only those of at most `max_degree` neighbours, if that is given.
+
+        Raises:
+            TooWide: where the next table would have more than `max_entries` entries; what was removed stays removed.
+        """
+        heap = [(self._key(node), node) for node in range(len(self.alive)) if self.alive[node]]
+        heapq.heapify(heap)
+        current = {node: key for key, node in heap}
+        while heap:
+            key, node = heapq.heappop(heap)
+            if not self.alive[node] or current[node] != key:
+                continue
+            if max_degree is not None and key[0] > max_degree:
+                continue
+            if key[1] > max_entries:
+                raise TooWide(key[1])
+            self.widest = max(self.widest, key[1])
+            for other in self.remove(node):
+                fresh = self._key(other)
+                if fresh != current[other]:
+                    current[other] = fresh
+                    heapq.heappush(heap, (fresh, other))
+
+    def _key(self, node: int) -> tuple[int, int]:
+        return (min(len(self.neighbours(node)), 3), self.entries(node))
+
+    def core(self) -> Core:
+        """Returns what is left."""
+        nodes = tuple(n for n, alive in enumerate(self.alive) if alive)
+        wide = {scope for n in nodes for scope in self.wide[n]}
+        return Core(nodes, sum(len(self.pairs[n]) for n in nodes) // 2 + len(wide))
+
+    def read_back(self, rest: dict[int, int] | None = None) -> Ints:
+        """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive (none, after a whole run)."""
+        picked = np.zeros(len(self.alive), dtype=np.int64)
+        for node, state in (rest or {}).items():
+            picked[node] = self.masks[node][state]
+        for step in reversed(self.steps):
+            index = [mask.index(picked[n]) for n, mask in zip(step.neighbours, step.masks[1:], strict=True)]
+            costs = np.zeros(len(step.masks[0]))
+            for number, positions in step.parts:
+                table = self.store.tables[number]
+                costs = costs + table[tuple(slice(None) if p == 0 else index[p - 1] for p in positions)]
+            picked[step.node] = step.masks[0][int(costs.argmin())]
+        return picked
+
+
+def _part_order(part: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:
+    return (len(part[1]), *part[1], part[0])

@@ -1,0 +1,97 @@
+"""The choice to be made, as plain tables: nodes with states, edges with cost matrices, and what each choice keeps in memory.
+
+    minimise   sum_u cost_u[x_u]  +  sum_(u,v) cost_uv[x_u, x_v]
+    such that  for every time t:  base[t] + sum of the bytes of all residents alive at t  <=  budget
+
+A node is an op, an argument or a returned value, a state is a sharding strategy, an edge is a value from its producer to one consumer:
+Rhino section 4.2. A pair of states that is not legal has infinite cost; such a pair gets no variable in any solver and no place in any sum.
+Tables are shared between alike nodes (a tuple of tables and an index for each node), which is what makes alike layers cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residents:
+    """Tensors that take memory between two times, by who decides their size.
+
+    Shapes: all [residents]. `owner` is a node or an edge, `table` indexes `Problem.tables`: bytes per device by state [states of the node],
+    or by the states of both ends [states of u, states of v]. Alive at times `start .. end`, both included.
+    """
+
+    owner: Ints
+    table: Ints
+    start: Ints
+    end: Ints
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+
+def no_residents() -> Residents:
+    """Returns an empty list of residents."""
+    empty = np.zeros(0, dtype=np.int64)
+    return Residents(empty, empty, empty, empty)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """One choice problem.
+
+    Shapes: `node_table` [nodes], `edge_u`, `edge_v`, `edge_table` [edges] with edge_u < edge_v and no pair twice;
+    `tables[node_table[u]]` is [states of u], `tables[edge_table[e]]` is [states of u, states of v].
+    Units: costs in seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive whatever is chosen.
+    """
+
+    tables: tuple[Floats, ...]
+    node_table: Ints
+    edge_u: Ints
+    edge_v: Ints
+    edge_table: Ints
+    num_times: int = 1
+    base_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    node_residents: Residents = field(default_factory=no_residents)
+    edge_residents: Residents = field(default_factory=no_residents)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.node_table)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.edge_table)
+
+    def num_states(self) -> Ints:
+        """Returns the number of states of every node [nodes]."""
+        return np.array([len(self.tables[t]) for t in self.node_table], dtype=np.int64)
+
+    def cost(self, states: Sequence[int] | Ints) -> float:
+        """Returns the objective of a choice `states` [nodes], infinite if a pair in it is not legal."""
+        x = np.asarray(states, dtype=np.int64)
+        nodes = sum(float(self.tables[t][s]) for t, s in zip(self.node_table, x, strict=True))
+        edges = sum(float(self.tables[t][x[u], x[v]]) for t, u, v in zip(self.edge_table, self.edge_u, self.edge_v, strict=True))
+        return nodes + edges
+
+    def memory(self, states: Sequence[int] | Ints) -> Floats:
+        """Returns the bytes alive at every time [times] under a choice `states` [nodes]."""
+        x = np.asarray(states, dtype=np.int64)
+        change = np.zeros(self.num_times + 1)
+        nodes, edges = self.node_residents, self.edge_residents
+        node_bytes = [self.tables[t][x[u]] for t, u in zip(nodes.table, nodes.owner, strict=True)]
+        edge_bytes = [self.tables[t][x[self.edge_u[e]], x[self.edge_v[e]]] for t, e in zip(edges.table, edges.owner, strict=True)]
+        for residents, sizes in ((nodes, node_bytes), (edges, edge_bytes)):
+            np.add.at(change, residents.start, sizes)
+            np.subtract.at(change, residents.end + 1, sizes)
+        result: Floats = self.base_bytes + np.cumsum(change)[:-1]
+        return result
