@@ -40,6 +40,11 @@ class Tally:
         """All kinds together."""
         return Count(sum(count.num for count in self.counts.values()), sum(count.num_bytes for count in self.counts.values()))
 
+    @property
+    def sent_bytes(self) -> int:
+        """What the payloads come to on the wire, up to the factor (n - 1) / n: an all-reduce sends its payload twice (scattered, then gathered)."""
+        return self.total.num_bytes + self.counts.get("all_reduce", Count()).num_bytes
+
     def __add__(self, other: Tally) -> Tally:
         counts = {}
         for kind in KINDS:

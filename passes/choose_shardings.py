@@ -34,6 +34,10 @@ from rhino.strategies.search import Limits, Search
 
 STRATEGY = "rhino.strategy"
 
+_UNANNOTATED = frozenset({"sdy.sharding_constraint", "stablehlo.while", "stablehlo.case", "stablehlo.if"})
+"""Ops without an attribute of their own: a constraint is one already; loops and branches run whole, which is what no attribute means
+here, and saying it makes XLA's import fail where it drops a carried value that nobody reads (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`)."""
+
 
 @dataclass(frozen=True)
 class ChooseShardings(PlanningPass):
@@ -110,7 +114,7 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
     per_value: dict[tuple[ir.Attribute, ...], ir.Attribute] = {}
     for number, op in enumerate(program.ops):
         results = tuple(of_value(value) for value in graph.results(number))
-        if results and op.name != "sdy.sharding_constraint":
+        if results and op.name not in _UNANNOTATED:
             if results not in per_value:
                 per_value[results] = per_value_attribute(list(results))
             op.attributes[SHARDING] = per_value[results]

@@ -187,7 +187,7 @@ def _choose(module: ir.Module, annotated: _Program, compiled: Tally, devices: Se
     except RhinoError as error:
         return _Program(annotated.form, annotated.executable, (*annotated.lines, f"note: not localized: {error.what}"))
     planned = tally_module(local)
-    if compiled.total.num_bytes <= planned.total.num_bytes:
+    if compiled.sent_bytes <= planned.sent_bytes:
         return _Program(annotated.form, annotated.executable, (*_tally_lines("as planned", planned), *annotated.lines))
     localized = _compile_localized(local, devices)
     return _Program(
