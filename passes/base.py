@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir import ir, passmanager
 
+_WORD = re.compile(r"""(?:[^\s"]|"(?:[^"\\]|\\.)*")+""")
+_PLAIN = re.compile(r"[^\s\"{}(),]*")
 _OPTION_SYNTAX = "options read as name=value, in braces: rhino-pass{name=value}"
 
 
@@ -31,7 +35,8 @@ class Pass:
 
     def text(self) -> str:
         """Returns the textual form, with every option, that parses back to this pass."""
-        options = " ".join(f"{f.name.replace('_', '-')}={_spell(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        named = zip(option_names(type(self)), dataclasses.fields(self), strict=True)
+        options = " ".join(f"{name}={_spell(getattr(self, f.name))}" for name, f in named)
         return f"{self.name}{{{options}}}" if options else self.name
 
 
@@ -62,34 +67,61 @@ class Remarks:
 
 
 def _spell(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def parse_options(cls: type[Pass], text: str) -> Pass:
-    """Returns the pass built from `name=value` words, as between the braces of a textual pipeline."""
-    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(cls)}
-    values: dict[str, Any] = {}
-    for word in text.split():
+def option_names(cls: type[Pass]) -> tuple[str, ...]:
+    """Returns the names of a pass's options, as textual pipelines spell them."""
+    return tuple(f.name.replace("_", "-") for f in dataclasses.fields(cls))
+
+
+def read_options(owner: str, text: str) -> dict[str, str]:
+    """Returns the `name=value` words between the braces of a textual pipeline; a value in double quotes may hold anything."""
+    if _WORD.sub("", text).strip():
+        raise RhinoError("RHI-PASS-001", f"a quote is not closed in the options of '{owner}': {text}", fix=_OPTION_SYNTAX)
+    values = {}
+    for word in _WORD.findall(text):
         key, equals, value = word.partition("=")
-        if key not in fields or not equals:
+        if not equals:
+            raise RhinoError("RHI-PASS-001", f"'{word}' is no option of '{owner}'", fix=_OPTION_SYNTAX)
+        values[key] = _unquote(value)
+    return values
+
+
+def _unquote(value: str) -> str:
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(json.loads(value))
+    except ValueError:
+        raise RhinoError("RHI-PASS-001", f"{value} is no quoted text", fix='inside quotes, write \\" for a quote') from None
+
+
+def make_pass(cls: type[Pass], options: Mapping[str, str], owner: str = "") -> Pass:
+    """Returns the pass with these options; `owner` is who was given them, if not the pass itself."""
+    fields = dict(zip(option_names(cls), dataclasses.fields(cls), strict=True))
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in fields:
             known = ", ".join(fields) or "none"
-            raise RhinoError("RHI-PASS-001", f"pass '{cls.name}' has no option '{word}'; its options: {known}", fix=_OPTION_SYNTAX)
-        values[fields[key].name] = _convert(cls, fields[key], value)
+            raise RhinoError("RHI-PASS-001", f"'{owner or cls.name}' has no option '{key}'; its options: {known}", fix=_OPTION_SYNTAX)
+        values[fields[key].name] = _convert(owner or cls.name, fields[key], value)
     return cls(**values)
 
 
-def _convert(cls: type[Pass], option: dataclasses.Field[Any], value: str) -> Any:  # noqa: ANN401
+def _convert(owner: str, option: dataclasses.Field[Any], value: str) -> Any:  # noqa: ANN401
     match option.default:
         case bool():
             if value in ("true", "false"):
                 return value == "true"
         case int():
-            if value.lstrip("-").isdigit():
+            if re.fullmatch("-?[0-9]+", value):
                 return int(value)
         case _:
             return value
-    wanted = type(option.default).__name__
-    raise RhinoError("RHI-PASS-001", f"option '{option.name}' of pass '{cls.name}' takes a {wanted}, not '{value}'", fix=_OPTION_SYNTAX)
+    wanted = "true or false" if isinstance(option.default, bool) else "a whole number"
+    raise RhinoError("RHI-PASS-001", f"option '{option.name}' of '{owner}' takes {wanted}, not '{value}'", fix=_OPTION_SYNTAX)
 
 
 def add_to(manager: passmanager.PassManager, item: Pass, remarks: Remarks | None = None) -> None:

@@ -183,7 +183,7 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
         node = choice.nodes[owner]
         value = node.number if node.kind == "argument" else choice.graph.results(node.number).start
         notes.append(f"at least {format_bytes(size)}: {program.describe(value)}")
-    needed = max(float(change.max()), outcome.peak_bytes if isinstance(outcome, Infeasible) else 0.0)
+    needed = max(float(change.max()), (outcome.peak_bytes or 0.0) if isinstance(outcome, Infeasible) else 0.0)
     return RhinoError(
         "RHI-SOLVE-001",
         f"no choice of shardings fits {format_bytes(budget)} per device; at least {format_bytes(needed)} are needed",

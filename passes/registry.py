@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from rhino.passes.base import Pass
+from rhino.passes.annotate_candidates import AnnotateCandidates
+from rhino.passes.annotate_work import AnnotateWork
+from rhino.passes.base import Pass, make_pass
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.localize import Localize
 from rhino.passes.normalize import Normalize
+from rhino.passes.strip import Strip
 
-PASSES: Final[tuple[type[Pass], ...]] = (ChooseShardings, Localize, Normalize)
+Item = Pass | str
+"""A step of a pipeline: one of our passes, or the textual form of MLIR's own."""
+
+PASSES: Final[tuple[type[Pass], ...]] = (AnnotateCandidates, AnnotateWork, ChooseShardings, Localize, Normalize, Strip)
 """Sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A named list of passes. `takes` is the pass whose options it has; `build` makes the list from their values."""
+
+    doc: str
+    takes: type[Pass]
+    build: Callable[[Mapping[str, str]], tuple[Item, ...]]
+
+
+def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
+    return (
+        Normalize(),  # First: a sharding has to be chosen across calls, and dead or doubled ops would count as work and memory.
+        "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads from the rules what each op can split.
+        make_pass(ChooseShardings, options, "auto-shard"),  # From here on attributes alone change.
+        "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from the ops, and are longer than they.
+    )
+
+
+def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
+    return (make_pass(Localize, options, "localize"),)  # Alone: it makes the rules that it needs, and takes them away.
+
+
+PIPELINES: Final[dict[str, Pipeline]] = {
+    "auto-shard": Pipeline("Choose a sharding for every tensor, and write it on the module.", ChooseShardings, _auto_shard),
+    "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", Localize, _localize),
+}
+"""Sorted by name."""
+
+
+def build_named(name: str, options: Mapping[str, str]) -> tuple[Item, ...] | None:
+    """Returns the steps of one of our passes or pipelines; None where `name` is neither.
+
+    Raises:
+        RhinoError: RHI-PASS-001 for an option that it does not have, or a value of another kind.
+    """
+    if name in PIPELINES:
+        return PIPELINES[name].build(options)
+    cls = next((cls for cls in PASSES if cls.name == name), None)
+    return (make_pass(cls, options),) if cls is not None else None
+
+
+def known_names() -> tuple[str, ...]:
+    """Returns the names of our pipelines and passes."""
+    return (*PIPELINES, *(cls.name for cls in PASSES))
+
+
+def closest_names(name: str) -> tuple[str, ...]:
+    """Returns the names of ours that `name` may have been meant to be, best first."""
+    return tuple(difflib.get_close_matches(name, known_names(), n=3))

@@ -134,7 +134,7 @@ class Core:
     num_edges: int
 
 
-class TooWide(Exception):
+class TooWideError(Exception):
     """Elimination would need a table of more than the allowed number of entries."""
 
     def __init__(self, entries: int) -> None:
@@ -236,6 +236,8 @@ class Elimination:
 
     def neighbours(self, node: int) -> tuple[int, ...]:
         """Returns the nodes that share a factor with `node`, ascending."""
+        if not self.wide[node]:
+            return tuple(sorted(self.pairs[node]))
         found = set(self.pairs[node])
         for scope in self.wide[node]:
             found.update(scope)
@@ -288,32 +290,48 @@ class Elimination:
                 for n in scope:
                     self.wide[n][scope] = total
 
-    def run(self, max_degree: int | None = None, max_entries: int = 1 << 24) -> None:
-        """Removes nodes, smallest table first; only those of at most `max_degree` neighbours, if that is given.
+    def remove_chains(self) -> None:
+        """Removes nodes of degree 0, 1 and 2 until none is left, in rounds over the whole graph: alike places at the same time."""
+        work = [node for node, alive in enumerate(self.alive) if alive]
+        while work:
+            touched: dict[int, None] = {}
+            for node in work:
+                if self.alive[node] and not self.wide[node] and len(self.pairs[node]) <= 2:
+                    touched.update(dict.fromkeys(self.remove(node)))
+            work = sorted(touched)
+
+    def run(self, max_entries: int) -> None:
+        """Removes every node, the one that makes the smallest table first.
 
         Raises:
-            TooWide: where the next table would have more than `max_entries` entries; what was removed stays removed.
+            TooWideError: where the next table would have more than `max_entries` entries; what was removed stays removed.
         """
-        heap = [(self._key(node), node) for node in range(len(self.alive)) if self.alive[node]]
+        heap = [(self.entries(node), node) for node, alive in enumerate(self.alive) if alive]
         heapq.heapify(heap)
         current = {node: key for key, node in heap}
         while heap:
             key, node = heapq.heappop(heap)
             if not self.alive[node] or current[node] != key:
                 continue
-            if max_degree is not None and key[0] > max_degree:
-                continue
-            if key[1] > max_entries:
-                raise TooWide(key[1])
-            self.widest = max(self.widest, key[1])
+            self._check(key, max_entries)
             for other in self.remove(node):
-                fresh = self._key(other)
+                fresh = self.entries(other)
                 if fresh != current[other]:
                     current[other] = fresh
                     heapq.heappush(heap, (fresh, other))
 
-    def _key(self, node: int) -> tuple[int, int]:
-        return (min(len(self.neighbours(node)), 3), self.entries(node))
+    def replay(self, order: Sequence[int], max_entries: int) -> None:
+        """Removes every node in the order of an earlier run on the same graph. Raises TooWideError as `run` does."""
+        for node in order:
+            if self.alive[node]:
+                if self.wide[node]:
+                    self._check(self.entries(node), max_entries)
+                self.remove(node)
+
+    def _check(self, entries: int, max_entries: int) -> None:
+        self.widest = max(self.widest, entries)
+        if entries > max_entries:
+            raise TooWideError(entries)
 
     def core(self) -> Core:
         """Returns what is left."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ def no_residents() -> Residents:
     return Residents(empty, empty, empty, empty)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """One choice problem.
 
@@ -76,20 +77,40 @@ class Problem:
         """Returns the number of states of every node [nodes]."""
         return np.array([len(self.tables[t]) for t in self.node_table], dtype=np.int64)
 
+    @cached_property
+    def _flat(self) -> tuple[Floats, Ints, Ints]:
+        """All tables in one array; where each starts, and how many columns it has [tables]."""
+        sizes = np.array([table.size for table in self.tables], dtype=np.int64)
+        columns = np.array([table.shape[-1] if table.ndim == 2 else 1 for table in self.tables], dtype=np.int64)
+        values = np.concatenate([table.ravel() for table in self.tables]) if self.tables else np.zeros(0)
+        return values, np.cumsum(sizes) - sizes, columns
+
+    def node_entries(self, tables: Ints, nodes: Ints, states: Ints) -> Floats:
+        """Returns an entry of each of `tables` [n], by the states of `nodes` [n] in a choice `states` [nodes]."""
+        values, start, _ = self._flat
+        found: Floats = values[start[tables] + states[nodes]]
+        return found
+
+    def edge_entries(self, tables: Ints, edges: Ints, states_u: Ints, states_v: Ints) -> Floats:
+        """Returns an entry of each of `tables` [n], by the states of both ends of `edges` [n] in two choices [nodes]."""
+        values, start, columns = self._flat
+        found: Floats = values[start[tables] + states_u[self.edge_u[edges]] * columns[tables] + states_v[self.edge_v[edges]]]
+        return found
+
     def cost(self, states: Sequence[int] | Ints) -> float:
         """Returns the objective of a choice `states` [nodes], infinite if a pair in it is not legal."""
         x = np.asarray(states, dtype=np.int64)
-        nodes = sum(float(self.tables[t][s]) for t, s in zip(self.node_table, x, strict=True))
-        edges = sum(float(self.tables[t][x[u], x[v]]) for t, u, v in zip(self.edge_table, self.edge_u, self.edge_v, strict=True))
-        return nodes + edges
+        nodes = self.node_entries(self.node_table, np.arange(self.num_nodes), x)
+        edges = self.edge_entries(self.edge_table, np.arange(self.num_edges), x, x)
+        return float(nodes.sum() + edges.sum())
 
     def memory(self, states: Sequence[int] | Ints) -> Floats:
         """Returns the bytes alive at every time [times] under a choice `states` [nodes]."""
         x = np.asarray(states, dtype=np.int64)
-        change = np.zeros(self.num_times + 1)
         nodes, edges = self.node_residents, self.edge_residents
-        node_bytes = [self.tables[t][x[u]] for t, u in zip(nodes.table, nodes.owner, strict=True)]
-        edge_bytes = [self.tables[t][x[self.edge_u[e]], x[self.edge_v[e]]] for t, e in zip(edges.table, edges.owner, strict=True)]
+        change = np.zeros(self.num_times + 1)
+        node_bytes = self.node_entries(nodes.table, nodes.owner, x)
+        edge_bytes = self.edge_entries(edges.table, edges.owner, x, x)
         for residents, sizes in ((nodes, node_bytes), (edges, edge_bytes)):
             np.add.at(change, residents.start, sizes)
             np.subtract.at(change, residents.end + 1, sizes)

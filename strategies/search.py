@@ -14,15 +14,14 @@ Limits are steps (solves), never seconds: the same problem gives the same answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
-from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved
-from rhino.strategies.eliminate import Elimination, TableStore, TooWide
+from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved, make_answer
+from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
 
@@ -71,9 +70,14 @@ class Search:
     limits: Limits = field(default_factory=Limits)
     store: TableStore = field(default_factory=TableStore)
     statistics: Statistics = field(default_factory=Statistics)
+    order: list[int] | None = None
+    """The order in which the first solve removed the nodes; prices change tables, not the graph, so later solves follow it."""
 
     def reduce(self, prices: Prices | None = None, budget_bytes: float = 0.0, costs: bool = True) -> Reduced:
-        """Returns the problem at `prices` with dominated states and nodes of degree 0, 1 and 2 removed; `costs` off leaves the prices alone."""
+        """Returns the problem at `prices`, without dominated states, and for the first solve without nodes of degree 0, 1 and 2.
+
+        With `costs` off, the prices are all that is charged.
+        """
         prices = prices or {}
         problem, store = self.problem, self.store
         base = [store.intern(table) for table in problem.tables]
@@ -86,10 +90,10 @@ class Search:
                 charged[owner] = store.add(charged[owner], store.scale(base[residents.table[row]], float(weight[row])))
         elimination = Elimination(problem, store, node_costs, edge_costs)
         dropped = elimination.drop_dominated()
-        elimination.run(max_degree=2)
-        elimination.drop_dominated()
-        elimination.run(max_degree=2)
-        if not self.statistics.solves:
+        if self.order is None:
+            elimination.remove_chains()
+            elimination.drop_dominated()
+            elimination.remove_chains()
             self._note(elimination, dropped)
         offset = sum(price * (float(problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
         return Reduced(elimination, offset)
@@ -102,28 +106,27 @@ class Search:
     def finish(self, reduced: Reduced) -> tuple[Ints, float]:
         """Solves the core exactly: returns the best states and the value at the prices (infinite where nothing is legal)."""
         self.statistics.solves += 1
-        reduced.elimination.run(max_entries=self.limits.table_entries)
-        self.statistics.widest_table = max(self.statistics.widest_table, reduced.elimination.widest)
-        return reduced.elimination.read_back(), reduced.elimination.constant + reduced.offset
+        elimination, limit = reduced.elimination, self.limits.table_entries
+        if self.order is None:
+            elimination.run(limit)
+            self.order = [step.node for step in elimination.steps]
+        else:
+            elimination.replay(self.order, limit)
+        self.statistics.widest_table = max(self.statistics.widest_table, elimination.widest)
+        return elimination.read_back(), elimination.constant + reduced.offset
 
     def run(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
         """Returns the best choice under the budget, with a bound; or what stands against one."""
         try:
             states, value = self.finish(first or self.reduce())
-        except TooWide:
+        except TooWideError:
             return solve_milp(self.problem, budget_bytes)
         if not np.isfinite(value):
-            return Infeasible()
-        answer = self.answer(states, value, "elimination")
+            return Infeasible(None)
+        answer = make_answer(self.problem, states, value, "elimination")
         if budget_bytes is None or answer.peak_bytes <= budget_bytes:
             return answer
         return _Priced(self, budget_bytes, answer).run()
-
-    def answer(self, states: Ints, bound: float, method: str) -> Answer:
-        """Returns the answer of `states`, measured anew on the problem itself."""
-        cost = self.problem.cost(states)
-        peak = float(self.problem.memory(states).max())
-        return Answer(states=states, cost=cost, bound=min(bound, cost), peak_bytes=peak, method=method)
 
 
 def _weights(residents: Residents, prices: Prices) -> Floats:
@@ -178,7 +181,7 @@ class _Priced:
             cost = problem.cost(states)
             self.columns.append((states, cost, memory))
             if memory[peak] <= self.budget and (self.best is None or cost < self.best.cost):
-                self.best = self.search.answer(states, self.bound, "elimination at memory prices")
+                self.best = make_answer(problem, states, self.bound, "elimination at memory prices")
         return fresh or not known
 
     def seek_feasible(self) -> Infeasible | None:
@@ -247,7 +250,7 @@ class _Priced:
                 continue
             better = _recombination(self.search.problem, self.best.states, states, self.budget)
             if better is not None:
-                answer = self.search.answer(better, self.bound, "elimination at memory prices, recombined")
+                answer = make_answer(self.search.problem, better, self.bound, "elimination at memory prices, recombined")
                 if answer.cost < self.best.cost and answer.peak_bytes <= self.budget:
                     self.best = answer
 
@@ -261,7 +264,7 @@ class _Priced:
                 return outcome
         if best is None:
             return Unsolved(self.bound)
-        return self.search.answer(best.states, self.bound, best.method)
+        return make_answer(problem, best.states, self.bound, best.method)
 
 
 def _recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> Ints | None:
@@ -313,39 +316,40 @@ def _components(problem: Problem, nodes: Ints) -> list[list[int]]:
 def _cost_changes(problem: Problem, base: Ints, other: Ints, label: Ints, count: int) -> Floats:
     """Returns what taking over each component changes in cost [components]."""
     change = np.zeros(count)
-    for node in np.flatnonzero(label >= 0).tolist():
-        table = problem.tables[problem.node_table[node]]
-        change[label[node]] += table[other[node]] - table[base[node]]
-    for edge, owner in _touched_edges(problem, label):
-        u, v, table = problem.edge_u[edge], problem.edge_v[edge], problem.tables[problem.edge_table[edge]]
-        after = table[other[u] if label[u] >= 0 else base[u], other[v] if label[v] >= 0 else base[v]]
-        change[owner] += after - table[base[u], base[v]]
+    nodes, edges = np.flatnonzero(label >= 0), _touched_edges(problem, label)
+    np.add.at(change, label[nodes], _node_changes(problem, problem.node_table[nodes], nodes, base, other))
+    np.add.at(change, _owners(problem, label)[edges], _edge_changes(problem, problem.edge_table[edges], edges, base, other))
     return change
-
-
-def _touched_edges(problem: Problem, label: Ints) -> Iterator[tuple[int, int]]:
-    """Yields the edges with an end in a component, and the component (two never share an edge)."""
-    owner = np.maximum(label[problem.edge_u], label[problem.edge_v])
-    for edge in np.flatnonzero(owner >= 0).tolist():
-        yield edge, int(owner[edge])
 
 
 def _byte_changes(problem: Problem, base: Ints, other: Ints, label: Ints, count: int, time: int) -> Floats:
     """Returns what taking over each component changes in memory at one time [components]."""
     change = np.zeros(count)
-    nodes, edges = problem.node_residents, problem.edge_residents
-    alive = (nodes.start <= time) & (nodes.end >= time) & (label[nodes.owner] >= 0)
-    for row in np.flatnonzero(alive).tolist():
-        node, table = nodes.owner[row], problem.tables[nodes.table[row]]
-        change[label[node]] += table[other[node]] - table[base[node]]
-    alive = (edges.start <= time) & (edges.end >= time)
-    for row in np.flatnonzero(alive).tolist():
-        edge, table = edges.owner[row], problem.tables[edges.table[row]]
-        u, v = problem.edge_u[edge], problem.edge_v[edge]
-        owner = max(label[u], label[v])
-        if owner >= 0:
-            change[owner] += table[other[u] if label[u] >= 0 else base[u], other[v] if label[v] >= 0 else base[v]] - table[base[u], base[v]]
+    nodes, edges, owners = problem.node_residents, problem.edge_residents, _owners(problem, label)
+    rows = np.flatnonzero((nodes.start <= time) & (nodes.end >= time) & (label[nodes.owner] >= 0))
+    np.add.at(change, label[nodes.owner[rows]], _node_changes(problem, nodes.table[rows], nodes.owner[rows], base, other))
+    rows = np.flatnonzero((edges.start <= time) & (edges.end >= time) & (owners[edges.owner] >= 0))
+    np.add.at(change, owners[edges.owner[rows]], _edge_changes(problem, edges.table[rows], edges.owner[rows], base, other))
     return change
+
+
+def _node_changes(problem: Problem, tables: Ints, nodes: Ints, base: Ints, other: Ints) -> Floats:
+    return problem.node_entries(tables, nodes, other) - problem.node_entries(tables, nodes, base)
+
+
+def _edge_changes(problem: Problem, tables: Ints, edges: Ints, base: Ints, other: Ints) -> Floats:
+    """Returns what changes in tables of edges when the component at an end (or both ends, of the same one) is taken over."""
+    return problem.edge_entries(tables, edges, other, other) - problem.edge_entries(tables, edges, base, base)
+
+
+def _owners(problem: Problem, label: Ints) -> Ints:
+    """Returns the component that each edge touches, -1 for none [edges]; the two ends are never in different ones."""
+    owners: Ints = np.maximum(label[problem.edge_u], label[problem.edge_v])
+    return owners
+
+
+def _touched_edges(problem: Problem, label: Ints) -> Ints:
+    return np.flatnonzero(_owners(problem, label) >= 0)
 
 
 def _knapsack(

@@ -1,0 +1,44 @@
+"""Write on every op of the entry how much work it is on one device: floating-point operations, and bytes of its tensors.
+
+Reads     the ops, and their `sdy.sharding_rule` (how much a product multiplies); a rule that is missing is made for the time of the pass.
+Writes    `rhino.work = {bytes = B : i64, flops = F : i64}` on each op of the entry's block but its return. `bytes` are those of its operands and
+          results, each read or written once; `flops` two for each multiply-add of a product or convolution, else one for each element.
+Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.mlir import ir
+from rhino.ir.program import read_program
+from rhino.ir.reader import entry_function
+from rhino.ir.shardings import module_mesh
+from rhino.passes.base import Pass, Remarks
+from rhino.passes.rules import with_rules
+
+WORK = "rhino.work"
+
+
+@dataclass(frozen=True)
+class AnnotateWork(Pass):
+    """Write on every op its work: floating-point operations, and bytes of its tensors."""
+
+    name: ClassVar[str] = "rhino-annotate-work"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-SHARD-001")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Annotates `module` in place."""
+        entry_function(module, remarks.file)
+        found = module_mesh(module)
+        axis, size = found[1].axes[0] if found is not None else ("x", 1)  # work is that of the whole op, whatever the mesh
+        with with_rules(module):
+            program = read_program(entry_function(module, remarks.file), axis, size, remarks.file)
+            written: dict[tuple[int, int], ir.Attribute] = {}
+            for number, op in enumerate(program.ops):
+                cls = program.graph.cls(number)
+                key = (sum(kind.num_bytes for kind in (*cls.operands, *cls.results)), cls.flops)
+                if key not in written:
+                    written[key] = ir.Attribute.parse(f"{{bytes = {key[0]} : i64, flops = {key[1]} : i64}}")
+                op.attributes[WORK] = written[key]

@@ -1,0 +1,30 @@
+"""Sharding rules for the time of a pass that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rhino.ir.mlir import ir, passmanager
+from rhino.ir.program import RULE
+from rhino.ir.reader import walk
+
+
+@contextmanager
+def with_rules(module: ir.Operation) -> Iterator[None]:
+    """Gives the ops of `module` their rules, and takes them away at the end; a module that has rules keeps its own.
+
+    Passes run on both sides: hold no handle of an op across either.
+    """
+    if any(RULE in op.attributes for op in walk(module)):
+        yield
+        return
+    _run(module, "sdy-populate-op-sharding-rules")
+    try:
+        yield
+    finally:
+        _run(module, "sdy-drop-sharding-rules")
+
+
+def _run(module: ir.Operation, name: str) -> None:
+    passmanager.PassManager.parse(f"builtin.module(func.func({name}))", module.context).run(module)
