@@ -51,6 +51,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-RUN-004": (ExitCode.BAD_INPUT, "the devices do not match the module"),
     "RHI-RUN-005": (ExitCode.BAD_INPUT, "the program failed while it ran"),
     "RHI-PASS-001": (ExitCode.USAGE, "a pass pipeline does not parse"),
+    "RHI-PASS-002": (ExitCode.BAD_INPUT, "a pass of MLIR's own fails on the input, or leaves what does not verify"),
 }
 
 

@@ -70,8 +70,8 @@ class Graph:
 
     Shapes: `op_class` [ops]; operands of op `o` are `uses[use_start[o] : use_start[o + 1]]`, its results are the values
     `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument.
-    Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that the user's
-    own shardings leave open, for the values and results that have one.
+    Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that
+    the user's own shardings leave open, for the values and results that have one.
     """
 
     classes: tuple[OpClass, ...]
@@ -107,11 +107,11 @@ class Graph:
 
     def type_of(self, value: int) -> TensorType:
         """Returns the type of a value."""
-        return self.types[self.value_type[value]]
+        return self.types[int(self.value_type[value])]
 
     def cls(self, op: int) -> OpClass:
         """Returns the class of an op."""
-        return self.classes[self.op_class[op]]
+        return self.classes[int(self.op_class[op])]
 
     def value_bytes(self) -> Ints:
         """Returns the bytes of every value on one device, unsplit [values]."""
@@ -121,24 +121,26 @@ class Graph:
 def materialized(graph: Graph) -> NDArray[np.bool_]:
     """Returns, for every value, whether it gets memory of its own [values].
 
-    A fusible op's result lives in registers when it has one consumer and that can take it into its loop (a fusible op or a reduction);
-    a copy-free one (reshape, broadcast) also when it has several such. Arguments and returned values always have memory.
+    Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like do, fusible ops and
+    reductions do not. A fusible op whose readers are all of the latter kind is computed inside them; where they are several, only if
+    computing it again is cheap, which is when XLA's fusion duplicates a producer (xla/service/instruction_fusion.cc, "IsExpensive").
     """
-    num_uses = np.zeros(graph.num_values, dtype=np.int64)
-    outside = np.zeros(graph.num_values, dtype=np.int64)  # uses by ops that read from memory
-    np.add.at(num_uses, graph.uses, 1)
+    num_uses = np.bincount(graph.uses, minlength=graph.num_values)
     absorbs = np.array([c.fusible or c.name == "stablehlo.reduce" for c in graph.classes])
     reader = np.repeat(graph.op_class, np.diff(graph.use_start))
-    np.add.at(outside, graph.uses, (~absorbs[reader]).astype(np.int64))
-    returned = np.zeros(graph.num_values, dtype=bool)
-    returned[list(graph.returns)] = True
+    from_memory = np.bincount(graph.uses, weights=~absorbs[reader], minlength=graph.num_values) > 0
+    from_memory[list(graph.returns)] = True
     producer = graph.op_class[np.maximum(graph.value_op, 0)]
     fusible = np.array([c.fusible for c in graph.classes])[producer]
-    copy_free = np.array([c.name in COPY_FREE for c in graph.classes])[producer]
-    inside = (graph.value_op >= 0) & fusible & ~returned & (outside == 0) & ((num_uses <= 1) | copy_free)
+    cheap = np.array([c.name not in EXPENSIVE for c in graph.classes])[producer]
+    inside = (graph.value_op >= 0) & fusible & ~from_memory & ((num_uses <= 1) | cheap)
     result: NDArray[np.bool_] = ~inside
     return result
 
+
+_SLOW = "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine sqrt tan tanh"
+EXPENSIVE = frozenset(f"stablehlo.{name}" for name in _SLOW.split(" "))
+"""Fusible ops that are not computed again for each reader."""
 
 COPY_FREE = frozenset(
     {"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"}

@@ -15,6 +15,7 @@ import io
 import math
 from dataclasses import dataclass
 
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh
@@ -36,8 +37,8 @@ def wrap_manual(local_module: ir.Module) -> ir.Module:
     with module.context, ir.Location.unknown():
         entry = entry_function(module)
         reader = _reader(module, entry)
-        inputs = [reader.boundary(arg.type, attrs) for arg, attrs in zip(entry.arguments, _attrs(entry, "arg"), strict=True)]
-        outputs = [reader.boundary(kind, attrs) for kind, attrs in zip(entry.type.results, _attrs(entry, "res"), strict=True)]
+        inputs = [reader.boundary(arg.type, attrs) for arg, attrs in zip(entry.arguments, boundary_attributes(entry, "arg"), strict=True)]
+        outputs = [reader.boundary(kind, attrs) for kind, attrs in zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)]
         strip_shardings(module)
         wrapped = _global_function(entry, inputs, outputs)
         _move_body(entry, wrapped, reader.mesh, inputs, outputs)
@@ -155,39 +156,22 @@ def _move_body(entry: func.FuncOp, wrapped: func.FuncOp, mesh: Mesh, inputs: lis
     entry.operation.erase()
 
 
-def _attrs(function: func.FuncOp, side: str) -> list[dict[str, ir.Attribute]]:
-    """The attributes of each argument ("arg") or result ("res") of a function."""
-    count = len(function.type.inputs if side == "arg" else function.type.results)
-    key = f"{side}_attrs"
-    if key not in function.attributes:
-        return [{} for _ in range(count)]
-    return [_entries(ir.DictAttr(attrs)) for attrs in ir.ArrayAttr(function.attributes[key])]
-
-
-def _entries(attrs: ir.DictAttr) -> dict[str, ir.Attribute]:
-    named = [attrs[i] for i in range(len(attrs))]
-    return {item.name: item.attr for item in named}
-
-
-def _write_attrs(function: func.FuncOp, side: str, attrs: list[dict[str, ir.Attribute]]) -> None:
-    if f"{side}_attrs" in function.attributes or any(attrs):
-        function.attributes[f"{side}_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(item) for item in attrs])
-
-
-def _set_shardings(function: func.FuncOp, side: str, boundaries: list[_Boundary]) -> None:
-    attrs = _attrs(function, side)
-    _write_attrs(function, side, [{**item, SHARDING: end.sharding} for item, end in zip(attrs, boundaries, strict=True)])
+def _set_shardings(function: func.FuncOp, side: Side, boundaries: list[_Boundary]) -> None:
+    attrs = boundary_attributes(function, side)
+    set_boundary_attributes(function, side, [{**item, SHARDING: end.sharding} for item, end in zip(attrs, boundaries, strict=True)])
 
 
 def _strip_function(function: func.FuncOp) -> None:
     for side in ("arg", "res"):
-        kept = [{name: value for name, value in attrs.items() if name != SHARDING} for attrs in _attrs(function, side)]
-        _write_attrs(function, side, kept)
+        kept = [{name: value for name, value in attrs.items() if name != SHARDING} for attrs in boundary_attributes(function, side)]
+        set_boundary_attributes(function, side, kept)
 
 
 def _boundary_shardings(op: ir.Operation) -> bool:
     function = op.opview
-    return isinstance(function, func.FuncOp) and any(SHARDING in attrs for side in ("arg", "res") for attrs in _attrs(function, side))
+    return isinstance(function, func.FuncOp) and any(
+        SHARDING in attrs for side in ("arg", "res") for attrs in boundary_attributes(function, side)
+    )
 
 
 def _refuse(what: str, op: ir.Operation) -> RhinoError:

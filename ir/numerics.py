@@ -1,13 +1,13 @@
 """What an op does to sums: the monoid that joins the parts of a split reduction, and the operands over which the op is linear.
 
-Shardy's rules say which factors can be split; they do not say how the parts combine (its partitioner always adds), nor where a partial sum may
-flow on unreduced. Both follow from the op's definition in the StableHLO specification, section "Ops".
+Shardy's rules say which factors can be split; they do not say how the parts combine (its partitioner always adds), nor where a partial
+sum may flow on unreduced. Both follow from the op's definition in the StableHLO specification, section "Ops".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from rhino.ir.mlir import ir
 
@@ -17,8 +17,8 @@ _BINARY = (
     "add atan2 divide maximum minimum multiply power remainder subtract and or xor shift_left shift_right_arithmetic shift_right_logical"
 )
 _UNARY = (
-    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag is_finite log log_plus_one logistic negate "
-    "not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh bitcast_convert reduce_precision"
+    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag is_finite log log_plus_one logistic "
+    "negate not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh bitcast_convert reduce_precision"
 )
 _OTHER = (
     "clamp compare complex select broadcast_in_dim broadcast reshape transpose slice reverse pad concatenate iota constant dynamic_slice"
@@ -119,7 +119,7 @@ def _body_monoid(op: ir.Operation) -> str | None:
     return _BODY_MONOIDS.get(body[0].name) if combines_both else None
 
 
-def _is_zero(value: ir.Value) -> bool:
+def _is_zero(value: ir.Value[Any]) -> bool:
     owner = value.owner
     if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "stablehlo.constant":
         return False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from rhino.ir.boundary import boundary_attributes
 from rhino.ir.collectives import element_bytes
 from rhino.ir.graph import Argument, Graph, OpClass, TensorType
 from rhino.ir.locations import name_of, place_of
@@ -57,7 +59,7 @@ class _Reader:
     axis: str
     axis_size: int
     file: str
-    numbers: dict[ir.Value, int] = field(default_factory=dict)
+    numbers: dict[ir.Value[Any], int] = field(default_factory=dict)
     types: dict[ir.Type, int] = field(default_factory=dict)
     type_list: list[TensorType] = field(default_factory=list)
     classes: dict[OpClass, int] = field(default_factory=dict)
@@ -72,10 +74,10 @@ class _Reader:
     fixed: dict[int, frozenset[Spec]] = field(default_factory=dict)
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
-        attributes = _dictionaries(entry, "arg_attrs")
+        attributes = boundary_attributes(entry, "arg")
         result = []
         for number, value in enumerate(entry.arguments):
-            attrs = attributes[number] if attributes else {}
+            attrs = attributes[number]
             self.define(value, -1)
             alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
             name = name_of(value.location) or f"arg{number}"
@@ -84,7 +86,7 @@ class _Reader:
             result.append(Argument(name, alias))
         return tuple(result)
 
-    def define(self, value: ir.Value, op: int) -> int:
+    def define(self, value: ir.Value[Any], op: int) -> int:
         number = len(self.value_type)
         self.numbers[value] = number
         self.value_type.append(self.type_number(value.type))
@@ -127,7 +129,7 @@ class _Reader:
     def class_number(self, op: ir.Operation, operands: list[int], captured: list[int], free: bool) -> int:
         types = tuple(self.value_type[v] for v in operands + captured)
         results = tuple(self.value_type[v] for v in range(self.result_start[-1], len(self.value_type)))
-        rule = op.attributes[RULE] if RULE in op.attributes else None
+        rule = op.attributes.get(RULE, None)
         reduction, linear = reduction_of(op), linear_in(op)
         key = (op.name, types, results, rule, reduction, linear, free)
         if key not in self.class_keys:
@@ -172,21 +174,15 @@ class _Reader:
         )
 
     def return_fixed(self, entry: func.FuncOp, returns: tuple[int, ...]) -> tuple[frozenset[Spec] | None, ...]:
-        attributes = _dictionaries(entry, "res_attrs")
+        attributes = boundary_attributes(entry, "res")
         fixed: list[frozenset[Spec] | None] = []
         for number, value in enumerate(returns):
-            attrs = attributes[number] if attributes else {}
+            attrs = attributes[number]
             shape = self.type_list[self.value_type[value]].shape
             place = place_of(entry.location, self.file)
             known = SHARDING in attrs
             fixed.append(allowed_specs(attrs[SHARDING], self.axis, shape, self.axis_size, place, f"result {number}") if known else None)
         return tuple(fixed)
-
-
-def _dictionaries(entry: func.FuncOp, name: str) -> list[dict[str, ir.Attribute]]:
-    if name not in entry.attributes:
-        return []
-    return [{named.name: named.attr for named in ir.DictAttr(one)} for one in ir.ArrayAttr(entry.attributes[name])]
 
 
 def _shardings(op: ir.Operation) -> list[ir.Attribute]:
@@ -209,7 +205,7 @@ def _flops(op: ir.Operation, rule: Rule | None, operands: tuple[TensorType, ...]
             kernel = operands[1].shape
             numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
             out_features = kernel[numbers.kernel_output_feature_dimension]
-            return 2 * prod(results[0].shape) * prod(kernel) // max(out_features, 1)
+            return 2 * prod(results[0].shape) * prod(kernel) // max(int(out_features), 1)
         case _ if op.name in FUSIBLE:
             return sum(prod(result.shape) for result in results)
     return max((prod(t.shape) for t in (*operands, *results)), default=0)

@@ -87,7 +87,7 @@ def _parse_bytecode(data: bytes, name: str, context: ir.Context) -> ir.Module:
 
 def _exported_bytecode(data: bytes, name: str) -> bytes:
     try:
-        from jax import export
+        from jax import export  # noqa: PLC0415 - most inputs do not need it, and it is slow to load
     except ImportError as error:
         raise RhinoError("RHI-READ-001", f"reading a jax.export blob: {error}", Place(name)) from None
     try:

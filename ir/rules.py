@@ -31,7 +31,7 @@ class Rule:
     """Factors that cannot be split without moving data: Shardy's `need_replication` and `permutation`."""
 
     def is_major(self, factor: int) -> bool:
-        """Says whether `factor` is the most significant (of size > 1) in every dim where it appears, so that splitting it splits the dim."""
+        """Says whether `factor` leads (above all of size > 1) every dim that it is in, so that splitting it splits the dim."""
         for mapping in (*self.operands, *self.results):
             for dim in mapping:
                 if factor in dim and any(self.sizes[other] > 1 for other in dim[: dim.index(factor)]):

@@ -1,7 +1,7 @@
 """How one tensor lies along one mesh axis: replicated, a partial sum, or split along a dim.
 
-A spec is a small integer, so that tables can be indexed by it: 0 replicated, 1 partial (its parts add up), 2 + d split along dim d into equal
-consecutive blocks. Sizes along an axis always divide: a dim that the axis does not divide has no split.
+A spec is a small integer, so that tables can be indexed by it: 0 replicated, 1 partial (its parts add up), 2 + d split along dim d into
+equal consecutive blocks. Sizes along an axis always divide: a dim that the axis does not divide has no split.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives by kind, counted: how many, and their payload in bytes per device. Plain data, the same for what is planned, localized and compiled."""
+"""Collectives by kind, counted: how many, and their payload in bytes per device; for planned, localized and compiled programs alike."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tally:
 
     @property
     def sent_bytes(self) -> int:
-        """What the payloads come to on the wire, up to the factor (n - 1) / n: an all-reduce sends its payload twice (scattered, then gathered)."""
+        """What the payloads come to on the wire, up to a factor (n - 1) / n: an all-reduce scatters and gathers, so it counts twice."""
         return self.total.num_bytes + self.counts.get("all_reduce", Count()).num_bytes
 
     def __add__(self, other: Tally) -> Tally:

@@ -16,12 +16,13 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
 from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
-from rhino.ir.spec import spec_text
+from rhino.ir.spec import Spec, spec_text
 from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks, opt
@@ -36,7 +37,8 @@ STRATEGY = "rhino.strategy"
 
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", "stablehlo.while", "stablehlo.case", "stablehlo.if"})
 """Ops without an attribute of their own: a constraint is one already; loops and branches run whole, which is what no attribute means
-here, and saying it makes XLA's import fail where it drops a carried value that nobody reads (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`)."""
+here, and saying it makes XLA's import fail where it drops a carried value that nobody reads (jaxlib 0.10.2: `leaf_count ==
+tuple_elements_.size()`)."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
     graph = program.graph
     if module_mesh(module) is None:
         _write_mesh(module, target)
-    shardings: dict[tuple[int, int], ir.Attribute] = {}
+    shardings: dict[tuple[Spec, int], ir.Attribute] = {}
 
-    def sharding(spec: int, rank: int) -> ir.Attribute:
+    def sharding(spec: Spec, rank: int) -> ir.Attribute:
         key = (spec, rank)
         if key not in shardings:
             shardings[key] = sharding_attribute(target.mesh_name, target.axis, spec, rank)
@@ -121,9 +123,14 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
         if plan.ops[number] != plan.implied(number):
             op.attributes[STRATEGY] = ir.StringAttr.get(strategy_name(graph.cls(number), plan.ops[number].strategy))
     entry = program.entry
-    _write_boundary(entry.operation, "arg_attrs", [of_value(value) for value in range(len(graph.arguments))])
     ranks = [len(graph.type_of(value).shape) for value in graph.returns]
-    _write_boundary(entry.operation, "res_attrs", [sharding(s, rank) for s, rank in zip(plan.returned, ranks, strict=True)])
+    sides: dict[Side, list[ir.Attribute]] = {
+        "arg": [of_value(value) for value in range(len(graph.arguments))],
+        "res": [sharding(spec, rank) for spec, rank in zip(plan.returned, ranks, strict=True)],
+    }
+    for side, new in sides.items():
+        present = boundary_attributes(entry, side)
+        set_boundary_attributes(entry, side, [{**old, SHARDING: one} for old, one in zip(present, new, strict=True)])
 
 
 def _write_mesh(module: ir.Operation, target: Target) -> None:
@@ -132,13 +139,6 @@ def _write_mesh(module: ir.Operation, target: Target) -> None:
     text = f"sdy.mesh @{target.mesh_name} = <[{axes}]>"
     mesh = ir.Module.parse(text).body.operations[0].operation
     mesh.clone(ip=ir.InsertionPoint.at_block_begin(body))
-
-
-def _write_boundary(entry: ir.Operation, key: str, shardings: list[ir.Attribute]) -> None:
-    present = ir.ArrayAttr(entry.attributes[key]) if key in entry.attributes else [ir.DictAttr.get({})] * len(shardings)
-    if shardings:
-        merged = [{**{n.name: n.attr for n in ir.DictAttr(old)}, SHARDING: new} for old, new in zip(present, shardings, strict=True)]
-        entry.attributes[key] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in merged])
 
 
 def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks: Remarks) -> None:
@@ -157,12 +157,9 @@ def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks
         where = program.ops[transfer.reader] if transfer.reader is not None else None
         reason = f"for '{where.name}'" if where is not None else "where it arises"
         place = place_of(where.location, remarks.file) if where is not None else Place(remarks.file)
-        remarks.add(
-            name,
-            place,
-            f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {spec_text(transfer.source)} to {spec_text(transfer.target)}, {reason}: "
-            f"{program.describe(transfer.value)}",
-        )
+        way = f"{spec_text(transfer.source)} to {spec_text(transfer.target)}"
+        what = f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {way}, {reason}: {program.describe(transfer.value)}"
+        remarks.add(name, place, what)
 
 
 def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
@@ -181,7 +178,7 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     notes = []
     for size, owner, _, _ in alive:
         node = choice.nodes[owner]
-        value = node.number if node.kind == "argument" else choice.graph.results(node.number).start
+        value = choice.graph.results(node.number).start if node.kind == "op" else node.number
         notes.append(f"at least {format_bytes(size)}: {program.describe(value)}")
     needed = max(float(change.max()), (outcome.peak_bytes or 0.0) if isinstance(outcome, Infeasible) else 0.0)
     return RhinoError(

@@ -2,20 +2,21 @@
 
 Reads     `sdy.mesh`, `sdy.sharding` on values, and `rhino.strategy` on ops. An op without a strategy runs in the way that sends the
           fewest bytes between the shardings that its operands and results have.
-Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays on the entry's arguments and
-          results. The rewriting of ops is Shardy's (`sdy-reshard-to-collectives`, `sdy-convert-global-to-local`); which collective stands
-          where is decided here, because Shardy's own insertion chooses how an op runs by tensor sizes, and always adds what it should sometimes maximise.
+Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays on the entry's
+          arguments and results. The rewriting of ops is Shardy's (`sdy-reshard-to-collectives`, `sdy-convert-global-to-local`); which
+          collective stands where is decided here, because Shardy's own insertion chooses how an op runs by tensor sizes, and always adds
+          what it should sometimes maximise.
 Errors    RHI-LOCAL-001 cannot be localized, RHI-MESH-003 several axes, RHI-READ-005 no entry function, RHI-SHARD-001 a bad sharding.
 
-Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one `sdy.all_reduce`. Where a plan
-lets the partial sum flow on, that op is put there for the conversion's sake, marked by its location, and taken out afterwards.
-Its all-reduces add; one that has to maximise is marked in the same way, and its body replaced.
+Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one `sdy.all_reduce`. Where a
+plan lets the partial sum flow on, that op is put there for the conversion's sake, marked by its location, and taken out afterwards. Its
+all-reduces add; one that has to maximise is marked in the same way, and its body replaced.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import Place, RhinoError
@@ -118,7 +119,7 @@ class _Inserter:
     axis: str
 
     def __post_init__(self) -> None:
-        self.values: list[ir.Value] = list(self.program.entry.arguments)
+        self.values: list[ir.Value[Any]] = list(self.program.entry.arguments)
         """What now stands for each value of the graph, as it is stored."""
 
     def run(self) -> None:
@@ -149,8 +150,8 @@ class _Inserter:
     def widen_indices(self, op: ir.Operation, state: State) -> None:
         """Makes a gather or scatter into a split tensor index it by i64.
 
-        For narrower indices Shardy's conversion (jaxlib 0.10.2) makes constants whose bytes do not match their type, and unsigned ones wrap where
-        an index lies before the block.
+        For narrower indices Shardy's conversion (jaxlib 0.10.2) makes constants whose bytes do not match their type, and unsigned ones
+        wrap where an index lies before the block.
         """
         if op.name not in ("stablehlo.gather", "stablehlo.scatter") or split_dim(state.needs[0]) is None:
             return
@@ -176,7 +177,7 @@ class _Inserter:
         if op.results and all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
             op.attributes[SHARDING] = per_value_attribute([self.sharding(r, c) for r, c in zip(op.results, state.comes, strict=True)])
 
-    def stored(self, op: ir.Operation, state: State, result: ir.Value, comes: Spec, stored: Spec) -> ir.Value:
+    def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
         marked = comes == PARTIAL and state.strategy >= 0 and op.name in _CHECKED and stored != REPLICATED
         if not marked and comes == stored:
             return result
@@ -191,18 +192,20 @@ class _Inserter:
             use.owner.operands[use.operand_number] = last
         return last
 
-    def move(self, value: ir.Value, source: Spec, target: Spec, monoid: str = "add") -> ir.Value:
+    def move(self, value: ir.Value[Any], source: Spec, target: Spec, monoid: str = "add") -> ir.Value[Any]:
         """Returns `value` brought from one spec to another, at the insertion point."""
         attribute = self.sharding(value, target)
         location = ir.Location.current if monoid == "add" else ir.Location.name(_MONOID + monoid)
         if source != PARTIAL:
-            return sdy.ReshardOp(value, attribute).result
-        if target == REPLICATED:
-            return sdy.AllReduceOp(value, _axes(self.axis), attribute, loc=location).result
-        rank = len(ir.RankedTensorType(value.type).shape)
-        return sdy.ReduceScatterOp(value, _axes_per_dim(self.axis, split_dim(target), rank), attribute, loc=location).result
+            moved: ir.Value[Any] = sdy.ReshardOp(value, attribute).result
+        elif target == REPLICATED:
+            moved = sdy.AllReduceOp(value, _axes(self.axis), attribute, loc=location).result
+        else:
+            rank = len(ir.RankedTensorType(value.type).shape)
+            moved = sdy.ReduceScatterOp(value, _axes_per_dim(self.axis, split_dim(target), rank), attribute, loc=location).result
+        return moved
 
-    def sharding(self, value: ir.Value, spec: Spec) -> ir.Attribute:
+    def sharding(self, value: ir.Value[Any], spec: Spec) -> ir.Attribute:
         rank = len(ir.RankedTensorType(value.type).shape)
         return sharding_attribute(self.mesh_name, self.axis, REPLICATED if spec == PARTIAL else spec, rank)
 

@@ -9,7 +9,7 @@ Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.locations import place_of
@@ -74,7 +74,7 @@ class Inliner:
 
 
 def _inline_call(call: ir.Operation, callee: func.FuncOp) -> None:
-    values: dict[ir.Value, ir.Value] = dict(zip(callee.arguments, call.operands, strict=True))
+    values: dict[ir.Value[Any], ir.Value[Any]] = dict(zip(callee.arguments, call.operands, strict=True))
     block = callee.regions[0].blocks[0]
     for view in block.operations:
         op = view.operation
@@ -88,7 +88,7 @@ def _inline_call(call: ir.Operation, callee: func.FuncOp) -> None:
     call.erase()
 
 
-def _remap(root: ir.Operation, values: dict[ir.Value, ir.Value], caller: ir.Location) -> None:
+def _remap(root: ir.Operation, values: dict[ir.Value[Any], ir.Value[Any]], caller: ir.Location) -> None:
     """Points the copied ops' operands at the caller's values, and their locations at the call."""
     for op in walk(root):
         op.location = ir.Location.callsite(op.location, [caller])

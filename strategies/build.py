@@ -27,6 +27,9 @@ from rhino.strategies.problem import Floats, Ints, Problem, Residents
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
 
+_UPDATES = frozenset({"stablehlo.scatter", "stablehlo.dynamic_update_slice"})
+"""Ops that write into their first operand's buffer where nothing else reads it."""
+
 
 class ContradictionError(Exception):
     """The user's shardings leave a node without a state. `value` is the value that they speak of."""
@@ -94,6 +97,7 @@ class _Builder:
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], list[_Use]] = field(default_factory=dict)
     copies: list[tuple[tuple[int, int], _Use, int]] = field(default_factory=list)
+    node_of_op: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -120,7 +124,7 @@ class _Builder:
         for number, value in enumerate(graph.returns):
             self.returned(number, value)
         u, v, table = self.edge_tables()
-        base, node_residents, edge_residents = self.residents()
+        node_residents, edge_residents = self.residents()
         problem = Problem(
             tables=tuple(self.tables),
             node_table=np.array(self.costs, dtype=np.int64),
@@ -128,7 +132,7 @@ class _Builder:
             edge_v=v,
             edge_table=table,
             num_times=graph.num_ops + 1,
-            base_bytes=base,
+            base_bytes=np.zeros(graph.num_ops + 1),
             node_residents=node_residents,
             edge_residents=edge_residents,
         )
@@ -183,7 +187,7 @@ class _Builder:
             self.states_of[key] = self.op_states(op, known)
         options = self.states_of[key]
         cost = self.remembered(("cost", key), lambda: np.array([self.state_s(op, state) for state in options]))
-        node = self.add(Node("op", op, options), cost)
+        node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
         for position, value in enumerate(operands):
             if known[position] and graph.types[self.value_type[value]].shape:
                 self.use(value, node, position, op)
@@ -258,10 +262,9 @@ class _Builder:
 
     # Memory
 
-    def residents(self) -> tuple[Floats, Residents, Residents]:
+    def residents(self) -> tuple[Residents, Residents]:
         graph = self.graph
         end = self.last_times()
-        base = np.zeros(graph.num_ops + 2)
         rows: list[tuple[int, int, int, int]] = []
         in_place = {graph.returns[result] for result in self.taken_over}
         for value in range(graph.num_values):
@@ -270,16 +273,15 @@ class _Builder:
                 continue
             start, stop = (0, graph.num_ops) if op < 0 else (op, int(end[value]))
             node = self.giver[value]
-            if node < 0:
-                base[start] += kind.num_bytes
-                base[stop + 1] -= kind.num_bytes
-            else:
+            if node >= 0:
                 rows.append((node, self.stored_bytes(node, value), start, stop))
+        for op, node in self.node_of_op.items():
+            rows += self.computed_here(op, node)
         copies = [row for copy in self.copies if (row := self.copy_bytes(*copy)) is not None]
-        return np.cumsum(base)[:-1], _residents(rows), _residents(copies)
+        return _residents(rows), _residents(copies)
 
     def last_times(self) -> Ints:
-        """Returns the time of each value's last reader [values]; what reads a view, or a value computed where it is read, reads its operands."""
+        """Returns the time of each value's last reader [values]; readers of a value without memory read its operands."""
         graph = self.graph
         end = np.maximum(graph.value_op, 0).copy()
         np.maximum.at(end, graph.uses, np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start)))
@@ -292,6 +294,19 @@ class _Builder:
                 for operand in self.uses[self.use_start[op] : self.use_start[op + 1]]:
                     last[operand] = max(last[operand], last[result])
         return np.array(last, dtype=np.int64)
+
+    def computed_here(self, op: int, node: int) -> list[tuple[int, int, int, int]]:
+        """Returns the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
+        cls = self.graph.classes[self.op_class[op]]
+        if cls.fusible or cls.name == "stablehlo.reduce":
+            return []
+        found = []
+        for position, value in enumerate(self.uses[self.use_start[op] : self.use_start[op + 1]]):
+            if self.giver[value] < 0 and not (position == 0 and cls.name in _UPDATES):
+                states, kind = self.nodes[node].states, self.graph.types[self.value_type[value]]
+                sizes = np.array([float(self.local_bytes(kind, s.needs[position])) for s in states])
+                found.append((node, self.intern(sizes), op, op))
+        return found
 
     def stored_bytes(self, node: int, value: int) -> int:
         states, offset, kind = self.nodes[node].states, self.offset[value], self.graph.types[self.value_type[value]]

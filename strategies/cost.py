@@ -1,7 +1,8 @@
 """What things take, in seconds: a roofline for compute, alpha-beta for collectives. The one home of both; sources are the cluster's.
 
-Collectives over an axis of n devices, one step costing `latency_s` (alpha), payloads in bytes per device (`rhino.ir.collectives.payload_bytes`), rings as in
-Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), section 3:
+Collectives over an axis of n devices, one step costing `latency_s` (alpha), payloads in bytes per device
+(`rhino.ir.collectives.payload_bytes`), rings as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
+in MPICH" (2005), section 3:
 
     all_gather          (n - 1) alpha + (n - 1) / n  payload / rate        payload: the gathered result
     reduce_scatter      (n - 1) alpha + (n - 1) / n  payload / rate        payload: the operand
@@ -42,7 +43,7 @@ NOTHING = Move()
 def reshard(kind: TensorType, source: int, target: int, axis_size: int) -> Move | None:
     """Returns the collective that takes a tensor from spec `source` to spec `target`, or None where there is none."""
     whole, part = kind.num_bytes, kind.num_bytes // axis_size
-    if source == target or source == REPLICATED:
+    if source in (target, REPLICATED):
         return None if target == PARTIAL and source != target else NOTHING
     if target == PARTIAL:
         return None

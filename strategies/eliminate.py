@@ -1,9 +1,9 @@
 """Exact solution by eliminating nodes: dynamic programming over the graph, with equal work done once.
 
-A node is removed by minimising over its states: with one neighbour that is a message to it (the cone DP of Rhino 4.3.2, level 1), with two a new edge
-between them (level 3, where the node is a critical node between segments), with more a table over all of them. Every removal is exact, so what
-comes out is the optimum; only the size of the tables limits it. Before that, states that can never win are dropped: state p of a node
-loses to q if p costs more by itself than q could ever cost more on all edges together.
+A node is removed by minimising over its states: with one neighbour that is a message to it (the cone DP of Rhino 4.3.2, level 1), with
+two a new edge between them (level 3, where the node is a critical node between segments), with more a table over all of them. Every
+removal is exact, so what comes out is the optimum; only the size of the tables limits it. Before that, states that can never win are
+dropped: state p of a node loses to q if p costs more by itself than q could ever cost more on all edges together.
 
 Tables are interned by content and every operation is remembered by its operands, so the k-th equal layer costs some dictionary look-ups:
 TAP's folding without a notion of layers. The order is by size of the table made, then by node number: no order depends on hashing.
@@ -253,7 +253,7 @@ class Elimination:
         around = self.neighbours(node)
         scope = (node, *around)
         position = {n: p for p, n in enumerate(scope)}
-        parts = [(self.unary[node], (0,))]
+        parts: list[tuple[int, tuple[int, ...]]] = [(self.unary[node], (0,))]
         parts += [(table, (0, position[other])) for other, table in self.pairs[node].items()]
         parts += [(table, tuple(position[n] for n in wide)) for wide, table in self.wide[node].items()]
         ordered = tuple(sorted(parts, key=_part_order))

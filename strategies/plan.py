@@ -27,8 +27,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """How one graph runs along one mesh axis. `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result
-    `r` leaves the function.
+    """How one graph runs along one mesh axis.
+
+    `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function.
     """
 
     graph: Graph

@@ -50,7 +50,8 @@ class Problem:
 
     Shapes: `node_table` [nodes], `edge_u`, `edge_v`, `edge_table` [edges] with edge_u < edge_v and no pair twice;
     `tables[node_table[u]]` is [states of u], `tables[edge_table[e]]` is [states of u, states of v].
-    Units: costs in seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive whatever is chosen.
+    Units: costs in seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive
+    whatever is chosen.
     """
 
     tables: tuple[Floats, ...]

@@ -2,12 +2,12 @@
 
 Without a budget (or where the optimum fits anyway) elimination gives the optimum, and the bound equals the cost.
 
-With a budget, memory rows are priced: for prices l_t >= 0 the problem cost + sum_t l_t (memory_t - budget) has no rows, so elimination solves it
-exactly, and its value is a lower bound on the constrained optimum (Lagrangian duality). The best prices are the duals of a small LP over the
-choices found so far (Dantzig-Wolfe), to which every solve adds a choice, and every violated time a row. Prices move alike tensors together,
-so two choices on either side of the budget are then recombined: where they differ, the differing nodes fall into components that no edge
-joins, each of which may follow either choice on its own. Which ones do is a multiple-choice knapsack, solved exactly; only the gap
-between whole components is left, and it is reported. A problem small enough is finished by MILP.
+With a budget, memory rows are priced: for prices l_t >= 0 the problem cost + sum_t l_t (memory_t - budget) has no rows, so elimination
+solves it exactly, and its value is a lower bound on the constrained optimum (Lagrangian duality). The best prices are the duals of a
+small LP over the choices found so far (Dantzig-Wolfe), to which every solve adds a choice, and every violated time a row. Prices move
+alike tensors together, so two choices on either side of the budget are then recombined: where they differ, the differing nodes fall into
+components that no edge joins, each of which may follow either choice on its own. Which ones do is a multiple-choice knapsack, solved
+exactly; only the gap between whole components is left, and it is reported. A problem small enough is finished by MILP.
 
 Limits are steps (solves), never seconds: the same problem gives the same answer.
 """
@@ -24,6 +24,9 @@ from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved, make_
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
+
+_LADDER = (0.1, 1.0, 10.0)
+"""First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step."""
 
 Prices = dict[int, float]
 """Seconds per byte alive, by time."""
@@ -148,6 +151,7 @@ class _Priced:
     times: list[int] = field(default_factory=list)
     bound: float = -np.inf
     best: Answer | None = None
+    tried: dict[tuple[int, int], Answer] = field(default_factory=dict)
 
     def run(self) -> Outcome:
         self.bound = self.first.bound
@@ -157,16 +161,21 @@ class _Priced:
             return infeasible
         for _ in range(self.search.limits.prices):
             value, prices = self.master()
-            if self.best is not None and self.best.cost - self.bound <= self.search.limits.gap * self.best.cost:
-                break
-            if np.isfinite(value) and value - self.bound <= self.search.limits.gap / 10 * abs(value):
+            if self.closed(value):
                 break
             states, reached = self.search.finish(self.search.reduce(prices, self.budget))
             self.bound = max(self.bound, reached)
             if not self.note(states):
                 break
-        self.recombine()
+            self.recombine()
         return self.close()
+
+    def closed(self, mixture_cost: float) -> bool:
+        """Says whether the best answer is near enough to the bound, or the bound as high as prices can raise it."""
+        gap = self.search.limits.gap
+        if self.best is not None and self.best.cost - self.bound <= gap * abs(self.best.cost):
+            return True
+        return bool(np.isfinite(mixture_cost)) and mixture_cost - self.bound <= gap / 10 * abs(mixture_cost)
 
     def note(self, states: Ints) -> bool:
         """Takes up a choice: a column, its worst time as a row, and perhaps the best answer. Returns whether it taught anything."""
@@ -181,11 +190,12 @@ class _Priced:
             cost = problem.cost(states)
             self.columns.append((states, cost, memory))
             if memory[peak] <= self.budget and (self.best is None or cost < self.best.cost):
-                self.best = make_answer(problem, states, self.bound, "elimination at memory prices")
+                self.best = make_answer(problem, states, self.bound, "elimination at memory prices, recombined")
         return fresh or not known
 
     def seek_feasible(self) -> Infeasible | None:
-        """Minimises the worst excess over the budget by prices alone, until a choice fits, or none can."""
+        """Finds a choice that fits, or the proof that none does: rising prices first, then memory alone."""
+        self.climb()
         least_peak = 0.0
         for _ in range(self.search.limits.prices):
             excess, weights = self.least_excess()
@@ -200,6 +210,17 @@ class _Priced:
             if not self.note(states):
                 return None
         return None
+
+    def climb(self) -> None:
+        """Raises one price for all rows until a choice fits, or is as small at those times as it gets."""
+        unit = self.first.cost / max(self.budget, 1.0)
+        for factor in _LADDER:
+            if self.best is not None:
+                return
+            prices = dict.fromkeys(self.times, factor * unit)
+            states, reached = self.search.finish(self.search.reduce(prices, self.budget))
+            self.bound = max(self.bound, reached)
+            self.note(states)
 
     def least_excess(self) -> tuple[float, Prices]:
         """Returns the least worst excess that mixing the columns reaches, and the weights of the times that stand against less."""
@@ -244,15 +265,14 @@ class _Priced:
         return float(result.fun) * scale, {t: p for t, p in prices.items() if p > 0}
 
     def recombine(self) -> None:
-        """Improves the best answer by taking over, component by component, what cheaper columns do differently."""
-        for states, cost, _ in sorted(self.columns, key=lambda column: column[1]):
-            if self.best is None or cost >= self.best.cost:
+        """Improves the best answer by taking over, component by component, what cheaper columns do differently; each pair is tried once."""
+        for number, (states, cost, _) in enumerate(self.columns):
+            if self.best is None or cost >= self.best.cost or (number, id(self.best)) in self.tried:
                 continue
+            self.tried[number, id(self.best)] = self.best
             better = _recombination(self.search.problem, self.best.states, states, self.budget)
             if better is not None:
-                answer = make_answer(self.search.problem, better, self.bound, "elimination at memory prices, recombined")
-                if answer.cost < self.best.cost and answer.peak_bytes <= self.budget:
-                    self.best = answer
+                self.note(better)
 
     def close(self) -> Outcome:
         """Finishes a small problem by MILP; else returns the best answer under the bound that was reached."""
@@ -268,7 +288,7 @@ class _Priced:
 
 
 def _recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> Ints | None:
-    """Returns the cheapest mixture of two choices, component by component of where they differ, that fits; None if there is none but `base`."""
+    """Returns the cheapest mixture of two choices, by components of where they differ, that fits; None if only `base` does."""
     groups = _components(problem, np.flatnonzero(base != other))
     if not groups:
         return None

@@ -1,0 +1,26 @@
+"""The attributes of a function's arguments and results, as plain dictionaries."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rhino.ir.mlir import func, ir
+
+Side = Literal["arg", "res"]
+Attributes = dict[str, ir.Attribute]
+
+
+def boundary_attributes(function: func.FuncOp, side: Side) -> list[Attributes]:
+    """Returns the attributes of each argument ("arg") or result ("res") of a function."""
+    count = len(function.type.inputs if side == "arg" else function.type.results)
+    key = f"{side}_attrs"
+    if key not in function.attributes:
+        return [{} for _ in range(count)]
+    dictionaries = [ir.DictAttr(one) for one in ir.ArrayAttr(function.attributes[key])]
+    return [{one[number].name: one[number].attr for number in range(len(one))} for one in dictionaries]
+
+
+def set_boundary_attributes(function: func.FuncOp, side: Side, attributes: list[Attributes]) -> None:
+    """Replaces the attributes of each argument or result of a function."""
+    if f"{side}_attrs" in function.attributes or any(attributes):
+        function.attributes[f"{side}_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in attributes])
