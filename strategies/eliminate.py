@@ -11,6 +11,7 @@ TAP's folding without a notion of layers. The order is by size of the table made
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -338,6 +339,23 @@ class Elimination:
         nodes = tuple(n for n, alive in enumerate(self.alive) if alive)
         wide = {scope for n in nodes for scope in self.wide[n]}
         return Core(nodes, sum(len(self.pairs[n]) for n in nodes) // 2 + len(wide))
+
+    def core_problem(self) -> tuple[list[int], Problem]:
+        """Returns the alive nodes, and the problem that is left between them. Only while all factors are pairs."""
+        nodes = [n for n, alive in enumerate(self.alive) if alive]
+        number = {n: k for k, n in enumerate(nodes)}
+        edges = [(number[u], number[v], table) for u in nodes for v, table in sorted(self.pairs[u].items()) if u < v]
+        columns = np.array(edges, dtype=np.int64).reshape(-1, 3).T
+        unary = np.array([self.unary[n] for n in nodes], dtype=np.int64)
+        return nodes, Problem(tuple(self.store.tables), unary, columns[0], columns[1], columns[2])
+
+    def copy(self) -> Elimination:
+        """Returns an elimination in the same state, on the same store."""
+        twin = copy.copy(self)
+        twin.unary, twin.masks, twin.alive, twin.steps = list(self.unary), list(self.masks), list(self.alive), list(self.steps)
+        twin.pairs = [dict(pairs) for pairs in self.pairs]
+        twin.wide = [dict(wide) for wide in self.wide]
+        return twin
 
     def read_back(self, rest: dict[int, int] | None = None) -> Ints:
         """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive (none, after a whole run)."""

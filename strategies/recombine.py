@@ -1,0 +1,132 @@
+"""Mix two choices: where they differ in parts that do not touch, each part may follow either.
+
+The nodes in which two choices differ fall into components that no edge joins. Taking a component over changes the cost and the memory
+by amounts that do not depend on the others, so the best mixture under a budget is a knapsack over components, solved exactly by MILP
+(equal components are one integer variable; a time becomes a row when a mixture breaks the budget at it).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from rhino.strategies.problem import Floats, Ints, Problem
+
+_NODE_LIMIT = 20_000
+"""Nodes of the knapsack's branch and bound: its mixture need not be the best one to be taken."""
+
+
+def recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> Ints | None:
+    """Returns the cheapest mixture of two choices, by components of where they differ, that fits; None if only `base` does."""
+    groups = _components(problem, np.flatnonzero(base != other))
+    if not groups:
+        return None
+    label = np.full(problem.num_nodes, -1, dtype=np.int64)
+    for number, group in enumerate(groups):
+        label[group] = number
+    gain = _cost_changes(problem, base, other, label, len(groups))
+    times: list[int] = []
+    before = problem.memory(base)
+    while True:
+        picks = _knapsack(problem, base, other, label, gain, before, times, budget)
+        if picks is None:
+            return None
+        mixed = np.where((label >= 0) & picks[label], other, base)
+        memory = problem.memory(mixed)
+        worst = int(memory.argmax())
+        if memory[worst] <= budget:
+            return mixed
+        if worst in times:
+            return None
+        times.append(worst)
+
+
+def _components(problem: Problem, nodes: Ints) -> list[list[int]]:
+    inside = np.zeros(problem.num_nodes, dtype=bool)
+    inside[nodes] = True
+    both = inside[problem.edge_u] & inside[problem.edge_v]
+    parent = {int(n): int(n) for n in nodes}
+
+    def root(n: int) -> int:
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    for u, v in zip(problem.edge_u[both].tolist(), problem.edge_v[both].tolist(), strict=True):
+        a, b = root(u), root(v)
+        parent[max(a, b)] = min(a, b)
+    groups: dict[int, list[int]] = {}
+    for n in sorted(parent):
+        groups.setdefault(root(n), []).append(n)
+    return list(groups.values())
+
+
+def _cost_changes(problem: Problem, base: Ints, other: Ints, label: Ints, count: int) -> Floats:
+    """Returns what taking over each component changes in cost [components]."""
+    change = np.zeros(count)
+    nodes, edges = np.flatnonzero(label >= 0), _touched_edges(problem, label)
+    np.add.at(change, label[nodes], _node_changes(problem, problem.node_table[nodes], nodes, base, other))
+    np.add.at(change, _owners(problem, label)[edges], _edge_changes(problem, problem.edge_table[edges], edges, base, other))
+    return change
+
+
+def _byte_changes(problem: Problem, base: Ints, other: Ints, label: Ints, count: int, time: int) -> Floats:
+    """Returns what taking over each component changes in memory at one time [components]."""
+    change = np.zeros(count)
+    nodes, edges, owners = problem.node_residents, problem.edge_residents, _owners(problem, label)
+    rows = np.flatnonzero((nodes.start <= time) & (nodes.end >= time) & (label[nodes.owner] >= 0))
+    np.add.at(change, label[nodes.owner[rows]], _node_changes(problem, nodes.table[rows], nodes.owner[rows], base, other))
+    rows = np.flatnonzero((edges.start <= time) & (edges.end >= time) & (owners[edges.owner] >= 0))
+    np.add.at(change, owners[edges.owner[rows]], _edge_changes(problem, edges.table[rows], edges.owner[rows], base, other))
+    return change
+
+
+def _node_changes(problem: Problem, tables: Ints, nodes: Ints, base: Ints, other: Ints) -> Floats:
+    return problem.node_entries(tables, nodes, other) - problem.node_entries(tables, nodes, base)
+
+
+def _edge_changes(problem: Problem, tables: Ints, edges: Ints, base: Ints, other: Ints) -> Floats:
+    """Returns what changes in tables of edges when the component at an end (or both ends, of the same one) is taken over."""
+    return problem.edge_entries(tables, edges, other, other) - problem.edge_entries(tables, edges, base, base)
+
+
+def _owners(problem: Problem, label: Ints) -> Ints:
+    """Returns the component that each edge touches, -1 for none [edges]; the two ends are never in different ones."""
+    owners: Ints = np.maximum(label[problem.edge_u], label[problem.edge_v])
+    return owners
+
+
+def _touched_edges(problem: Problem, label: Ints) -> Ints:
+    return np.flatnonzero(_owners(problem, label) >= 0)
+
+
+def _knapsack(
+    problem: Problem, base: Ints, other: Ints, label: Ints, gain: Floats, before: Floats, times: list[int], budget: float
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    """Chooses the components to take over at the times given; equal components are one integer variable. None where nothing fits."""
+    count = len(gain)
+    rows = np.array([_byte_changes(problem, base, other, label, count, t) for t in times]).reshape(len(times), count)
+    kinds, member = np.unique(np.vstack([gain[None, :], rows]), axis=1, return_inverse=True)
+    member = np.asarray(member).reshape(-1)
+    size = np.bincount(member, minlength=kinds.shape[1])
+    scale = float(np.abs(kinds[0]).max()) or 1.0
+    room = np.array([budget - before[t] for t in times]) / max(budget, 1.0)
+    constraints = [LinearConstraint(coo_array(kinds[1:] / max(budget, 1.0)).tocsr(), ub=room)] if times else []
+    result = milp(
+        kinds[0] / scale,
+        constraints=constraints,
+        integrality=np.ones(len(size)),
+        bounds=(0, size),
+        options={"mip_rel_gap": 1e-9, "node_limit": _NODE_LIMIT},
+    )
+    if result.x is None:
+        return None
+    taken = np.round(result.x).astype(np.int64)
+    rank = np.zeros(count, dtype=np.int64)
+    for kind in range(len(size)):
+        members = np.flatnonzero(member == kind)
+        rank[members] = np.arange(len(members))
+    picks: np.ndarray[tuple[int], np.dtype[np.bool_]] = rank < taken[member]
+    return picks
