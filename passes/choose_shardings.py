@@ -6,7 +6,7 @@ Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and 
           the operands that are sums. Adds, removes and changes no op.
 Errors    RHI-SOLVE-001 does not fit, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster,
           RHI-MESH-002 not the module's mesh, RHI-MESH-003 several axes, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
-          RHI-READ-005 no entry function.
+          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level.
 Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and strategies/search.py.
 """
 
@@ -35,6 +35,8 @@ from rhino.strategies.search import Limits, Search
 
 STRATEGY = "rhino.strategy"
 
+_LIMITS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4)}
+
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", "stablehlo.while", "stablehlo.case", "stablehlo.if"})
 """Ops without an attribute of their own: a constraint is one already; loops and branches run whole, which is what no attribute means
 here, and saying it makes XLA's import fail where it drops a carried value that nobody reads (jaxlib 0.10.2: `leaf_count ==
@@ -46,10 +48,10 @@ class ChooseShardings(PlanningPass):
     """Choose the cheapest sharding of every tensor that fits the memory of a device."""
 
     name: ClassVar[str] = "rhino-choose-shardings"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", *PLANNING_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-PASS-001", *PLANNING_ERRORS)
 
     budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
-    level: int = opt(3, "2 = stop the search for memory prices early, 3 = go on until the gap closes")
+    level: int = opt(3, "2 = content with a gap of 0.1 % where memory binds, 3 = with 0.01 %, and more steps to reach it")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
@@ -60,7 +62,9 @@ class ChooseShardings(PlanningPass):
         choice = build_choice(program, target)
         clock.lap("candidates")
         budget = parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes
-        search = Search(choice.problem, Limits(prices=12 if self.level <= 2 else 60))
+        if self.level not in _LIMITS:
+            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, _LIMITS))}")
+        search = Search(choice.problem, _LIMITS[self.level])
         first = search.reduce()
         clock.lap("reduce")
         match search.run(budget, first):
