@@ -180,6 +180,9 @@ def solve_milp(problem: Problem, budget_bytes: float | None = None, step_limit: 
 
     At the step limit: the cheaper of what branch and bound and rounding found, with the bound proven so far, or `Unsolved`.
     """
+    if not problem.num_nodes:
+        empty = np.zeros(0, dtype=np.int64)
+        return make_answer(problem, empty, 0.0, "LP") if fits(problem, empty, budget_bytes) else Infeasible(float(problem.base_bytes.max()))
     relaxed = solve_lp(problem, budget_bytes, step_limit)
     if not isinstance(relaxed, Relaxed):
         return relaxed
