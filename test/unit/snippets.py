@@ -1,0 +1,72 @@
+"""Small modules for the tests of one part: parsed, given their rules, read into a graph, or run on StableHLO's interpreter."""
+
+from functools import cache
+
+import numpy as np
+
+from rhino.ir.mlir import ir, make_context, run_pipeline, stablehlo
+from rhino.ir.program import read_program
+from rhino.ir.reader import entry_function, walk
+
+RULES = "func.func(sdy-populate-op-sharding-rules)"
+DTYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i1": np.bool_, "f16": np.float16}
+
+
+@cache
+def context():
+    """One context for all of a process's tests: making one takes longer than parsing a small module."""
+    return make_context()
+
+
+def tensor(shape, dtype="f32"):
+    """The text of a tensor type."""
+    return f"tensor<{'x'.join([*map(str, shape), dtype])}>"
+
+
+def function(body, arguments, results):
+    """The text of `@main`: `arguments` by name with their types, `results` likewise."""
+    inputs = ", ".join(f"%{name}: {kind}" for name, kind in arguments.items())
+    outputs = ", ".join(results.values())
+    returned = f"return {', '.join(f'%{name}' for name in results)} : {outputs}" if results else "return"
+    return f"func.func @main({inputs}) -> ({outputs}) {{\n{body}\n{returned}\n}}"
+
+
+_PARSED = []
+
+
+def parse(text):
+    """The module, kept for as long as the tests run: an op's handle does not keep its module alive."""
+    _PARSED.append(ir.Module.parse(text, context()))
+    return _PARSED[-1]
+
+
+def ruled(text):
+    """The module with Shardy's rules on its ops."""
+    module = parse(text)
+    run_pipeline(module, RULES)
+    return module
+
+
+def program_of(text, axis_size=2, axis="x", file="m.mlir"):
+    """The program of a module's entry, read for one axis."""
+    return read_program(entry_function(ruled(text)), axis, axis_size, file)
+
+
+def ops_of(text, name):
+    """The ops of that name, wherever they are, in program order."""
+    return [op for op in walk(parse(text).operation) if op.name == name]
+
+
+def class_of(text, name, axis_size=2):
+    """The class of the one op of that name in the entry block."""
+    (found,) = [c for c in program_of(text, axis_size).graph.classes if c.name == name]
+    return found
+
+
+def evaluate(text, inputs):
+    """What StableHLO's reference interpreter computes, as arrays."""
+    with context():
+        module = ir.Module.parse(text)
+        kinds = module.body.operations[0].type.inputs
+        values = [ir.DenseElementsAttr.get(np.ascontiguousarray(value), type=kind) for value, kind in zip(inputs, kinds, strict=True)]
+        return [np.array(result) for result in stablehlo.eval_module(module, values)]
