@@ -31,13 +31,17 @@ def function(body, arguments, results):
     return f"func.func @main({inputs}) -> ({outputs}) {{\n{body}\n{returned}\n}}"
 
 
-_PARSED = []
+_KEPT = []
+
+
+def kept(module):
+    """The module, kept for as long as the tests run: an op's handle does not keep its module alive."""
+    _KEPT.append(module)
+    return module
 
 
 def parse(text):
-    """The module, kept for as long as the tests run: an op's handle does not keep its module alive."""
-    _PARSED.append(ir.Module.parse(text, context()))
-    return _PARSED[-1]
+    return kept(ir.Module.parse(text, context()))
 
 
 def ruled(text):
