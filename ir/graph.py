@@ -1,7 +1,8 @@
 """The program as dense arrays: values, ops, uses; and one class for all ops that are alike.
 
 A 72-layer GPT has some 30,000 ops and a few hundred classes (same name, types, rule and numerics), so whatever depends on the class
-alone is computed once. No MLIR object lives in here: an op is its position in the entry block, a value is a number (arguments first).
+alone is computed once. No MLIR object lives in here: an op is its position in program order (a loop's body after
+the loop), a value is a number (arguments first).
 """
 
 from __future__ import annotations
@@ -64,6 +65,24 @@ class Argument:
     alias: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A `while` whose body is part of the graph: the ops after `op` and before `end`, which returns from it, run `trips` times.
+
+    What the loop carries is one value from its start to after its end: the results of `op` stand for the body's arguments too. `kept` says
+    which of them the body returns as they came. `trips` is 1 where nobody knows how often it runs.
+    """
+
+    op: int
+    end: int
+    trips: int
+    kept: tuple[bool, ...]
+
+
+WHILE, YIELD = "stablehlo.while", "stablehlo.return"
+"""The ops that begin and end a loop in the graph."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """One function in normal form.
@@ -86,10 +105,18 @@ class Graph:
     returns: tuple[int, ...]
     return_fixed: tuple[frozenset[Spec] | None, ...]
     fixed: dict[int, frozenset[Spec]]
+    loops: tuple[Loop, ...] = ()
+
+    def times(self) -> Ints:
+        """Returns how often each op runs in a step [ops]."""
+        count = np.ones(self.num_ops, dtype=np.int64)
+        for loop in self.loops:
+            count[loop.op + 1 : loop.end + 1] *= loop.trips
+        return count
 
     @property
     def num_ops(self) -> int:
-        """Number of ops in the entry block, without its return."""
+        """Number of ops, those of loop bodies included, without the function's return."""
         return len(self.op_class)
 
     @property

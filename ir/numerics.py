@@ -67,7 +67,8 @@ def _all_operands(op: ir.Operation) -> Linear:
 def _widening(op: ir.Operation) -> Linear:
     source, target = (value.type.element_type for value in (op.operands[0], op.results[0]))
     both = isinstance(source, ir.FloatType) and isinstance(target, ir.FloatType)
-    return (frozenset({0}),) if both and source.width <= target.width else ()
+    # Of one width, neither holds the other: bf16 reaches further, f16 is finer.
+    return (frozenset({0}),) if both and source.width < target.width else ()
 
 
 def _float_division(op: ir.Operation) -> Linear:

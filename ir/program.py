@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from rhino.ir.boundary import boundary_attributes
-from rhino.ir.collectives import element_bytes
-from rhino.ir.graph import Argument, Graph, OpClass, TensorType
+from rhino.ir.collectives import element_bytes, trip_count
+from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
 from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import SHARDING, allowed_specs
-from rhino.ir.spec import Spec
+from rhino.ir.spec import REPLICATED, Spec
 
 RULE = "sdy.sharding_rule"
+CARRIED = "rhino.carried"
+"""On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/choose_shardings.py)."""
 _CONSTRAINT = "sdy.sharding_constraint"
 
 
@@ -45,13 +47,11 @@ class Program:
 def read_program(entry: func.FuncOp, axis: str, axis_size: int, file: str = "") -> Program:
     """Returns the graph of `entry`, whose ops carry Shardy's rules; `axis` is the mesh axis that existing shardings speak of."""
     reader = _Reader(axis, axis_size, file)
-    block = entry.regions[0].blocks[0]
     arguments = reader.arguments(entry)
-    ops = [op.operation for op in block.operations]
-    terminator = ops.pop()
-    for number, op in enumerate(ops):
-        reader.op(number, op)
-    return Program(reader.graph(entry, arguments, terminator), entry, ops, file)
+    *body, terminator = [op.operation for op in entry.regions[0].blocks[0].operations]
+    for op in body:
+        reader.op(op)
+    return Program(reader.graph(entry, arguments, terminator), entry, reader.ops, file)
 
 
 @dataclass
@@ -72,6 +72,8 @@ class _Reader:
     uses: list[int] = field(default_factory=list)
     result_start: list[int] = field(default_factory=list)
     fixed: dict[int, frozenset[Spec]] = field(default_factory=dict)
+    ops: list[ir.Operation] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
         attributes = boundary_attributes(entry, "arg")
@@ -104,9 +106,12 @@ class _Reader:
             self.type_list.append(_tensor_type(kind))
         return self.types[kind]
 
-    def op(self, number: int, op: ir.Operation) -> None:
+    def op(self, op: ir.Operation) -> None:
+        """Adds an op, and the body of a loop after it."""
+        number = len(self.ops)
+        self.ops.append(op)
         operands = [self.numbers[value] for value in op.operands]
-        captured = self.captured(op) if len(op.regions) else []
+        captured = self.captured(op) if len(op.regions) and op.name != WHILE else []
         scalar = all(self.free[v] or not self.type_list[self.value_type[v]].shape for v in (*operands, *captured))
         free = op.name in SOURCES or (scalar and bool(operands) and op.name in FUSIBLE)
         self.result_start.append(len(self.value_type))
@@ -120,6 +125,31 @@ class _Reader:
                 self.fix(self.result_start[-1] + offset, sharding, op.location, f"'{op.name}' result {offset}")
         elif op.name == _CONSTRAINT:
             self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
+        if op.name == WHILE:
+            self.loop(number, op)
+
+    def loop(self, number: int, op: ir.Operation) -> None:
+        """Adds the body of a `while`. What it carries is one value, inside and outside; the condition reads it whole."""
+        carried = range(self.result_start[-1], len(self.value_type))
+        condition, body = (region.blocks[0] for region in op.regions)
+        for block in (condition, body):
+            self.numbers.update(zip(block.arguments, carried, strict=True))
+        if CARRIED in op.attributes:
+            for offset, sharding in enumerate(ir.ArrayAttr(op.attributes[CARRIED])):
+                self.fix(carried[offset], sharding, op.location, f"'{op.name}' result {offset}")
+        for value in {
+            self.numbers[v]: None
+            for inner in (op for view in condition.operations for op in walk(view.operation))
+            for v in inner.operands
+            if v in self.numbers
+        }:
+            if self.type_list[self.value_type[value]].shape:
+                self.fixed[value] = frozenset({REPLICATED})
+        for inner in body.operations:
+            self.op(inner.operation)
+        end = len(self.ops) - 1
+        kept = tuple(self.numbers[v] == c for v, c in zip(self.ops[end].operands, carried, strict=True))
+        self.loops.append(Loop(number, end, trip_count(op.opview) or 1, kept))
 
     def captured(self, op: ir.Operation) -> list[int]:
         inside = [inner for inner in walk(op) if inner is not op]
@@ -144,6 +174,8 @@ class _Reader:
         table = parse_rule(str(rule)) if rule is not None else None
         if op.name == _CONSTRAINT:
             table = elementwise_rule(result_types[0].shape)
+        if op.name == "stablehlo.dynamic_update_slice" and table is not None:
+            table = table.keeping_whole(table.factors_of(0) - table.factors_of(1))  # where it writes is a global place
         return OpClass(
             name=op.name,
             operands=operand_types,
@@ -171,6 +203,7 @@ class _Reader:
             returns=returns,
             return_fixed=self.return_fixed(entry, returns),
             fixed=self.fixed,
+            loops=tuple(sorted(self.loops, key=lambda loop: loop.op)),
         )
 
     def return_fixed(self, entry: func.FuncOp, returns: tuple[int, ...]) -> tuple[frozenset[Spec] | None, ...]:

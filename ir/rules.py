@@ -7,7 +7,7 @@ the factors that it is made of, most significant first. Op semantics are Shardy'
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 _FACTOR = re.compile(r"[i-z](?:_\d+)?")
@@ -29,6 +29,14 @@ class Rule:
     reduction: frozenset[int]
     fixed: frozenset[int]
     """Factors that cannot be split without moving data: Shardy's `need_replication` and `permutation`."""
+
+    def factors_of(self, operand: int) -> frozenset[int]:
+        """Returns the factors that an operand has."""
+        return frozenset(factor for dim in self.operands[operand] for factor in dim)
+
+    def keeping_whole(self, factors: frozenset[int]) -> Rule:
+        """Returns the rule in which `factors` cannot be split either."""
+        return replace(self, fixed=self.fixed | factors)
 
     def is_major(self, factor: int) -> bool:
         """Says whether `factor` leads (above all of size > 1) every dim that it is in, so that splitting it splits the dim."""

@@ -18,9 +18,10 @@ from typing import ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph import WHILE, YIELD
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
-from rhino.ir.program import Program
+from rhino.ir.program import CARRIED, Program
 from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
 from rhino.ir.spec import Spec, spec_text
 from rhino.ir.tally import EMPTY, Tally, one_collective
@@ -37,10 +38,10 @@ STRATEGY = "rhino.strategy"
 
 _LIMITS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4)}
 
-_UNANNOTATED = frozenset({"sdy.sharding_constraint", "stablehlo.while", "stablehlo.case", "stablehlo.if"})
-"""Ops without an attribute of their own: a constraint is one already; loops and branches run whole, which is what no attribute means
-here, and saying it makes XLA's import fail where it drops a carried value that nobody reads (jaxlib 0.10.2: `leaf_count ==
-tuple_elements_.size()`)."""
+_UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, "stablehlo.case", "stablehlo.if"})
+"""Ops without `sdy.sharding`: a constraint is one already; a branch runs whole. On a loop it makes XLA's import fail where a carried value
+that nobody reads is dropped (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`), so the specs stand in an attribute of ours, and XLA
+propagates from around the loop and from its body."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def predicted_tally(plan: Plan) -> Tally:
     total = EMPTY
     for transfer in plan.transfers():
         assert transfer.move.kind is not None
-        total = total + one_collective(transfer.move.kind, transfer.move.num_bytes)
+        total = total + one_collective(transfer.move.kind, transfer.move.num_bytes).times(transfer.times)
     return total
 
 
@@ -124,7 +125,9 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
             if results not in per_value:
                 per_value[results] = per_value_attribute(list(results))
             op.attributes[SHARDING] = per_value[results]
-        if plan.ops[number] != plan.implied(number):
+        if op.name == WHILE:
+            op.attributes[CARRIED] = ir.ArrayAttr.get(list(results))
+        elif op.name != YIELD and plan.ops[number] != plan.implied(number):
             op.attributes[STRATEGY] = ir.StringAttr.get(strategy_name(graph.cls(number), plan.ops[number].strategy))
     entry = program.entry
     ranks = [len(graph.type_of(value).shape) for value in graph.returns]

@@ -20,19 +20,20 @@ from typing import Any, ClassVar
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import OpClass
+from rhino.ir.graph import WHILE, YIELD, OpClass
 from rhino.ir.locations import place_of
 from rhino.ir.manual import copy_module
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
-from rhino.ir.program import Program, read_program
+from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
+from rhino.ir.program import CARRIED, Program, read_program
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split_dim
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
 from rhino.strategies.candidates import State, strategies, strategy_name
-from rhino.strategies.plan import Plan, implied_state, sent_bytes
+from rhino.strategies.plan import Plan, implied_state, loop_states, sent_bytes
 
 _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
@@ -59,8 +60,12 @@ class Localize(Pass):
             )
         mesh_name, mesh = found
         plan, program = read_plan(module, mesh, remarks)
-        _Inserter(program, plan, mesh_name, mesh.names[0]).run()
+        inserter = _Inserter(program, plan, mesh_name, mesh.names[0])
+        inserter.run()
+        loops = inserter.loops()
+        del inserter, plan, program  # no handle of an op outlives a conversion
         _convert(module, remarks)
+        inline_loops(module, loops)
         _finish(module)
         remarks.statistics["localized"] = tally_module(module)
 
@@ -82,11 +87,13 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan,
     program = read_program(entry_function(module, remarks.file), axis, size, remarks.file)
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
-    ops = []
+    ops: list[State | None] = []
     for number, op in enumerate(program.ops):
         stored = tuple(specs[value] for value in graph.results(number))
         given = tuple(specs[value] for value in graph.operands(number).tolist())
-        ops.append(_state(graph.cls(number), op, given, stored, size, remarks.file))
+        ops.append(None if graph.cls(number).name in (WHILE, YIELD) else _state(graph.cls(number), op, given, stored, size, remarks.file))
+    for loop in graph.loops:
+        ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
     return Plan(graph, size, tuple(ops), tuple(specs), returned), program
 
@@ -133,15 +140,29 @@ class _Inserter:
         for position, (value, wanted) in enumerate(zip(graph.returns, plan.returned, strict=True)):
             self.read_as(terminator.operation, position, value, wanted)
 
+    def loops(self) -> list[OutlinedLoop]:
+        """Replaces the loops by functions that Shardy converts."""
+        graph, specs = self.program.graph, self.plan.specs
+        known = {value: self.sharding(value, spec) for value, spec in zip(self.values, specs, strict=True) if _is_tensor(value)}
+        found = []
+        for loop in reversed(graph.loops):  # an inner loop begins after the outer one
+            op = self.program.ops[loop.op]
+            carried = [known[result] for result in op.results]
+            for region in op.regions:
+                known.update(zip(region.blocks[0].arguments, carried, strict=True))
+            found.append((op, carried))
+        return outline_loops(self.program.entry.operation.parent, found, known)
+
     def read_as(self, op: ir.Operation, position: int, value: int, need: Spec) -> None:
         """Makes `op` read an operand, or a value that its regions capture, in spec `need`."""
         stored = self.plan.specs[value]
         if stored == need or (not self.program.graph.type_of(value).shape and stored != PARTIAL):
             return
-        held = self.values[value]
+        direct = position < len(op.operands)
+        held = op.operands[position] if direct else self.values[value]
         with ir.InsertionPoint(op), op.location:
             moved = self.move(held, stored, need)
-        if position < len(op.operands):
+        if direct:
             op.operands[position] = moved
         else:
             for inner in walk(op):
@@ -174,7 +195,7 @@ class _Inserter:
             return
         for value, result, comes in zip(self.program.graph.results(number), list(op.results), state.comes, strict=True):
             self.values.append(self.stored(op, state, result, comes, self.plan.specs[value]))
-        if op.results and all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
+        if op.results and op.name != WHILE and all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
             op.attributes[SHARDING] = per_value_attribute([self.sharding(r, c) for r, c in zip(op.results, state.comes, strict=True)])
 
     def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
@@ -210,6 +231,10 @@ class _Inserter:
         return sharding_attribute(self.mesh_name, self.axis, REPLICATED if spec == PARTIAL else spec, rank)
 
 
+def _is_tensor(value: ir.Value[Any]) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
+
+
 def _axes(axis: str) -> ir.Attribute:
     return ir.Attribute.parse(f'#sdy<axis_ref_list{{"{axis}"}}>')
 
@@ -221,8 +246,10 @@ def _axes_per_dim(axis: str, dim: int | None, rank: int) -> ir.Attribute:
 
 def _convert(module: ir.Operation, remarks: Remarks) -> None:
     pipeline = "builtin.module(func.func(sdy-drop-sharding-rules,sdy-reshard-to-collectives),sdy-convert-global-to-local)"
+    manager = passmanager.PassManager.parse(pipeline, module.context)
+    manager.enable_verifier(False)  # slices have to be mended first
     try:
-        passmanager.PassManager.parse(pipeline, module.context).run(module)
+        manager.run(module)
     except ir.MLIRError as error:
         first = error.error_diagnostics[0] if error.error_diagnostics else None
         what = str(first.message).strip() if first is not None else str(error)
@@ -232,10 +259,11 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 
 def _finish(module: ir.Operation) -> None:
     """Takes out the marked all-reduces, gives the others their monoid, and drops what annotated the global program."""
+    _mend_slices(module)
     entry = entry_function(module)
     reductions = [op for op in walk(entry.operation) if op.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")]
     for op in walk(entry.operation):
-        for name in (SHARDING, STRATEGY):
+        for name in (SHARDING, STRATEGY, CARRIED):
             if name in op.attributes:
                 del op.attributes[name]
     for op in reductions:
@@ -245,6 +273,15 @@ def _finish(module: ir.Operation) -> None:
             op.erase()
         elif _MONOID in text:
             _set_monoid(op, "max" if f"{_MONOID}max" in text else "min")
+    if not module.verify():
+        raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
+
+
+def _mend_slices(module: ir.Operation) -> None:
+    """Gives dynamic slices the sizes of their local results: the conversion changes types alone."""
+    for op in walk(module):
+        if op.name == "stablehlo.dynamic_slice":
+            op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(ir.RankedTensorType(op.results[0].type).shape)
 
 
 def _set_monoid(op: ir.Operation, monoid: str) -> None:

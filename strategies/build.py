@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import COPY_FREE, Graph, TensorType, materialized
+from rhino.ir.graph import COPY_FREE, WHILE, YIELD, Graph, TensorType, materialized
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, all_specs, split_dim
 from rhino.strategies.candidates import REPLICATE, State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -83,6 +83,7 @@ class _Use:
     result: int
     operand: int
     type: int
+    times: int
 
 
 @dataclass(eq=False)
@@ -113,13 +114,20 @@ class _Builder:
         self.value_type = graph.value_type.tolist()
         self.op_class = graph.op_class.tolist()
         self.in_memory = self.has_memory.tolist()
+        self.times = [*graph.times().tolist(), 1]
+        self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
 
     def build(self) -> Choice:
         graph = self.graph
         for number in range(len(graph.arguments)):
             self.giver[number] = self.store("argument", number, number, graph.fixed.get(number))
         for op in range(graph.num_ops):
-            if not graph.classes[self.op_class[op]].free:
+            cls = graph.classes[self.op_class[op]]
+            if cls.name == WHILE:
+                self.loop(op)
+            elif cls.name == YIELD:
+                self.carry(op, self.carried[op])
+            elif not cls.free:
                 self.op(op)
         for number, value in enumerate(graph.returns):
             self.returned(number, value)
@@ -176,17 +184,31 @@ class _Builder:
         if self.giver[value] >= 0 and self.graph.types[self.value_type[value]].shape:
             self.use(value, sink, 0, self.graph.num_ops)
 
+    def loop(self, op: int) -> None:
+        """Adds the nodes of what a loop carries: stored in one way throughout, as it starts and as the body returns it."""
+        carried = list(self.graph.results(op))
+        for value in carried:
+            if self.graph.types[self.value_type[value]].shape:
+                self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value))
+        self.carry(op, carried)
+
+    def carry(self, op: int, carried: list[int]) -> None:
+        """Adds the edges from what a loop starts with, or its body returns, to what it carries."""
+        for value, into in zip(self.uses[self.use_start[op] : self.use_start[op + 1]], carried, strict=True):
+            if self.giver[value] >= 0 and self.giver[into] >= 0:
+                self.use(value, self.giver[into], 0, op)
+
     def op(self, op: int) -> None:
         graph = self.graph
         operands = self.uses[self.use_start[op] : self.use_start[op + 1]]
         results = range(self.result_start[op], self.result_start[op + 1])
         known = tuple([self.giver[v] >= 0 for v in operands])
         memory = tuple([self.in_memory[v] for v in (*operands, *results)])
-        key = (self.op_class[op], known, memory)
+        key = (self.op_class[op], known, memory, self.times[op])
         if key not in self.states_of:
             self.states_of[key] = self.op_states(op, known)
         options = self.states_of[key]
-        cost = self.remembered(("cost", key), lambda: np.array([self.state_s(op, state) for state in options]))
+        cost = self.remembered(("cost", key), lambda: self.times[op] * np.array([self.state_s(op, state) for state in options]))
         node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
         for position, value in enumerate(operands):
             if known[position] and graph.types[self.value_type[value]].shape:
@@ -232,7 +254,7 @@ class _Builder:
         source = self.giver[value]
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
-        use = _Use(swapped, self.offset[value], operand, self.value_type[value])
+        use = _Use(swapped, self.offset[value], operand, self.value_type[value], self.times[time])
         self.edges.setdefault(pair, []).append(use)
         self.copies.append((pair, use, time))
 
@@ -257,7 +279,7 @@ class _Builder:
     def use_table(self, u: int, v: int, use: _Use) -> Floats:
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
         given, needed = self.ends(u, v, use)
-        table = reshard_seconds(self.model, self.graph.types[use.type])[np.ix_(given, needed)]
+        table = use.times * reshard_seconds(self.model, self.graph.types[use.type])[np.ix_(given, needed)]
         return table.T if use.swapped else table
 
     # Memory
@@ -266,7 +288,7 @@ class _Builder:
         graph = self.graph
         end = self.last_times()
         rows: list[tuple[int, int, int, int]] = []
-        in_place = {graph.returns[result] for result in self.taken_over}
+        in_place = {graph.returns[result] for result in self.taken_over} | self.written_in_place()
         for value in range(graph.num_values):
             op, kind = int(graph.value_op[value]), graph.types[self.value_type[value]]
             if not kind.num_bytes or not self.in_memory[value] or value in in_place:
@@ -280,11 +302,31 @@ class _Builder:
         copies = [row for copy in self.copies if (row := self.copy_bytes(*copy)) is not None]
         return _residents(rows), _residents(copies)
 
-    def last_times(self) -> Ints:
-        """Returns the time of each value's last reader [values]; readers of a value without memory read its operands."""
+    def written_in_place(self) -> set[int]:
+        """Returns the values that live in another's buffer: what a loop keeps as it came, and what a body writes into what it carries."""
         graph = self.graph
+        found = set()
+        for loop in graph.loops:
+            carried = graph.results(loop.op)
+            found |= {value for value, kept in zip(carried, loop.kept, strict=True) if kept}
+            for value, into in zip(graph.operands(loop.end).tolist(), carried, strict=True):
+                op = int(graph.value_op[value])
+                if op > loop.op and graph.cls(op).name in _UPDATES and graph.operands(op)[0] == into:
+                    found.add(value)
+        return found
+
+    def last_times(self) -> Ints:
+        """Returns the time of each value's last reader [values]; readers of a value without memory read its operands.
+
+        What a loop's body reads from outside, and what the loop carries, is there until the loop ends.
+        """
+        graph = self.graph
+        read = np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start))
+        defined = graph.value_op[graph.uses]
+        for loop in reversed(graph.loops):  # inner loops first
+            read = np.where((read > loop.op) & (read <= loop.end) & (defined <= loop.op), loop.end, read)
         end = np.maximum(graph.value_op, 0).copy()
-        np.maximum.at(end, graph.uses, np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start)))
+        np.maximum.at(end, graph.uses, read)
         end[list(graph.returns)] = graph.num_ops
         view = [c.name in COPY_FREE and len(c.operands) == 1 for c in graph.classes]
         last = end.tolist()
@@ -293,6 +335,9 @@ class _Builder:
             if self.result_start[op + 1] == result + 1 and (view[self.op_class[op]] or not self.in_memory[result]):
                 for operand in self.uses[self.use_start[op] : self.use_start[op + 1]]:
                     last[operand] = max(last[operand], last[result])
+        for loop in graph.loops:
+            for value in graph.results(loop.op):
+                last[value] = max(last[value], loop.end)
         return np.array(last, dtype=np.int64)
 
     def computed_here(self, op: int, node: int) -> list[tuple[int, int, int, int]]:

@@ -6,23 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rhino.ir.graph import Graph, OpClass
+from rhino.ir.graph import Graph, Loop, OpClass
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split_dim
 from rhino.strategies.build import Choice
-from rhino.strategies.candidates import State, following, strategies
+from rhino.strategies.candidates import REPLICATE, State, following, strategies
 from rhino.strategies.cost import Move, reshard
 from rhino.strategies.problem import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective of a plan: which value, for which op (None: to store or return it), from and to which spec."""
+    """A collective of a plan: which value, for which op (None: to store or return it), from and to which spec, how often in a step."""
 
     value: int
     reader: int | None
     source: Spec
     target: Spec
     move: Move
+    times: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,19 +47,19 @@ class Plan:
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
         graph = self.graph
-        for op, state in enumerate(self.ops):
+        for op, (state, times) in enumerate(zip(self.ops, graph.times().tolist(), strict=True)):
             for value, need in zip(graph.operands(op).tolist(), state.needs, strict=True):
-                yield from self._between(value, op, self.specs[value], need)
+                yield from self._between(value, op, self.specs[value], need, times)
             for value, comes in zip(graph.results(op), state.comes, strict=True):
-                yield from self._between(value, None, comes, self.specs[value])
+                yield from self._between(value, None, comes, self.specs[value], times)
         for value, wanted in zip(graph.returns, self.returned, strict=True):
-            yield from self._between(value, None, self.specs[value], wanted)
+            yield from self._between(value, None, self.specs[value], wanted, 1)
 
-    def _between(self, value: int, reader: int | None, source: Spec, target: Spec) -> Iterator[Transfer]:
+    def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> Iterator[Transfer]:
         move = reshard(self.graph.type_of(value), source, target, self.axis_size)
         assert move is not None, (value, reader, source, target)
         if move.kind is not None:
-            yield Transfer(value, reader, source, target, move)
+            yield Transfer(value, reader, source, target, move, times)
 
 
 @lru_cache(maxsize=65536)
@@ -106,8 +107,16 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
                 alias = graph.arguments[node.number].alias if node.kind == "argument" else None
                 if alias is not None:
                     returned[alias] = state.comes[0]
+    for loop in graph.loops:
+        ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     every = _with_free(graph, size, ops, specs, returned)
     return Plan(graph, size, every, tuple(specs), tuple(returned))
+
+
+def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:
+    """Returns how a loop starts and how its body returns: both give what is carried as it is stored."""
+    carried = tuple(specs[value] for value in graph.results(loop.op))
+    return State(REPLICATE, carried, carried), State(REPLICATE, carried, ())
 
 
 def _with_free(graph: Graph, size: int, ops: list[State | None], specs: list[Spec], returned: list[Spec]) -> tuple[State, ...]:
