@@ -42,8 +42,9 @@ def outline_loops(
         name = f"{_CALL}.{number}"
         outlined = OutlinedLoop(name, f"{name}.condition", f"{name}.body", len(carried))
         inside = [*carried, *(known[value] for value in outside)]
-        for region, function, given in zip(loop.regions, (outlined.condition, outlined.body), ([None], carried), strict=True):
-            _to_function(module, region.blocks[0], function, outside, inside, given)
+        condition, body = (region.blocks[0] for region in loop.regions)
+        _to_function(module, condition, outlined.condition, outside, inside, [None])
+        _to_function(module, body, outlined.body, outside, inside, carried)
         with ir.InsertionPoint(loop), loop.location:
             operands = [*loop.operands, *outside]
             call = stablehlo.CustomCallOp([r.type for r in loop.results], operands, call_target_name=name).operation
@@ -79,7 +80,7 @@ def _replace(old: ir.Operation, new: ir.Operation) -> None:
 def _read_from_outside(loop: ir.Operation) -> list[ir.Value[Any]]:
     """Returns the values that a loop's regions read from around it, in order of first use."""
     inner = [op for op in walk(loop) if op != loop]
-    own = {result for op in inner for result in op.results}
+    own: set[ir.Value[Any]] = {result for op in inner for result in op.results}
     own |= {arg for op in (loop, *inner) for region in op.regions for block in region for arg in block.arguments}
     return list({value: None for op in inner for value in op.operands if value not in own})
 

@@ -32,7 +32,7 @@ from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, shard
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split_dim
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
-from rhino.strategies.candidates import State, strategies, strategy_name
+from rhino.strategies.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.plan import Plan, implied_state, loop_states, sent_bytes
 
 _MARK = "rhino.partial"
@@ -87,11 +87,12 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan,
     program = read_program(entry_function(module, remarks.file), axis, size, remarks.file)
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
-    ops: list[State | None] = []
+    ops: list[State] = []
     for number, op in enumerate(program.ops):
         stored = tuple(specs[value] for value in graph.results(number))
         given = tuple(specs[value] for value in graph.operands(number).tolist())
-        ops.append(None if graph.cls(number).name in (WHILE, YIELD) else _state(graph.cls(number), op, given, stored, size, remarks.file))
+        cls = graph.cls(number)
+        ops.append(replicate(cls) if cls.name in (WHILE, YIELD) else _state(cls, op, given, stored, size, remarks.file))
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
