@@ -1,0 +1,140 @@
+"""Seconds worked out by hand: collectives as rings step by step, reshards by their collective, ops under the roofline."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rhino.ir.cluster import MeshAxis
+from rhino.ir.graph import OpClass, TensorType
+from rhino.ir.hardware import Device
+from rhino.ir.spec import PARTIAL, REPLICATED, split
+from rhino.strategies.cost import NOTHING, CostModel, Move, reshard, reshard_seconds
+
+DEVICE = Device(
+    kind="test",
+    flops_per_s=(("f32", 1e12), ("bf16", 4e12)),
+    hbm_bytes=10**9,
+    usable_hbm_fraction=1.0,
+    hbm_bytes_per_s=2e9,
+    matmul_efficiency=0.5,
+    memory_efficiency=0.5,
+    sources=(),
+)
+
+
+def model(size):
+    """1 us a step, 1 GB/s in rings, 0.5 GB/s in an all-to-all."""
+    return CostModel(DEVICE, MeshAxis("x", size, 1e-6, 1e9, 0.5e9, "ring", ("link",)))
+
+
+KIND = TensorType((8, 12), "f32", 4)  # 384 bytes, a quarter is 96
+R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
+
+# On 4 devices: 3 steps of 1 us, and 3/4 of the payload at 1 GB/s.
+SECONDS = {
+    "all_gather": (384, 3e-6 + 288e-9),
+    "reduce_scatter": (384, 3e-6 + 288e-9),
+    "all_reduce": (384, 6e-6 + 576e-9),
+    "all_to_all": (96, 3e-6 + 144e-9),
+    "collective_permute": (96, 1e-6 + 96e-9),
+}
+
+
+@pytest.mark.parametrize("kind", SECONDS)
+def test_seconds_of_each_collective(kind):
+    num_bytes, seconds = SECONDS[kind]
+    assert model(4).move_s(Move(kind, num_bytes)) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_ring_takes_what_its_steps_take(kind, size):
+    """In every step each device passes a block of 1/n on; an all-reduce goes round twice."""
+    num_bytes = 840
+    steps = [1e-6 + num_bytes / size / 1e9] * (size - 1) * (2 if kind == "all_reduce" else 1)
+    assert model(size).move_s(Move(kind, num_bytes)) == pytest.approx(sum(steps), rel=1e-12)
+
+
+def test_what_sends_nothing_takes_no_time():
+    assert model(4).move_s(NOTHING) == 0
+    assert model(1).move_s(Move("all_reduce", 10**9)) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "move"),
+    [
+        (R, R, NOTHING),
+        (R, S0, NOTHING),
+        (R, S1, NOTHING),
+        (P, P, NOTHING),
+        (S0, S0, NOTHING),
+        (P, R, Move("all_reduce", 384)),
+        (P, S0, Move("reduce_scatter", 384)),
+        (P, S1, Move("reduce_scatter", 384)),
+        (S0, R, Move("all_gather", 384)),
+        (S1, R, Move("all_gather", 384)),
+        (S0, S1, Move("all_to_all", 96)),
+        (S1, S0, Move("all_to_all", 96)),
+        (R, P, None),
+        (S0, P, None),
+        (S1, P, None),
+    ],
+)
+def test_each_pair_of_specs_has_one_collective_or_none(source, target, move):
+    """Nothing becomes a partial sum by moving it: that would take zeros on all devices but one."""
+    assert reshard(KIND, source, target, 4) == move
+
+
+def test_the_table_of_reshards_is_the_seconds_of_each():
+    gather, scatter, reduce, exchange = (SECONDS[kind][1] for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"))
+    inf = math.inf
+    wanted = [[0, inf, 0, 0], [reduce, 0, scatter, scatter], [gather, inf, 0, exchange], [gather, inf, exchange, 0]]
+    np.testing.assert_allclose(reshard_seconds(model(4), KIND), wanted, rtol=1e-12)
+
+
+def test_a_dim_that_does_not_divide_is_no_way_in_or_out():
+    """12 is no multiple of 8, so its column and row are closed, to itself too."""
+    table = reshard_seconds(model(8), KIND)
+    assert np.isinf(table[S1]).all()
+    assert np.isinf(table[:, S1]).all()
+    assert np.isfinite(table[P, S0])
+    empty = reshard_seconds(model(2), TensorType((0, 4), "f32", 4))
+    assert np.isinf(empty[S0]).all()
+
+
+def test_a_scalar_is_whole_or_a_sum():
+    table = reshard_seconds(model(4), TensorType((), "f32", 4))
+    np.testing.assert_allclose(table, [[0, math.inf], [6e-6 + 2 * 0.75 * 4e-9, 0]], rtol=1e-12)
+
+
+def test_no_detour_is_cheaper_than_the_way():
+    """Else the search would pay for a reshard what two of them cost less."""
+    for size in (2, 4):
+        table = reshard_seconds(model(size), KIND)
+        ways = table[:, :, None] + table[None, :, :]
+        through_whole_or_part = ways.min(axis=1)
+        assert (table <= through_whole_or_part + 1e-15).all()
+
+
+def op(name, flops, dtype="f32"):
+    kind = TensorType((8, 12), dtype, 4)
+    return OpClass(f"stablehlo.{name}", (kind,), (kind,), None, None, (), False, True, flops)
+
+
+@pytest.mark.parametrize(
+    ("cls", "num_bytes", "divided_by", "seconds"),
+    [
+        (op("dot_general", 10**6), 0, 1, 1e6 / 0.5e12),  # half of the peak is reached
+        (op("dot_general", 10**6), 0, 4, 1e6 / 0.5e12 / 4),
+        (op("dot_general", 10**6, "bf16"), 0, 1, 1e6 / 2e12),
+        (op("dot_general", 10**6), 4000, 1, 4e-6),  # 4000 bytes at 1 GB/s take longer than 2 us
+        (op("dot_general", 10**6), 4000, 4, 4e-6),  # bytes are given per device
+        (op("add", 10**6), 0, 1, 1e-6),  # vector units: the f32 peak, whatever the type
+        (op("add", 10**6, "bf16"), 0, 1, 1e-6),
+        (op("add", 10**3), 500, 1, 5e-7),
+        (op("add", 0), 0, 1, 0.0),
+    ],
+)
+def test_an_op_takes_the_longer_of_its_work_and_its_bytes(cls, num_bytes, divided_by, seconds):
+    assert model(4).compute_s(cls, num_bytes, divided_by) == pytest.approx(seconds, rel=1e-12)
