@@ -10,6 +10,7 @@ import numpy as np
 
 from rhino.ir.boundary import boundary_attributes
 from rhino.ir.collectives import element_bytes, trip_count
+from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
@@ -22,6 +23,8 @@ from rhino.ir.spec import REPLICATED, Spec
 RULE = "sdy.sharding_rule"
 CARRIED = "rhino.carried"
 """On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/choose_shardings.py)."""
+GSPMD = "mhlo.sharding"
+_USE_SHARDY = "export the program with Shardy's shardings (jax_use_shardy_partitioner)"
 _CONSTRAINT = "sdy.sharding_constraint"
 
 
@@ -83,6 +86,8 @@ class _Reader:
             self.define(value, -1)
             alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
             name = name_of(value.location) or f"arg{number}"
+            if GSPMD in attrs:
+                raise _foreign(f'argument {number} "{name}" with a GSPMD sharding', _USE_SHARDY, place_of(value.location, self.file))
             if SHARDING in attrs:
                 self.fix(number, attrs[SHARDING], value.location, f'argument {number} "{name}"')
             result.append(Argument(name, alias))
@@ -108,6 +113,7 @@ class _Reader:
 
     def op(self, op: ir.Operation) -> None:
         """Adds an op, and the body of a loop after it."""
+        self.refuse_foreign(op)
         number = len(self.ops)
         self.ops.append(op)
         operands = [self.numbers[value] for value in op.operands]
@@ -127,6 +133,13 @@ class _Reader:
             self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
         if op.name == WHILE:
             self.loop(number, op)
+
+    def refuse_foreign(self, op: ir.Operation) -> None:
+        """Refuses what would be a constraint if it were understood: it must not be dropped in silence."""
+        if op.name == "sdy.manual_computation":
+            raise _foreign("a manual computation", "plan for the program without it", place_of(op.location, self.file))
+        if GSPMD in op.attributes:
+            raise _foreign(f"'{op.name}' with a GSPMD sharding", _USE_SHARDY, place_of(op.location, self.file))
 
     def loop(self, number: int, op: ir.Operation) -> None:
         """Adds the body of a `while`. What it carries is one value, inside and outside; the condition reads it whole."""
@@ -216,6 +229,10 @@ class _Reader:
             known = SHARDING in attrs
             fixed.append(allowed_specs(attrs[SHARDING], self.axis, shape, self.axis_size, place, f"result {number}") if known else None)
         return tuple(fixed)
+
+
+def _foreign(what: str, fix: str, place: Place) -> RhinoError:
+    return RhinoError("RHI-SHARD-001", f"{what} cannot be honoured", place, fix=fix)
 
 
 def _shardings(op: ir.Operation) -> list[ir.Attribute]:
