@@ -115,6 +115,7 @@ class _Builder:
         self.op_class = graph.op_class.tolist()
         self.in_memory = self.has_memory.tolist()
         self.times = [*graph.times().tolist(), 1]
+        self.in_place = self.written_in_place()
         self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
 
     def build(self) -> Choice:
@@ -204,7 +205,8 @@ class _Builder:
         results = range(self.result_start[op], self.result_start[op + 1])
         known = tuple([self.giver[v] >= 0 for v in operands])
         memory = tuple([self.in_memory[v] for v in (*operands, *results)])
-        key = (self.op_class[op], known, memory, self.times[op])
+        in_place = bool(results) and results[0] in self.in_place
+        key = (self.op_class[op], known, memory, self.times[op], in_place)
         if key not in self.states_of:
             self.states_of[key] = self.op_states(op, known)
         options = self.states_of[key]
@@ -234,16 +236,25 @@ class _Builder:
 
     def state_s(self, op: int, state: State) -> float:
         """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
+        cls = self.graph.cls(op)
+        moved = self.moved_bytes(op, state)
+        seconds = self.model.compute_s(cls, moved, self.size if state.strategy >= 0 else 1)
+        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
+        return seconds + sum(float(reshard_seconds(self.model, kind)[comes, REPLICATED]) for kind, comes in scalars)
+
+    def moved_bytes(self, op: int, state: State) -> int:
+        """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes."""
         graph, cls = self.graph, self.graph.cls(op)
-        results = zip(graph.results(op), cls.results, state.comes, strict=True)
+        values = graph.results(op)
+        if values and values[0] in self.in_place:
+            return 2 * sum(self.local_bytes(kind, spec) for kind, spec in zip(cls.operands[1:], state.needs[1:], strict=True))
+        results = zip(values, cls.results, state.comes, strict=True)
         moved = sum(self.local_bytes(kind, spec) for value, kind, spec in results if self.has_memory[value])
         for position, (value, kind, spec) in enumerate(zip(graph.operands(op), cls.operands, state.needs, strict=True)):
             if self.has_memory[value]:
                 partly = position == 0 and cls.name in _READS_PART
                 moved += min(moved, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
-        seconds = self.model.compute_s(cls, moved, self.size if state.strategy >= 0 else 1)
-        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
-        return seconds + sum(float(reshard_seconds(self.model, kind)[comes, REPLICATED]) for kind, comes in scalars)
+        return moved
 
     def local_bytes(self, kind: TensorType, spec: Spec) -> int:
         return kind.num_bytes // self.size if split_dim(spec) is not None else kind.num_bytes
@@ -288,7 +299,7 @@ class _Builder:
         graph = self.graph
         end = self.last_times()
         rows: list[tuple[int, int, int, int]] = []
-        in_place = {graph.returns[result] for result in self.taken_over} | self.written_in_place()
+        in_place = {graph.returns[result] for result in self.taken_over} | self.in_place
         for value in range(graph.num_values):
             op, kind = int(graph.value_op[value]), graph.types[self.value_type[value]]
             if not kind.num_bytes or not self.in_memory[value] or value in in_place:
