@@ -1,19 +1,23 @@
 """Take away what our passes wrote beside the shardings, so that a module can be handed on.
 
 Reads     any module.
-Writes    no `rhino.*` attribute and no `sdy.sharding_rule` is left, on ops, arguments and results. Shardings and the mesh stay.
+Writes    no `rhino.*` attribute and no `sdy.sharding_rule` is left, on ops, arguments and results. Shardings and the mesh stay; what
+          only `rhino-localize` reads (strategies, the shardings that loops carry) is gone.
 Errors    none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir import func, ir
 from rhino.ir.program import RULE
 from rhino.ir.reader import walk
 from rhino.passes.base import Pass, Remarks
+
+SIDES: Final[tuple[Side, ...]] = ("arg", "res")
 
 
 @dataclass(frozen=True)
@@ -28,19 +32,10 @@ class Strip(Pass):
             for name in [name for name in op.attributes if _is_ours(name)]:
                 del op.attributes[name]
             if isinstance(op.opview, func.FuncOp):
-                for side in ("arg_attrs", "res_attrs"):
-                    _strip_boundary(op, side)
+                for side in SIDES:
+                    kept = [{n: a for n, a in one.items() if not _is_ours(n)} for one in boundary_attributes(op.opview, side)]
+                    set_boundary_attributes(op.opview, side, kept)
 
 
 def _is_ours(name: str) -> bool:
     return name == RULE or name.startswith("rhino.")
-
-
-def _strip_boundary(function: ir.Operation, side: str) -> None:
-    if side not in function.attributes:
-        return
-    kept = []
-    for one in ir.ArrayAttr(function.attributes[side]):
-        entries = {named.name: named.attr for named in ir.DictAttr(one)}
-        kept.append(ir.DictAttr.get({name: value for name, value in entries.items() if not _is_ours(name)}))
-    function.attributes[side] = ir.ArrayAttr.get(kept)

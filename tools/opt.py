@@ -1,0 +1,231 @@
+"""The `rhino-opt` command: read a module, run passes on it, print it. Of the mlir-opt family: its words, and its meanings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+import traceback
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, TextIO, cast
+
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.registry import Item
+from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
+from rhino.tools.files import check_writable, read_input, shown, write_output
+from rhino.tools.opt_options import help_text, list_text, parse_command_line, steps
+from rhino.tools.opt_report import collectives_text, statistics_text
+
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
+_CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
+_SEPARATOR: Final = "// -----"
+_COMMENTS: Final = re.compile(r"\s*(//[^\n]*(\n\s*|$))*")
+
+
+def run(argv: Sequence[str], stdin: BinaryIO, stdout: BinaryIO, stderr: TextIO) -> int:
+    """Runs the command line `argv`; IR goes to `stdout`, everything else to `stderr`. Returns the exit code.
+
+    What MLIR itself prints (`--mlir-timing`, `--mlir-print-ir-after-all`) goes to the process's standard error.
+    """
+    command = _Command(argv, stdin, stdout, stderr)
+    try:
+        return command.run()
+    except RhinoError as error:
+        print(error.render(), file=stderr)
+        return int(error.exit_code)
+    except BrokenPipeError:
+        _abandon(stdout)
+        return _CLOSED_PIPE
+    except KeyboardInterrupt:
+        print("rhino-opt: interrupted", file=stderr)
+        return _INTERRUPTED
+    except Exception:
+        print(f"rhino-opt: internal error; to reproduce it: {command.reproducer()}\n{traceback.format_exc()}", file=stderr)
+        return int(ExitCode.BUG)
+
+
+def main() -> None:
+    """Runs the process's command line."""
+    sys.exit(run(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer, sys.stderr))
+
+
+def _abandon(stdout: BinaryIO) -> None:
+    """Points a closed pipe at nothing, or else Python fails again when it flushes at exit."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+
+
+@dataclass
+class _Outcome:
+    """What became of one module: its output, None if it failed; its errors, and what else was said about it."""
+
+    output: bytes | None = None
+    errors: tuple[RhinoError, ...] = ()
+    said: list[Diagnostic] = field(default_factory=list)
+    remarks: Remarks = field(default_factory=Remarks)
+
+    def every(self) -> tuple[Diagnostic, ...]:
+        return (*self.said, *(one for error in self.errors for one in diagnostics_of(error)))
+
+
+@dataclass
+class _Command:
+    """One command line, and where it reads and writes."""
+
+    argv: Sequence[str]
+    stdin: BinaryIO
+    stdout: BinaryIO
+    stderr: TextIO
+    data: bytes | None = None
+
+    def run(self) -> int:
+        options = parse_command_line(self.argv)
+        if options.help or options.list_passes:
+            self.stdout.write((help_text() if options.help else list_text()).encode())
+            self.stdout.flush()
+            return int(ExitCode.OK)
+        if options.emit_bytecode and options.output == "-" and self.stdout.isatty():
+            raise RhinoError("RHI-CLI-001", "bytecode is nothing for a terminal", fix="write it to a file with -o")
+        items = steps(options)
+        check_writable(options.output)
+        self.data = read_input(options.file, self.stdin, self.stderr)
+        return self.process(options, items, self.data)
+
+    def process(self, options: Namespace, items: tuple[Item, ...], data: bytes) -> int:
+        file, context = shown(options.file), make_context()
+        build_pass_manager(items, context)  # an unknown pass is the command line's fault, whatever is in the file
+        parts = split_input(data) if options.split_input_file else (data,)
+        outcomes = [_Run(options, items, file, context, self.stderr).outcome(part) for part in parts]
+        self.report(options, outcomes)
+        if options.verify_diagnostics:
+            expectations = read_expectations(data.decode(errors="replace"), file)
+            errors = compare(expectations, [one for outcome in outcomes for one in outcome.every()], file)
+        else:
+            errors = tuple(error for outcome in outcomes for error in outcome.errors)
+        for error in errors:
+            print(error.render(), file=self.stderr)
+        if errors:
+            return int(errors[0].exit_code)
+        outputs = [outcome.output for outcome in outcomes if outcome.output is not None]
+        write_output(options.output, f"{_SEPARATOR}\n".encode().join(outputs), self.stdout)
+        return int(ExitCode.OK)
+
+    def report(self, options: Namespace, outcomes: Sequence[_Outcome]) -> None:
+        """Prints what was asked for beside the IR."""
+        for outcome in outcomes:
+            if not options.verify_diagnostics:
+                for one in outcome.said:
+                    print(one, file=self.stderr)
+            statistics = outcome.remarks.statistics
+            if options.print_statistics:
+                print(statistics_text(statistics), file=self.stderr)
+            if options.localize and "localized" in statistics:
+                print(collectives_text(statistics["localized"]), file=self.stderr)
+
+    def reproducer(self) -> str:
+        """Returns a command line that does the same again; what came from stdin is kept in a file for it."""
+        words = list(self.argv)
+        if self.data is not None and not any(Path(word).is_file() for word in words):
+            with tempfile.NamedTemporaryFile(prefix="rhino-opt-", suffix=".mlir", delete=False) as file:
+                file.write(self.data)
+            words = [word for word in words if word != "-"] + [file.name]
+        return shlex.join(["rhino-opt", *words])
+
+
+@dataclass
+class _Run:
+    """How every module of one command line is processed."""
+
+    options: Namespace
+    items: tuple[Item, ...]
+    file: str
+    context: ir.Context
+    stderr: TextIO
+
+    def outcome(self, data: bytes) -> _Outcome:
+        result = _Outcome(remarks=Remarks(self.file))
+        try:
+            with self.listening(result):
+                result.output = self.output(data, result.remarks)
+        except RhinoError as error:
+            result.errors = (error,)
+        except ir.MLIRError as error:
+            result.errors = self.pass_errors(error)
+        result.said += self.remarks_said(result.remarks)
+        return result
+
+    def output(self, data: bytes, remarks: Remarks) -> bytes:
+        module = read_module(data, self.file, self.context)
+        self.run_passes(module, remarks)
+        if not self.options.emit_bytecode:
+            return str(module.operation.get_asm(enable_debug_info=self.with_locations())).encode()
+        with tempfile.TemporaryFile() as stream:
+            module.operation.write_bytecode(stream)
+            stream.seek(0)
+            return stream.read()
+
+    def with_locations(self) -> bool:
+        asked: bool | None = self.options.mlir_print_debuginfo
+        return self.options.output != "-" if asked is None else asked
+
+    def run_passes(self, module: ir.Module, remarks: Remarks) -> None:
+        manager = build_pass_manager(self.items, self.context, remarks)
+        if self.options.mlir_print_ir_after_all:
+            self.context.enable_multithreading(False)  # or the printed functions would mix
+            manager.enable_ir_printing(enable_debug_info=bool(self.options.mlir_print_debuginfo))
+        if self.options.mlir_timing:
+            manager.enable_timing()
+        self.stderr.flush()
+        manager.run(module.operation)
+
+    def listening(self, result: _Outcome) -> ir.DiagnosticHandler:
+        """Takes up, while it is entered, what MLIR says beside errors."""
+
+        def take(one: ir.Diagnostic) -> bool:
+            for said in (one, *one.notes):
+                result.said.append(Diagnostic(said.severity.name.lower(), place_of(said.location, self.file), str(said.message)))
+            return True
+
+        return cast(ir.DiagnosticHandler, self.context.attach_diagnostic_handler(take))
+
+    def remarks_said(self, remarks: Remarks) -> list[Diagnostic]:
+        wanted: re.Pattern[str] | None = self.options.remarks_filter
+        every = [Diagnostic("remark", one.place, f"[{one.pass_name}] {one.text}") for one in remarks.items]
+        return [one for one in every if wanted is not None and wanted.search(one.message)]
+
+    def pass_errors(self, error: ir.MLIRError) -> tuple[RhinoError, ...]:
+        """Returns what MLIR's own passes and verifier found, without the ops that they print."""
+        found = []
+        for one in error.error_diagnostics:
+            notes = tuple(str(n.message).strip() for n in one.notes if not str(n.message).startswith("see current operation"))
+            found.append(RhinoError("RHI-PASS-002", str(one.message).strip(), place_of(one.location, self.file), notes))
+        return tuple(found) or (RhinoError("RHI-PASS-002", str(error).strip(), Place(self.file)),)
+
+
+def split_input(data: bytes) -> tuple[bytes, ...]:
+    """Returns the modules of a text, cut at lines `// -----`, each after as many empty lines as it takes to keep its line numbers.
+
+    Parts that hold comments alone are no modules. Binary input is one module.
+    """
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError:
+        return (data,)
+    starts = [0, *(number + 1 for number, line in enumerate(lines) if line.rstrip() == _SEPARATOR)]
+    parts = []
+    for start, end in zip(starts, [*(start - 1 for start in starts[1:]), len(lines)], strict=True):
+        body = "\n".join(lines[start:end])
+        if not _COMMENTS.fullmatch(body):
+            parts.append(("\n" * start + body + "\n").encode())
+    return tuple(parts) or (data,)

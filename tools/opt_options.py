@@ -1,0 +1,202 @@
+"""The command line of `rhino-opt`: its options, and the passes that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+from rhino.ir.cluster import preset_names
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mesh import parse_mesh
+from rhino.ir.units import parse_size
+from rhino.passes.base import Pass, option_names, read_options
+from rhino.passes.pipeline import parse_pipeline
+from rhino.passes.registry import PASSES, PIPELINES, Item, build_named
+
+_TARGET: Final = ("cluster", "mesh", "budget", "level")
+_DESCRIPTION: Final = """\
+Reads a module, runs passes on it, and prints it. Input is StableHLO text, MLIR bytecode, a portable artifact or a jax.export blob.
+"""
+_EPILOG: Final = f"""\
+Each pass and named pipeline of --list-passes is an option too: --NAME, or --NAME="option=value option=value". They run in the order
+given, --localize after --auto-shard; --cluster, --mesh, --budget and -O are for all that take them.
+
+Locations hold the names of arguments. Text on stdout is for reading and leaves them out; a file of -o is for other tools and keeps them.
+--mlir-print-debuginfo and --no-mlir-print-debuginfo decide otherwise. Bytecode always keeps them.
+
+cluster presets: {", ".join(preset_names())}
+exit codes: 0 done, 1 bad input, 2 usage, 3 does not fit in memory, 70 our bug, 130 interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RhinoError("RHI-CLI-001", message, fix="see rhino-opt --help")
+
+
+class _AddStep(argparse.Action):
+    """Notes that a pass or pipeline was asked for, with the text of its options."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
+        assert option_string is not None
+        namespace.steps = [*namespace.steps, (option_string.removeprefix("--"), str(values))]
+
+
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the options, checked; `steps` are the (name, options text) of the passes asked for by name. Raises RHI-CLI-001."""
+    parser = _parser()
+    names = tuple(text for action in parser._actions for text in action.option_strings if text.startswith("--"))
+    options, unknown = parser.parse_known_args([_in_full(word, names) for word in argv])
+    if unknown:
+        raise _unknown(unknown[0], names)
+    if options.mesh is not None:
+        parse_mesh(options.mesh)
+    if options.budget is not None:
+        parse_size(options.budget)
+    if options.emit_bytecode and options.split_input_file:
+        raise RhinoError("RHI-CLI-001", "--emit-bytecode writes one module, and --split-input-file makes several", fix="leave one out")
+    options.localize = any(name == "localize" for name, _ in options.steps)
+    return options
+
+
+def help_text() -> str:
+    """Returns what --help prints."""
+    return _parser().format_help()
+
+
+def list_text() -> str:
+    """Returns what --list-passes prints: pipelines with their steps, and passes with their options."""
+    lines = ["pipelines:"]
+    for name, pipeline in PIPELINES.items():
+        lines += [f"  {name}", f"      {pipeline.doc}"]
+        lines += [f"      - {re.split('{', item.text())[0] if isinstance(item, Pass) else item}" for item in pipeline.build({})]
+        lines += _option_lines(pipeline.takes)
+    lines.append("passes:")
+    for cls in PASSES:
+        lines += [f"  {cls.name}", f"      {(cls.__doc__ or '').splitlines()[0]}", *_option_lines(cls)]
+    return "\n".join(lines) + "\n"
+
+
+def _option_lines(cls: type[Pass]) -> list[str]:
+    fields = zip(option_names(cls), dataclasses.fields(cls), strict=True)
+    return [f"      {f'{name}={f.default}':<16} {f.metadata['help']}" for name, f in fields]
+
+
+def steps(options: argparse.Namespace) -> tuple[Item, ...]:
+    """Returns the passes to run. Raises RHI-CLI-001 for options that contradict or miss each other, RHI-PASS-001."""
+    given = {name: str(value) for name in _TARGET if (value := getattr(options, name)) is not None}
+    if options.pass_pipeline is not None:
+        if options.steps or given:
+            other = f"--{options.steps[0][0]}" if options.steps else _spelled(next(iter(given)))
+            raise RhinoError("RHI-CLI-001", f"--pass-pipeline and {other} exclude each other", fix="write it inside the pipeline")
+        return parse_pipeline(options.pass_pipeline)
+    used: set[str] = set()
+    items: list[Item] = []
+    for name, text in _in_order(options.steps):
+        taken = {key: value for key, value in given.items() if key in _takes(name)}
+        used |= taken.keys()
+        items += build_named(name, {**taken, **read_options(name, text)}) or ()
+    for key in given:
+        if key not in used:
+            raise RhinoError("RHI-CLI-001", f"{_spelled(key)} is given, and no pass that takes it", fix="add --auto-shard")
+    return tuple(items)
+
+
+def _in_order(asked: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The steps as given, but --localize after the last --auto-shard: what is local cannot be sharded."""
+    names = [name for name, _ in asked]
+    if "auto-shard" not in names:
+        return list(asked)
+    last = len(names) - 1 - names[::-1].index("auto-shard")
+    early = [step for step in asked[:last] if step[0] == "localize"]
+    return [*(step for step in asked[: last + 1] if step[0] != "localize"), *early, *asked[last + 1 :]]
+
+
+def _takes(name: str) -> tuple[str, ...]:
+    by_name: Mapping[str, type[Pass]] = {cls.name: cls for cls in PASSES}
+    return option_names(PIPELINES[name].takes if name in PIPELINES else by_name[name])
+
+
+def _spelled(key: str) -> str:
+    return "-O" if key == "level" else f"--{key}"
+
+
+def _step_names() -> tuple[str, ...]:
+    return (*PIPELINES, *(cls.name for cls in PASSES))
+
+
+def _in_full(word: str, names: Sequence[str]) -> str:
+    """The word as argparse wants it: two dashes before a long option, as LLVM's tools allow one; `=` after a step without options."""
+    name = word.partition("=")[0]
+    if re.match(r"-[a-z]", word) and f"-{name}" in names:
+        word = f"-{word}"
+    return f"{word}=" if word.removeprefix("--") in _step_names() else word
+
+
+def _unknown(word: str, names: Sequence[str]) -> RhinoError:
+    if not word.startswith("-"):
+        return RhinoError("RHI-CLI-001", f"one input at a time; {word!r} is one too many", fix="run rhino-opt once for each file")
+    close = difflib.get_close_matches(f"--{word.lstrip('-').partition('=')[0]}", names, n=1)
+    return RhinoError("RHI-CLI-001", f"unknown option {word!r}", fix=f"did you mean {close[0]}?" if close else "see rhino-opt --help")
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rhino-opt",
+        usage="rhino-opt [options] [FILE]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=120),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.set_defaults(steps=[])
+    _add_files(parser.add_argument_group("input and output"))
+    _add_steps(parser.add_argument_group("passes"))
+    _add_reports(parser.add_argument_group("reports, on stderr"))
+    return parser
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("file", nargs="?", default="-", metavar="FILE", help="the module to read, or - for stdin (default)")
+    add("-o", dest="output", default="-", metavar="FILE", help="where to write, or - for stdout (default); whole or not at all")
+    add("--emit-bytecode", action="store_true", help="write MLIR bytecode instead of text")
+    add("--mlir-print-debuginfo", action=argparse.BooleanOptionalAction, default=None, help="write locations, see below")
+    add("--split-input-file", action="store_true", help="the input is several modules, between lines // -----")
+    add("--help", action="store_true", help="print this and exit")
+
+
+def _add_steps(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    for name in _step_names():
+        text = PIPELINES[name].doc.lower().rstrip(".") if name in PIPELINES else argparse.SUPPRESS
+        add(f"--{name}", action=_AddStep, metavar="", help=text, default=argparse.SUPPRESS)
+    add("--cluster", metavar="C", help="what to plan for: a preset or a cluster file (default cpu8)")
+    add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8 (default: the module's mesh, or all devices)")
+    add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
+    add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
+    add("--pass-pipeline", metavar="TEXT", help="run this textual pipeline, of our passes and MLIR's own")
+    add("--list-passes", action="store_true", help="print our passes and pipelines with their options, and exit")
+
+
+def _add_reports(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--remarks-filter", type=_pattern, metavar="REGEX", help="print the remarks whose '[pass] text' matches")
+    add("--print-statistics", action="store_true", help="print what the search did, and how long each part took")
+    add("--verify-diagnostics", action="store_true", help="check the diagnostics against // expected-error {{...}} comments")
+    add("--mlir-timing", action="store_true", help="print MLIR's timing of the passes")
+    add("--mlir-print-ir-after-all", action="store_true", help="print the IR after every pass, as MLIR does")

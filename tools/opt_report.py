@@ -1,0 +1,33 @@
+"""What `rhino-opt` prints beside the IR: small tables of what a search did, and of the collectives of a local program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rhino.ir.tally import Tally
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.strategies.answer import Answer
+
+
+def statistics_text(statistics: Mapping[str, Any]) -> str:
+    """Returns the answer, the search and the seconds of each phase that passes left in `statistics`, one figure a line."""
+    rows: list[tuple[str, str]] = []
+    answer = statistics.get("answer")
+    if isinstance(answer, Answer):
+        rows += [
+            ("step", format_seconds(answer.cost)),
+            ("step, at least", format_seconds(answer.bound)),
+            ("peak per device", format_bytes(answer.peak_bytes)),
+            ("budget per device", format_bytes(statistics["budget_bytes"])),
+        ]
+    if "search" in statistics:
+        rows += [(name.replace("_", " "), str(value)) for name, value in vars(statistics["search"]).items()]
+    rows += [(f"time: {phase}", format_seconds(seconds)) for phase, seconds in statistics.get("phases", {}).items()]
+    return "\n".join(["statistics:", *(f"  {name:<20} {value:>12}" for name, value in rows)]) if rows else "statistics: none"
+
+
+def collectives_text(tally: Tally) -> str:
+    """Returns the collectives of a local program by kind."""
+    rows = tally.table().splitlines()
+    return "\n".join(["collectives per step and device, in the local program:", *(f"  {row}" for row in rows)])
