@@ -1,1 +1,62 @@
-"""Rhino, an automatic parallelizer for tensor programs: StableHLO in, Shardy shardings chosen by search out."""
+"""Rhino, an automatic parallelizer for tensor programs: StableHLO in, Shardy shardings chosen by search out.
+
+    context = rhino.make_context()
+    module = rhino.read_module(data, "step.mlir", context)
+    remarks = rhino.Remarks("step.mlir")
+    rhino.build_pass_manager("auto-shard{cluster=v100x8}", context, remarks).run(module.operation)
+
+`add_to` puts a pass of ours into a pass manager of yours (examples/foreign_pipeline.py); `localized_copy` gives each device's program.
+A name is loaded when it is first used: `import rhino.runtime` loads no planner.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rhino.ir.cluster import load_cluster as load_cluster
+    from rhino.ir.diagnostics import RhinoError as RhinoError
+    from rhino.ir.mlir import make_context as make_context
+    from rhino.ir.reader import read_module as read_module
+    from rhino.passes.annotate_candidates import AnnotateCandidates as AnnotateCandidates
+    from rhino.passes.annotate_work import AnnotateWork as AnnotateWork
+    from rhino.passes.base import Pass as Pass
+    from rhino.passes.base import Remark as Remark
+    from rhino.passes.base import Remarks as Remarks
+    from rhino.passes.base import add_to as add_to
+    from rhino.passes.choose_shardings import ChooseShardings as ChooseShardings
+    from rhino.passes.localize import Localize as Localize
+    from rhino.passes.localize import localized_copy as localized_copy
+    from rhino.passes.normalize import Normalize as Normalize
+    from rhino.passes.pipeline import build_pass_manager as build_pass_manager
+    from rhino.passes.strip import Strip as Strip
+
+# Beside the imports above, which type checkers read; a test holds the two together.
+_HOMES: Final = {
+    "rhino.ir.cluster": ("load_cluster",),
+    "rhino.ir.diagnostics": ("RhinoError",),
+    "rhino.ir.mlir": ("make_context",),
+    "rhino.ir.reader": ("read_module",),
+    "rhino.passes.annotate_candidates": ("AnnotateCandidates",),
+    "rhino.passes.annotate_work": ("AnnotateWork",),
+    "rhino.passes.base": ("Pass", "Remark", "Remarks", "add_to"),
+    "rhino.passes.choose_shardings": ("ChooseShardings",),
+    "rhino.passes.localize": ("Localize", "localized_copy"),
+    "rhino.passes.normalize": ("Normalize",),
+    "rhino.passes.pipeline": ("build_pass_manager",),
+    "rhino.passes.strip": ("Strip",),
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rhino' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

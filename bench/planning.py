@@ -1,0 +1,117 @@
+"""A model planned as `rhino-opt --auto-shard` plans it, in every form that can be run, with what the plan says of itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from phases import auto_shard
+
+from rhino.ir.collectives import tally_module
+from rhino.ir.manual import wrap_manual
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.ir.tally import Tally
+from rhino.passes.base import Remarks
+from rhino.passes.choose_shardings import predicted_tally
+from rhino.passes.localize import localized_copy
+from rhino.passes.pipeline import build_pass_manager
+from rhino.runtime.compare import TOLERANCES, Difference, differences, worst
+from rhino.runtime.executable import Executable, Host, compile_module
+from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments
+from rhino.runtime.steps import run_steps
+from rhino.strategies.plan import Plan
+
+# Below the vocabulary and number of classes of every model: integers are indices.
+_INT_RANGE = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A module with its shardings, the program of each device, and the plan that both were made from."""
+
+    annotated: ir.Module
+    local: ir.Module
+    plan: Plan
+
+    @property
+    def predicted(self) -> Tally:
+        """The collectives that the plan foresees."""
+        return predicted_tally(self.plan)
+
+    @property
+    def localized(self) -> Tally:
+        """The collectives that stand in each device's program."""
+        return tally_module(self.local)
+
+    def form(self, name: str) -> ir.Module:
+        """Returns what to compile for the form "annotated" or "localized"."""
+        return self.annotated if name == "annotated" else wrap_manual(self.local)
+
+
+def plan_step(text: bytes, name: str, cluster: str, budget: str = "") -> Planned:
+    """Returns the training step in `text` planned for a cluster (a preset or a file); `budget` is bytes per device, as "16GiB"."""
+    module, remarks = read_module(text, name, make_context()), Remarks(name)
+    pipeline = auto_shard(cluster, budget=budget)
+    build_pass_manager(pipeline, module.context, remarks).run(module.operation)
+    return Planned(module, localized_copy(module, name), remarks.statistics["plan"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """A step on one device: its inputs, and every result of every step [steps][results]."""
+
+    inputs: list[Host]
+    results: list[list[Host]]
+
+    def difference(self, form: Executable, tolerance: float | None = None) -> Difference:
+        """Returns how far the same steps on `form` are from these: the worst result of all steps."""
+        steps = run_on(form, self.inputs, len(self.results))
+        found = [worst(differences(form.signature, got, want, tolerance)) for got, want in zip(steps, self.results, strict=True)]
+        result = worst(difference for difference in found if difference is not None)
+        assert result is not None
+        return result
+
+
+def reference(text: bytes, name: str, num_steps: int) -> Reference:
+    """Returns `num_steps` steps of the training step in `text` on one device."""
+    module = read_module(text, name, make_context())
+    executable = compile_module(module, jax.devices()[:1])
+    inputs = draw_inputs(executable.signature, InputRule(0, _INT_RANGE, nonnegative_arguments(module)), {})
+    return Reference(inputs, run_on(executable, inputs, num_steps))
+
+
+def run_on(executable: Executable, inputs: Sequence[Host], num_steps: int) -> list[list[Host]]:
+    """Returns every result of every step [steps][results]."""
+    return [[np.asarray(result) for result in step.results] for step in run_steps(executable, inputs, num_steps)]
+
+
+def tolerance(name: str) -> float | None:
+    """Returns the relative error allowed for a model by its name in the zoo, None for that of its results' dtypes.
+
+    A model that computes in bf16 has f32 results, whose errors are nonetheless those of bf16.
+    """
+    return TOLERANCES["bfloat16"] if "bf16" in name else None
+
+
+def zoo() -> Mapping[str, Any]:
+    """Returns the models of examples/zoo.py by name."""
+    folder = str(Path(__file__).resolve().parent.parent / "examples")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    from zoo import ZOO  # noqa: PLC0415 - found by the lines above
+
+    return ZOO
+
+
+def zoo_step(name: str) -> bytes:
+    """Returns the training step of a model of examples/zoo.py as StableHLO text."""
+    model = zoo()[name]
+    from training import export_step  # noqa: PLC0415 - found beside the zoo
+
+    return export_step(model).encode()

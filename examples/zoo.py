@@ -1,0 +1,31 @@
+"""Every example model at a size that eight host devices run in a second: what tests and benchmarks compare with one device.
+
+Every size that can be split is a multiple of eight, so that eight devices can take equal parts of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import gpt
+import mlp
+import two_tower
+from training import Model
+
+GPT: Final = gpt.GPTConfig(layers=2, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
+MLP: Final = mlp.MLPConfig(sizes=(16, 64, 64, 32), batch=16)
+TOWERS: Final = two_tower.TwoTowerConfig(
+    features=16, feature_sizes=(64, 32), vocab=64, seq=8, layers=1, hidden=32, heads=8, ffn=64, embed=16, batch=16
+)
+
+ZOO: Final[dict[str, Model]] = {
+    "gpt": gpt.model(GPT),
+    "gpt-scan": gpt.model(replace(GPT, scan=True)),
+    "gpt-fused": gpt.model(replace(GPT, layers=1, fused_qkv=True)),
+    "gpt-dropout": gpt.model(replace(GPT, layers=1, dropout=0.1)),
+    "gpt-bf16": gpt.model(replace(GPT, layers=1, dtype="bf16")),
+    "mlp": mlp.model(replace(MLP, dropout=0.0)),
+    "mlp-dropout": mlp.model(MLP),
+    "two-tower": two_tower.model(TOWERS),
+}
