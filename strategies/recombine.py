@@ -26,10 +26,10 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> I
     for number, group in enumerate(groups):
         label[group] = number
     gain = _cost_changes(problem, base, other, label, len(groups))
-    times: list[int] = []
+    room: dict[int, float] = {}
     before = problem.memory(base)
     while True:
-        picks = _knapsack(problem, base, other, label, gain, before, times, budget)
+        picks = _knapsack(problem, base, other, label, gain, room)
         if picks is None:
             return None
         mixed = np.where((label >= 0) & picks[label], other, base)
@@ -37,9 +37,9 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> I
         worst = int(memory.argmax())
         if memory[worst] <= budget:
             return mixed
-        if worst in times:
-            return None
-        times.append(worst)
+        change = float(memory[worst] - before[worst])
+        # A mixture that the solver's tolerance let through: leave it less room than it took, and twice as much less each time.
+        room[worst] = 3 * room[worst] - 2 * change if worst in room else budget - float(before[worst])
 
 
 def _components(problem: Problem, nodes: Ints) -> list[list[int]]:
@@ -103,17 +103,22 @@ def _touched_edges(problem: Problem, label: Ints) -> Ints:
 
 
 def _knapsack(
-    problem: Problem, base: Ints, other: Ints, label: Ints, gain: Floats, before: Floats, times: list[int], budget: float
+    problem: Problem, base: Ints, other: Ints, label: Ints, gain: Floats, room: dict[int, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-    """Chooses the components to take over at the times given; equal components are one integer variable. None where nothing fits."""
+    """Chooses the components to take over, by the bytes that they may add at each time in `room`. None where nothing fits.
+
+    Equal components are one integer variable.
+    """
     count = len(gain)
-    rows = np.array([_byte_changes(problem, base, other, label, count, t) for t in times]).reshape(len(times), count)
+    rows = np.array([_byte_changes(problem, base, other, label, count, t) for t in room]).reshape(len(room), count)
     kinds, member = np.unique(np.vstack([gain[None, :], rows]), axis=1, return_inverse=True)
     member = np.asarray(member).reshape(-1)
     size = np.bincount(member, minlength=kinds.shape[1])
     scale = float(np.abs(kinds[0]).max()) or 1.0
-    room = np.array([budget - before[t] for t in times]) / max(budget, 1.0)
-    constraints = [LinearConstraint(coo_array(kinds[1:] / max(budget, 1.0)).tocsr(), ub=room)] if times else []
+    # In units of each row's largest change: small tensors under a large budget are far below the solver's tolerance.
+    unit = np.maximum(np.abs(kinds[1:]).max(axis=1, initial=0.0), 1.0)
+    most = np.array(list(room.values())) / unit
+    constraints = [LinearConstraint(coo_array(kinds[1:] / unit[:, None]).tocsr(), ub=most)] if room else []
     result = milp(
         kinds[0] / scale,
         constraints=constraints,

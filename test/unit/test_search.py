@@ -1,0 +1,259 @@
+"""The search under a memory budget against enumeration: exact where it may finish by MILP, bounded where it may not."""
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from problems import random_budget, random_problem
+
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.brute import brute_force
+from rhino.strategies.problem import Problem, Residents
+from rhino.strategies.recombine import recombination
+from rhino.strategies.search import Limits, Search
+from rhino.strategies.solver import Solver
+
+NUM_PROBLEMS, NUM_BATCHES = 320, 8
+BATCHES = [range(2000 + first, 2000 + NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]
+PRICES_ALONE = Limits(exact_below_states=0)
+ROUNDING = 1e-7
+"""Relative: what a bound may exceed the truth by, and a cost too; solvers sum in another order."""
+HAIR = 1e-8
+"""Relative: a solver of rows cannot tell budgets apart that are nearer, and these problems have bytes beside gigabytes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random problem, a budget for it, its least cost under it, and under a hair less: infinite where nothing fits."""
+
+    problem: Problem
+    budget: float
+    least: float
+    least_under_a_hair: float
+
+
+@cache
+def case(seed):
+    problem = random_problem(seed)
+    budget = random_budget(problem, seed)
+    found = [brute_force(problem, limit) for limit in (budget, budget - HAIR * abs(budget))]
+    return Case(problem, budget, *(np.inf if best is None else best.cost for best in found))
+
+
+def check_answer(case, outcome):
+    """What holds of every answer: it is legal, it fits, its numbers are its own, and its bound is one."""
+    assert outcome.cost == case.problem.cost(outcome.states) < np.inf
+    assert outcome.peak_bytes == case.problem.memory(outcome.states).max() <= case.budget
+    assert outcome.bound <= outcome.cost
+    assert outcome.bound <= case.least_under_a_hair * (1 + ROUNDING)
+    assert case.least <= outcome.cost * (1 + ROUNDING)
+
+
+def test_hairs_decide_few_cases():
+    """Else the comparisons below would say little."""
+    cases = [case(seed) for batch in BATCHES for seed in batch]
+    assert sum(c.least != c.least_under_a_hair and c.budget > 1000 for c in cases) < NUM_PROBLEMS / 4
+    assert 20 < sum(c.least == np.inf for c in cases) < NUM_PROBLEMS / 2
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_without_a_budget_it_is_the_optimum(batch):
+    for seed in batch:
+        problem, best = random_problem(seed), brute_force(random_problem(seed))
+        outcome = Search(problem).run(None)
+        if best is None:
+            assert outcome == Infeasible(None)
+        else:
+            check_answer(Case(problem, np.inf, best.cost, best.cost), outcome)
+            assert outcome.cost == pytest.approx(best.cost, rel=ROUNDING)
+            assert outcome.is_optimal
+
+
+@pytest.mark.parametrize("gap", [0.0, Limits().gap])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_under_a_budget_it_is_the_optimum_where_milp_may_finish(batch, gap):
+    for seed in batch:
+        this = case(seed)
+        outcome = Search(this.problem, Limits(gap=gap)).run(this.budget)
+        if isinstance(outcome, Answer):
+            check_answer(this, outcome)
+            assert outcome.cost <= this.least_under_a_hair * (1 + gap) * (1 + ROUNDING), seed
+        else:
+            assert isinstance(outcome, Infeasible), seed
+            assert this.least_under_a_hair == np.inf, seed
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_prices_alone_never_claim_what_is_not_so(batch):
+    for seed in batch:
+        this = case(seed)
+        match Search(this.problem, PRICES_ALONE).run(this.budget):
+            case Answer() as outcome:
+                check_answer(this, outcome)
+            case Infeasible(peak_bytes):
+                assert this.least == np.inf, seed
+                if peak_bytes is not None:
+                    assert peak_bytes > this.budget
+                    assert brute_force(this.problem, peak_bytes - HAIR * abs(peak_bytes) - HAIR) is None, seed
+            case Unsolved(bound):
+                assert bound <= this.least * (1 + ROUNDING), seed
+
+
+def test_prices_alone_leave_few_gaps():
+    """What they cannot do is reported, and rare even on problems as hostile as these."""
+    cases = [case(seed) for batch in BATCHES for seed in batch]
+    solvable = [this for this in cases if this.least < np.inf]
+    outcomes = [Search(this.problem, PRICES_ALONE).run(this.budget) for this in solvable]
+    answers = [(this, outcome) for this, outcome in zip(solvable, outcomes, strict=True) if isinstance(outcome, Answer)]
+    good = sum(outcome.cost <= this.least * 1.001 for this, outcome in answers)
+    assert len(answers) > 0.9 * len(solvable)
+    assert good > 0.7 * len(answers)
+
+
+@pytest.mark.parametrize("batch", BATCHES[:4])
+def test_where_tables_grow_too_wide_milp_takes_over(batch):
+    for seed in batch:
+        this = case(seed)
+        outcome = Search(this.problem, Limits(table_entries=8)).run(this.budget)
+        if isinstance(outcome, Answer):
+            check_answer(this, outcome)
+            assert outcome.cost <= this.least_under_a_hair * (1 + Limits().gap) * (1 + ROUNDING), seed
+        else:
+            assert this.least_under_a_hair == np.inf, seed
+
+
+def test_the_same_problem_gives_the_same_answer():
+    for seed in BATCHES[0]:
+        this = case(seed)
+        for limits in (Limits(), PRICES_ALONE):
+            first, second = (Search(this.problem, limits).run(this.budget) for _ in range(2))
+            assert type(first) is type(second)
+            if isinstance(first, Answer):
+                np.testing.assert_array_equal(first.states, second.states)
+                assert (first.cost, first.bound, first.method) == (second.cost, second.bound, second.method)
+
+
+def test_a_replayed_order_gives_the_value_of_a_new_one():
+    """Prices change costs, not who is joined to whom: the second solve follows the first one's order."""
+    for seed in BATCHES[1]:
+        problem, budget = case(seed).problem, case(seed).budget
+        prices = {0: 1e-3, problem.num_times - 1: 1e-2}
+        solver, fresh = Solver(problem), Solver(problem)
+        solver.solve(solver.reduce())
+        assert solver.order is not None
+        states, value = solver.solve(solver.reduce(prices, budget))
+        other, wanted = fresh.solve(fresh.reduce(prices, budget))
+        assert value == pytest.approx(wanted, rel=1e-9), seed
+        if np.isfinite(wanted):
+            priced = [problem.cost(x) + sum(p * (problem.memory(x)[t] - budget) for t, p in prices.items()) for x in (states, other)]
+            assert priced == pytest.approx([wanted, wanted], rel=1e-6, abs=1e-9), seed
+
+
+def test_statistics_say_what_was_there_and_what_was_left():
+    problem = case(2003).problem
+    search = Search(problem)
+    search.run(case(2003).budget)
+    found = search.statistics
+    assert (found.nodes, found.edges, found.states) == (problem.num_nodes, problem.num_edges, problem.num_states().sum())
+    assert found.core_nodes <= found.nodes
+    assert found.core_edges <= found.edges
+    assert found.solves >= 1
+
+
+# By hand
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def parted(costs, sizes, spans, num_times):
+    """Nodes without edges: each with the costs and the bytes of its states, alive from and to a time."""
+    count = len(costs)
+    tables = tuple(np.array(table, dtype=float) for table in (*costs, *sizes))
+    start, end = (ints(*(span[k] for span in spans)) for k in range(2))
+    kept = Residents(np.arange(count), np.arange(count, 2 * count), start, end)
+    return Problem(tables, np.arange(count), ints(), ints(), ints(), num_times, np.zeros(num_times), kept)
+
+
+def test_memory_is_bought_where_it_is_cheapest():
+    """Three tensors of 10 bytes, whose halves cost 5, 1 and 3: for 20 bytes the last two are halved; for 25 only the second."""
+    problem = parted([[0, 5], [0, 1], [0, 3]], [[10, 5]] * 3, [(0, 0)] * 3, 1)
+    wanted = {30: (0, [0, 0, 0]), 25: (1, [0, 1, 0]), 20: (4, [0, 1, 1]), 15: (9, [1, 1, 1])}
+    for limits in (Limits(), PRICES_ALONE):
+        for budget, (cost, states) in wanted.items():
+            outcome = Search(problem, limits).run(budget)
+            assert (outcome.cost, list(outcome.states)) == (cost, states)
+            assert outcome.is_optimal
+        assert Search(problem, limits).run(14) == Infeasible(15)
+
+
+def test_only_what_is_alive_at_the_same_time_counts():
+    """Two tensors of 10 bytes that never meet fit 10 bytes; where they meet, at one time, one of them is halved, and the other too."""
+    apart = parted([[0, 5], [0, 1]], [[10, 5]] * 2, [(0, 1), (2, 3)], 4)
+    assert Search(apart).run(10).cost == 0
+    meeting = parted([[0, 5], [0, 1]], [[10, 5]] * 2, [(0, 2), (2, 3)], 4)
+    assert Search(meeting).run(15).cost == 1
+    assert Search(meeting).run(10).cost == 6
+
+
+def test_a_budget_that_the_optimum_meets_changes_nothing():
+    problem = parted([[0, 5]], [[10, 5]], [(0, 0)], 1)
+    outcome = Search(problem).run(10)
+    assert (outcome.cost, outcome.bound, outcome.method) == (0, 0, "elimination")
+
+
+# Mixing two choices
+
+
+@pytest.mark.parametrize("batch", BATCHES[:4])
+def test_the_best_mixture_is_found(batch):
+    """Nodes that differ may follow either choice, if no edge joins two that follow different ones."""
+    mixed = 0
+    for seed in batch:
+        this = case(seed)
+        problem, budget, free = this.problem, this.budget, brute_force(this.problem)
+        if this.least == np.inf or problem.memory(free.states).max() <= budget:
+            continue
+        start = fitting(problem, budget, seed)
+        found = recombination(problem, start, free.states, budget)
+        got = start if found is None else found
+        assert problem.memory(got).max() <= budget
+        # HiGHS's tolerance for mixed rows is 1e-6 of the largest number in them.
+        shaved = [x for x in mixtures(problem, start, free.states) if problem.memory(x).max() <= budget * (1 - 1e-6)]
+        assert problem.cost(got) <= min(map(problem.cost, [start, *shaved])) * (1 + 1e-6), seed
+        mixed += not np.array_equal(got, start)
+    assert mixed
+
+
+def test_small_tensors_are_mixed_under_a_large_budget():
+    """Taking over both kilobytes would break the budget of 64 GB by one of them; the solver's tolerance is 64 of them."""
+    large, small = 64e9, 1024.0
+    tables = tuple(map(np.array, ([0.0], [large], [2.0, 0.0], [3.0, 0.0], [0.0, small])))
+    kept = Residents(ints(0, 1, 2), ints(1, 4, 4), ints(0, 0, 0), ints(0, 0, 0))
+    problem = Problem(tables, ints(0, 2, 3), ints(), ints(), ints(), 1, np.zeros(1), kept)
+    mixed = recombination(problem, ints(0, 0, 0), ints(0, 1, 1), large + small)
+    assert list(mixed) == [0, 0, 1]
+
+
+def fitting(problem, budget, seed):
+    """A legal choice that fits, but need not be good: the first of random ones, or else the best."""
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        choices = [rng.integers(0, n) for n in problem.num_states()]
+        if np.isfinite(problem.cost(choices)) and problem.memory(choices).max() <= budget:
+            return ints(*choices)
+    return brute_force(problem, budget).states
+
+
+def mixtures(problem, base, other):
+    differing = np.flatnonzero(base != other)
+    joined = [(u, v) for u, v in zip(problem.edge_u, problem.edge_v, strict=True) if u in differing and v in differing]
+    for picks in itertools.product((False, True), repeat=len(differing)):
+        taken = dict(zip(differing.tolist(), picks, strict=True))
+        if all(taken[int(u)] == taken[int(v)] for u, v in joined):
+            mixed = base.copy()
+            mixed[differing] = np.where(picks, other[differing], base[differing])
+            yield mixed
