@@ -158,7 +158,7 @@ def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks
     )
     for number, op in enumerate(program.ops):
         cls = program.graph.cls(number)
-        if cls.rule is None and not cls.free and cls.results and any(t.shape for t in cls.results):
+        if cls.rule is None and cls.name != WHILE and not cls.free and cls.results and any(t.shape for t in cls.results):
             remarks.add(name, place_of(op.location, remarks.file), f"'{op.name}' has no sharding rule: it runs whole on every device")
     for transfer in plan.transfers():
         where = program.ops[transfer.reader] if transfer.reader is not None else None

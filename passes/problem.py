@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from rhino.ir.cluster import default_mesh, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh, mesh_of_shape, parse_mesh
 from rhino.ir.mlir import ir, passmanager
 from rhino.ir.program import RULE, Program, read_program
 from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME, module_mesh
+from rhino.ir.spec import spec_text
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.strategies.build import Choice, ContradictionError, build
 from rhino.strategies.cost import CostModel
@@ -81,11 +83,13 @@ def build_choice(program: Program, target: Target) -> Choice:
         return build(program.graph, target.model)
     except ContradictionError as contradiction:
         value = contradiction.value
-        limits = ", ".join(sorted(map(str, program.graph.fixed.get(value, ()))))
+        limits = ", ".join(map(spec_text, sorted(program.graph.fixed.get(value, ()))))
+        op = int(program.graph.value_op[value])
+        place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
         raise RhinoError(
             "RHI-SHARD-001",
             f"the sharding of {program.describe(value)} cannot be reached from how its op can run",
-            Place(program.file),
-            (f"allowed specs: {limits}",),
+            place,
+            (f"it allows {limits} (R: whole on every device, P: partial sums, S0: split along dim 0)",),
             "leave the sharding open, or choose a dim that the op can split",
         ) from None

@@ -16,7 +16,9 @@ from jax._src.sharding_impls import GSPMDSharding
 from jaxlib import xla_client
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.manual import copy_module
 from rhino.ir.mlir import ir
+from rhino.ir.reader import entry_function
 from rhino.runtime.signature import Signature, Value, read_signature
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -92,6 +94,15 @@ def wait(results: Sequence[jax.Array]) -> None:
         raise _failed(error) from None
 
 
+def _with_main(module: ir.Module) -> ir.Module:
+    """Returns the module with its entry named as XLA wants it; a copy, where it has another name."""
+    if entry_function(module).name.value == "main":
+        return module
+    renamed = copy_module(module)
+    entry_function(renamed).attributes["sym_name"] = ir.StringAttr.get("main", renamed.context)
+    return renamed
+
+
 def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executable:
     """Returns `module` compiled for `devices`, as one program partitioned over all of them.
 
@@ -99,6 +110,7 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
         RhinoError: RHI-RUN-001 where XLA refuses it, RHI-RUN-002 where no array can be an argument or result.
     """
     signature = read_signature(module)
+    module = _with_main(module)
     row = tuple(devices)
     client = row[0].client
     options = compiler.get_compile_options(

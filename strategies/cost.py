@@ -79,6 +79,11 @@ class CostModel:
             case _:
                 return (n - 1) * alpha + share / rate
 
+    def slice_s(self, kind: TensorType, source: int, target: int) -> float:
+        """Returns the seconds to cut a device's part out of a whole tensor: the part is read and written."""
+        cut = source == REPLICATED and split_dim(target) is not None
+        return 2 * (kind.num_bytes / self.axis.size) / self.device.memory_bytes_per_s if cut else 0.0
+
     def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int) -> float:
         """Returns the seconds of one op whose work is shared by `divided_by` devices and which moves `num_bytes` of device memory."""
         dtype = cls.results[0].dtype if cls.results else "f32"
@@ -97,7 +102,7 @@ def reshard_seconds(model: CostModel, kind: TensorType) -> Floats:
                 continue
             move = reshard(kind, source, target, model.axis.size)
             if move is not None:
-                table[source, target] = model.move_s(move)
+                table[source, target] = model.move_s(move) + model.slice_s(kind, source, target)
     return table
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from rhino.strategies.answer import Infeasible, Outcome, Unsolved, make_answer
 from rhino.strategies.eliminate import TooWideError
-from rhino.strategies.prices import PricedSearch
 from rhino.strategies.problem import Problem
 from rhino.strategies.solver import Limits, Reduced, Solver, Statistics
 
@@ -47,6 +46,8 @@ class Search:
             answer = make_answer(self.problem, states, bound, "elimination")
             if budget_bytes is None or answer.peak_bytes <= budget_bytes:
                 return answer
+            from rhino.strategies.prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+
             return PricedSearch(self.solver, budget_bytes, answer).run()
         except TooWideError:
             return Unsolved(-np.inf)

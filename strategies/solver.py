@@ -8,7 +8,6 @@ import numpy as np
 
 from rhino.strategies.answer import Answer
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
-from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
 
 Prices = dict[int, float]
@@ -129,6 +128,8 @@ def _by_milp(elimination: Elimination) -> tuple[Ints, float]:
     nodes, problem = elimination.core_problem()
     if not nodes:
         return elimination.read_back(), elimination.constant
+    from rhino.strategies.lp import solve_milp  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+
     outcome = solve_milp(problem)
     if not isinstance(outcome, Answer):
         raise TooWideError(0)
