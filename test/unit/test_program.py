@@ -98,6 +98,80 @@ def test_a_region_reads_what_it_captures_once_and_last():
     assert [str(kind) for kind in graph.cls(0).operands] == ["tensor<i32>", "tensor<4xf32>", "tensor<4xf32>"]
 
 
+# Loops
+
+LOOP = """func.func @main(%x: tensor<4xf32>, %w: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %most = stablehlo.constant dense<5> : tensor<i32>
+  %end:3 = stablehlo.while(%i = %zero, %v = %x, %k = %w) : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %u = stablehlo.multiply %v, %k : tensor<4xf32>
+    stablehlo.return %j, %u, %k : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+  }
+  %r = stablehlo.negate %end#1 : tensor<4xf32>
+  return %r : tensor<4xf32>
+}"""
+
+
+def test_a_body_follows_its_loop_and_reads_what_the_loop_carries():
+    """Values: %x 0, %w 1, constants 2 to 4, carried 5 to 7, %j 8, %u 9, %r 10."""
+    graph = program_of(LOOP).graph
+    names = ["constant"] * 3 + ["while", "add", "multiply", "return", "negate"]
+    assert [graph.cls(op).name for op in range(graph.num_ops)] == [f"stablehlo.{name}" for name in names]
+    assert [list(graph.operands(op)) for op in range(3, 8)] == [[2, 0, 1], [5, 3], [6, 7], [8, 9, 7], [6]]
+    assert [list(graph.results(op)) for op in range(3, 8)] == [[5, 6, 7], [8], [9], [], [10]]
+
+
+def test_a_loop_says_how_often_it_runs_and_what_it_keeps():
+    graph = program_of(LOOP).graph
+    (loop,) = graph.loops
+    assert (loop.op, loop.end, loop.trips, loop.kept) == (3, 6, 5, (False, False, True))
+    assert list(graph.times()) == [1, 1, 1, 1, 5, 5, 5, 1]
+    unknown = program_of(LOOP.replace("%i, %most :", "%i, %n :").replace("%w: tensor<4xf32>)", "%w: tensor<4xf32>, %n: tensor<i32>)")).graph
+    assert unknown.loops[0].trips == 1
+
+
+def nested(depth, start):
+    """Loops of five trips in each other, around one product."""
+    if not depth:
+        return f"%r = stablehlo.multiply {start}, {start} : tensor<4xf32>"
+    inner = nested(depth - 1, f"%v{depth}")
+    result = "%r" if depth == 1 else f"%end{depth - 1}#1"
+    return f"""%end{depth}:2 = stablehlo.while(%i{depth} = %zero, %v{depth} = {start}) : tensor<i32>, tensor<4xf32>
+      cond {{
+        %more = stablehlo.compare LT, %i{depth}, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      }} do {{
+        {inner}
+        %j = stablehlo.add %i{depth}, %one : tensor<i32>
+        stablehlo.return %j, {result} : tensor<i32>, tensor<4xf32>
+      }}"""
+
+
+def test_the_trips_of_nested_loops_multiply():
+    constants = "".join(f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>\n" for name, n in (("zero", 0), ("one", 1), ("most", 5)))
+    for depth in (1, 2, 3):
+        graph = program_of(function(constants + nested(depth, "%x"), {"x": "tensor<4xf32>"}, {f"end{depth}#1": "tensor<4xf32>"})).graph
+        times = {graph.cls(op).name: count for op, count in enumerate(graph.times().tolist())}
+        assert times["stablehlo.multiply"] == 5**depth
+        assert [loop.op for loop in graph.loops] == list(range(3, 3 + depth))
+
+
+def test_what_a_condition_reads_is_whole():
+    text = LOOP.replace(
+        "%more = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>",
+        """%p = stablehlo.compare LT, %v, %k : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xi1>
+    %q = stablehlo.slice %p [0:1] : (tensor<4xi1>) -> tensor<1xi1>
+    %more = stablehlo.reshape %q : (tensor<1xi1>) -> tensor<i1>""",
+    )
+    assert program_of(text).graph.fixed == {6: {REPLICATED}, 7: {REPLICATED}}
+
+
 # Existing shardings
 
 

@@ -1,0 +1,369 @@
+"""The choice problem of small modules: nodes and edges, memory by hand, what the plan of a choice costs, and enumeration."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from snippets import context, function, kept, program_of, tensor
+from training import export_step
+from zoo import ZOO
+
+from rhino.ir.cluster import MeshAxis
+from rhino.ir.hardware import Device
+from rhino.ir.mlir import ir
+from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.passes.base import Remarks
+from rhino.passes.normalize import Normalize
+from rhino.strategies.answer import Answer, Infeasible
+from rhino.strategies.brute import brute_force, choice_costs, choice_peaks
+from rhino.strategies.build import ContradictionError, build
+from rhino.strategies.cost import CostModel, Move
+from rhino.strategies.plan import make_plan
+from rhino.strategies.search import Limits, Search
+from rhino.strategies.solver import Solver
+
+R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
+DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())
+
+
+def model(size=2, latency_s=1e-9):
+    """1 GFLOP/s, 1 GB/s of memory, 1 GB/s between devices: on small tensors, everything counts."""
+    return CostModel(DEVICE, MeshAxis("x", size, latency_s, 1e9, 1e9, "ring", ("link",)))
+
+
+def choice_of(text, size=2):
+    return build(program_of(text, size).graph, model(size))
+
+
+def pick(choice, wanted=None, default=R):
+    """The states by (kind, number): specs that a node gives, or a strategy by needs and specs; the others give `default`."""
+    states = []
+    for node in choice.nodes:
+        want = (wanted or {}).get((node.kind, node.number), default)
+        fits = [n for n, s in enumerate(node.states) if want in (s.comes[0], (s.needs, s.comes))]
+        states.append(fits[0])
+    return states
+
+
+def node_names(choice):
+    return [(node.kind, node.number) for node in choice.nodes]
+
+
+def edge_names(choice):
+    nodes, problem = node_names(choice), choice.problem
+    return {(nodes[u], nodes[v]) for u, v in zip(problem.edge_u, problem.edge_v, strict=True)}
+
+
+FOUR = """func.func @main(%x: tensor<4x6xf32>, %w: tensor<6x8xf32>) -> tensor<4x6xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
+  %h = stablehlo.tanh %y : tensor<4x8xf32>
+  %z = stablehlo.dot_general %h, %w, contracting_dims = [1] x [1] : (tensor<4x8xf32>, tensor<6x8xf32>) -> tensor<4x6xf32>
+  %r = stablehlo.add %z, %x : tensor<4x6xf32>
+  return %r : tensor<4x6xf32>
+}"""
+
+
+# Nodes and edges
+
+
+def test_arguments_ops_and_results_are_nodes():
+    """No value is read twice but the arguments, which are nodes anyway."""
+    choice = choice_of(FOUR)
+    arguments, ops = [("argument", n) for n in range(2)], [("op", n) for n in range(4)]
+    assert node_names(choice) == [*arguments, *ops, ("return", 0)]
+    x, w = arguments
+    y, h, z, r = ops
+    assert edge_names(choice) == {(x, y), (w, y), (y, h), (h, z), (w, z), (z, r), (x, r), (r, ("return", 0))}
+
+
+def test_a_value_that_several_read_is_a_node():
+    text = FOUR.replace("stablehlo.add %z, %x", "stablehlo.add %z, %z")
+    assert ("value", 4) in node_names(choice_of(text))
+
+
+def test_scalars_and_free_values_make_no_edges():
+    body = """%c = stablehlo.constant dense<2.0> : tensor<4x6xf32>
+      %n = stablehlo.add %s, %s : tensor<f32>
+      %b = stablehlo.broadcast_in_dim %n, dims = [] : (tensor<f32>) -> tensor<4x6xf32>
+      %f = stablehlo.multiply %b, %c : tensor<4x6xf32>
+      %r = stablehlo.multiply %f, %a : tensor<4x6xf32>"""
+    choice = choice_of(function(body, {"s": tensor(()), "a": tensor((4, 6))}, {"r": tensor((4, 6)), "n": tensor(())}))
+    assert node_names(choice) == [("argument", 0), ("argument", 1), ("op", 4), ("return", 0), ("return", 1)]
+    assert edge_names(choice) == {(("argument", 1), ("op", 4)), (("op", 4), ("return", 0))}
+
+
+def test_a_free_operand_is_no_partial_sum():
+    body = "%c = stablehlo.constant dense<2.0> : tensor<4x6xf32>\n%r = stablehlo.add %a, %c : tensor<4x6xf32>"
+    choice = choice_of(function(body, {"a": tensor((4, 6))}, {"r": tensor((4, 6))}))
+    assert [[s.comes for s in node.states] for node in choice.nodes if node.kind == "op"] == [[(R,), (S0,), (S1,)]]
+
+
+def test_a_shared_reshard_is_paid_once():
+    """A sum over devices, read twice: taken once, by the value, for both."""
+    body = """%y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
+      %p = stablehlo.tanh %y : tensor<4x8xf32>
+      %q = stablehlo.sqrt %y : tensor<4x8xf32>"""
+    choice = choice_of(function(body, {"a": tensor((4, 6)), "b": tensor((6, 8))}, {"p": tensor((4, 8)), "q": tensor((4, 8))}))
+    states = pick(choice, {("argument", 0): S1, ("argument", 1): S0, ("op", 0): ((S1, S0), (P,))})
+    compute = sum(choice.problem.tables[t][s] for t, s in zip(choice.problem.node_table, states, strict=True))
+    assert choice.problem.cost(states) - compute == pytest.approx(model().move_s(Move("all_reduce", 128)))
+
+
+# The user's word
+
+
+def with_sharding(sharding):
+    return 'sdy.mesh @mesh = <["x"=2]>\n' + FOUR.replace(
+        "%x: tensor<4x6xf32>", f"%x: tensor<4x6xf32> {{sdy.sharding = #sdy.sharding<@mesh, {sharding}>}}"
+    )
+
+
+def test_a_fixed_argument_has_the_states_that_its_sharding_leaves():
+    for sharding, specs in (('[{"x"}, {}]', [S0]), ("[{?}, {}]", [R, S0]), ("[{}, {}]", [R])):
+        assert [s.comes[0] for s in choice_of(with_sharding(sharding)).nodes[0].states] == specs
+
+
+def test_a_contradiction_names_its_value():
+    """An argument cannot come in as a sum."""
+    with pytest.raises(ContradictionError) as caught:
+        choice_of(with_sharding('[{}, {}], unreduced={"x"}'))
+    assert caught.value.value == 0
+
+
+# Donated buffers
+
+UPDATE = """func.func @main(%w: tensor<4x6xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<4x6xf32>) -> tensor<4x6xf32> {
+  %n = stablehlo.subtract %w, %g : tensor<4x6xf32>
+  return %n : tensor<4x6xf32>
+}"""
+
+
+def test_a_donated_argument_and_its_result_lie_alike():
+    choice = choice_of(UPDATE)
+    assert node_names(choice) == [("argument", 0), ("argument", 1), ("op", 0)]
+    for spec in (R, S0, S1):
+        assert make_plan(choice, pick(choice, {("argument", 0): spec})).returned == (spec,)
+    # Stored whole: half of it is cut out for the op (48 bytes read and written at 1 GB/s), and the result's halves are gathered.
+    more = 96e-9 + model().move_s(Move("all_gather", 96))
+    same = choice.problem.cost(pick(choice, default=S0))
+    assert choice.problem.cost(pick(choice, {("argument", 0): R}, S0)) - same == pytest.approx(more)
+
+
+def test_a_result_in_a_donated_buffer_takes_no_memory_of_its_own():
+    choice = choice_of(UPDATE)
+    assert choice.problem.memory(pick(choice)).tolist() == [192, 192]
+    assert choice.problem.memory(pick(choice, default=S0)).tolist() == [96, 96]
+    other = choice_of(UPDATE.replace(" {tf.aliasing_output = 0 : i32}", ""))
+    assert other.problem.memory(pick(other)).tolist() == [288, 288]
+
+
+# Memory by hand: bytes at each op, and after the last
+
+
+@pytest.mark.parametrize(
+    ("wanted", "default", "by_hand"),
+    [
+        # x 96 and w 192 throughout; y 128 at 0 and 1; h 128 at 1 and 2; z 96 at 2 and 3; r 96 from 3 on.
+        ({}, R, [416, 544, 512, 480, 384]),
+        # All but w in halves.
+        ({("argument", 1): R}, S0, [304, 368, 352, 336, 288]),
+        # x in halves, made whole for op 0 and again for op 3: 48 less throughout, a copy of 96 at each.
+        ({("argument", 0): S0}, R, [464, 496, 464, 528, 336]),
+        # y in halves of 64, made whole for op 1: a copy of 128 at 1. Op 0 needs half of w by columns: a copy of 96 at 0.
+        ({("op", 0): S1}, R, [288 + 64 + 96, 288 + 64 + 128 + 128, 512, 480, 384]),
+    ],
+)
+def test_memory_by_hand(wanted, default, by_hand):
+    choice = choice_of(FOUR)
+    assert choice.problem.memory(pick(choice, wanted, default)).tolist() == by_hand
+
+
+def test_what_is_fused_lives_in_its_readers():
+    """The exponential is inside the sum, which is inside the product's operand: x is read until the product has run."""
+    body = """%e = stablehlo.exponential %x : tensor<4x4xf32>
+      %s = stablehlo.add %e, %x : tensor<4x4xf32>
+      %d = stablehlo.dot_general %s, %x, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"""
+    choice = choice_of(function(body, {"x": tensor((4, 4))}, {"d": tensor((4, 4))}))
+    assert choice.problem.memory(pick(choice)).tolist() == [64, 64 + 64, 64 + 64 + 64, 64 + 64]
+
+
+# Loops
+
+
+def loop(trips):
+    return f"""func.func @main(%x: tensor<4x8xf32>, %w: tensor<8x8xf32>) -> tensor<4x8xf32> {{
+      %zero = stablehlo.constant dense<0> : tensor<i32>
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %most = stablehlo.constant dense<{trips}> : tensor<i32>
+      %end:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<4x8xf32>
+      cond {{
+        %more = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      }} do {{
+        %j = stablehlo.add %i, %one : tensor<i32>
+        %y = stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        stablehlo.return %j, %y : tensor<i32>, tensor<4x8xf32>
+      }}
+      return %end#1 : tensor<4x8xf32>
+    }}"""
+
+
+def test_a_body_costs_what_its_trips_cost():
+    """The weight in halves by columns: in every trip the product's result is gathered; around the loop nothing is sent."""
+    for trips in (3, 5):
+        choice = choice_of(loop(trips))
+        (product,) = [node.number for node in choice.nodes if node.kind == "op" and len(node.states) > 3]
+        states = pick(choice, {("argument", 1): S1, ("op", product): ((R, S1), (S1,))})
+        # 128 bytes read, 128 of the weight and 64 written at 1 GB/s (longer than 256 operations at 1 GFLOP/s), 128 gathered.
+        assert choice.problem.cost(states) == pytest.approx(trips * (320e-9 + model().move_s(Move("all_gather", 128))))
+
+
+def test_what_a_loop_carries_lies_in_one_way():
+    choice = choice_of(loop(3))
+    for number, spec in enumerate((R, S0, S1)):
+        carried = [node for node in choice.nodes if node.kind == "value"]
+        assert len(carried) == 1
+        assert carried[0].states[number].comes == (spec,)
+    plan = make_plan(choice, pick(choice, {("argument", 1): R}, S0))
+    assert [t for t in plan.transfers() if t.times > 1] == []
+
+
+# The plan that a choice spells out costs what the problem says
+
+
+@cache
+def zoo_choice(name, size):
+    with context():
+        module = kept(ir.Module.parse(export_step(ZOO[name])))
+        with ir.Location.unknown():
+            Normalize().run(module.operation, Remarks())
+        return choice_of(str(module), size)
+
+
+def random_choice(choice, seed, sums_late):
+    """A legal choice: the best one at random costs of states. Only with `sums_late` is a value stored as a sum for several readers."""
+    rng, problem = np.random.default_rng(seed), choice.problem
+    tables = [rng.choice([1e-5, 1e-4]) * rng.random(n) for n in problem.num_states()]
+    for node, table in zip(choice.nodes, tables, strict=True):
+        if node.kind == "value" and not sums_late:
+            table[[s.comes == (P,) for s in node.states]] = 1.0
+    node_table = np.arange(len(problem.tables), len(problem.tables) + len(tables))
+    solver = Solver(replace(problem, tables=(*problem.tables, *tables), node_table=node_table))
+    states, value = solver.solve(solver.reduce())
+    assert value < 1.0
+    return states
+
+
+def plan_cost(choice, states):
+    """Ops cost what their nodes say, the rest is the plan's: the collectives that it lists, each for as often as it runs, and slices."""
+    problem, graph, plan = choice.problem, choice.graph, make_plan(choice, states)
+    compute = sum(problem.tables[t][s] for t, s in zip(problem.node_table, states, strict=True))
+    # A scalar's sum is part of its op's node.
+    moves = [t for t in plan.transfers() if graph.type_of(t.value).shape]
+    assert moves
+    cut_bytes = sum(times * graph.type_of(value).num_bytes / plan.axis_size for value, times in slices(graph, plan))
+    return compute + sum(t.times * choice.model.move_s(t.move) for t in moves) + 2 * cut_bytes / DEVICE.memory_bytes_per_s
+
+
+def slices(graph, plan):
+    """The values that are whole where a part is wanted, and how often a part is cut out; free ones are computed in parts instead."""
+    every = graph.times().tolist()
+    wanted = [(v, need, every[op]) for op, s in enumerate(plan.ops) for v, need in zip(graph.operands(op).tolist(), s.needs, strict=True)]
+    wanted += [(v, spec, 1) for v, spec in zip(graph.returns, plan.returned, strict=True)]
+    found = [(plan.specs[v], need, v, times) for v, need, times in wanted]
+    for op, state in enumerate(plan.ops):
+        found += [(comes, plan.specs[v], v, every[op]) for v, comes in zip(graph.results(op), state.comes, strict=True)]
+    free = [op >= 0 and graph.cls(op).free for op in graph.value_op.tolist()]
+    return [(v, times) for source, target, v, times in found if source == R and target not in (R, P) and not free[v]]
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "gpt-scan", "two-tower"])
+def test_a_plan_costs_what_the_problem_says(name, size):
+    choice = zoo_choice(name, size)
+    for seed in range(3):
+        states = random_choice(choice, seed, sums_late=False)
+        assert plan_cost(choice, states) == pytest.approx(choice.problem.cost(states), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mlp", "two-tower"])
+def test_a_plan_sums_once_what_several_readers_want_whole(name):
+    """A choice may put the same sum on each of its edges; its plan takes it where the value is stored, and costs less."""
+    choice = zoo_choice(name, 8)
+    chosen = [random_choice(choice, seed, sums_late=True) for seed in range(4)]
+    saved = [1 - plan_cost(choice, states) / choice.problem.cost(states) for states in chosen]
+    assert min(saved) > -1e-9
+    assert max(saved) > 1e-5
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "gpt-scan", "two-tower"])
+def test_the_best_plan_costs_what_the_search_says(name):
+    choice = zoo_choice(name, 8)
+    best = Search(choice.problem).run(None)
+    assert plan_cost(choice, best.states) == pytest.approx(best.cost, rel=1e-9)
+    assert best.cost < choice.problem.cost(pick(choice)) / 2
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt-scan"])
+def test_a_plan_says_how_each_op_and_value_lies(name):
+    """Every value lies in a way that exists, and ops run as the choice says."""
+    choice = zoo_choice(name, 8)
+    states, graph = random_choice(choice, 0, sums_late=True), choice.graph
+    plan = make_plan(choice, states)
+    for node, state in zip(choice.nodes, states, strict=True):
+        if node.kind == "op":
+            assert plan.ops[node.number] == node.states[state]
+        elif node.kind in ("argument", "value"):
+            assert (plan.specs[node.number],) == node.states[state].comes or plan.specs[node.number] != P
+        else:
+            assert (plan.returned[node.number],) == node.states[state].comes
+    for value in range(graph.num_values):
+        assert plan.specs[value] in (*all_specs(graph.type_of(value).shape, 8), P)
+    for number, argument in enumerate(graph.arguments):
+        if argument.alias is not None:
+            assert plan.returned[argument.alias] == plan.specs[number]
+
+
+# The search on real problems, against enumeration
+
+TINY = {
+    "four ops": FOUR,
+    "update": UPDATE,
+    "loop": loop(3),
+    "sums and maxima": function(
+        """%z = stablehlo.constant dense<0.0> : tensor<f32>
+      %y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
+      %e = stablehlo.exponential %y : tensor<4x8xf32>
+      %m = stablehlo.reduce(%e init: %z) applies stablehlo.maximum across dimensions = [1]
+        : (tensor<4x8xf32>, tensor<f32>) -> tensor<4xf32>
+      %s = stablehlo.reduce(%e init: %z) applies stablehlo.add across dimensions = [0, 1]
+        : (tensor<4x8xf32>, tensor<f32>) -> tensor<f32>""",
+        {"a": tensor((4, 6)), "b": tensor((6, 8))},
+        {"m": tensor((4,)), "s": tensor(())},
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", TINY)
+def test_the_search_finds_the_best_of_all_choices(name, size):
+    problem = choice_of(TINY[name], size).problem
+    best = brute_force(problem)
+    outcome = Search(problem).run(None)
+    assert outcome.cost == pytest.approx(best.cost, rel=1e-12)
+    assert outcome.is_optimal
+    peaks = peaks_of(problem)
+    for budget in np.quantile(peaks, [0.0, 0.001, 0.01, 0.1]):
+        best, outcome = brute_force(problem, budget), Search(problem, Limits(gap=0.0)).run(budget)
+        assert isinstance(outcome, Answer)
+        assert outcome.peak_bytes <= budget
+        assert outcome.cost == pytest.approx(best.cost, rel=1e-6)
+    assert isinstance(Search(problem).run(peaks.min() - 1), Infeasible)
+
+
+def peaks_of(problem):
+    """The peaks of all legal choices."""
+    sizes = tuple(problem.num_states())
+    choices = np.array(np.unravel_index(np.arange(np.prod(sizes)), sizes))
+    return choice_peaks(problem, choices)[np.isfinite(choice_costs(problem, choices))]
