@@ -179,13 +179,16 @@ def test_memory_by_hand(wanted, default, by_hand):
     assert choice.problem.memory(pick(choice, wanted, default)).tolist() == by_hand
 
 
-def test_what_is_fused_lives_in_its_readers():
-    """The exponential is inside the sum, which is inside the product's operand: x is read until the product has run."""
-    body = """%e = stablehlo.exponential %x : tensor<4x4xf32>
-      %s = stablehlo.add %e, %x : tensor<4x4xf32>
-      %d = stablehlo.dot_general %s, %x, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"""
-    choice = choice_of(function(body, {"x": tensor((4, 4))}, {"d": tensor((4, 4))}))
-    assert choice.problem.memory(pick(choice)).tolist() == [64, 64 + 64, 64 + 64 + 64, 64 + 64]
+def test_what_is_fused_reads_when_its_reader_runs():
+    """The exponential (op 1) is computed inside the sum (op 2): it takes no memory, and what it reads is there until then."""
+    product = "contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"
+    body = f"""%y = stablehlo.dot_general %a, %a, {product}
+      %e = stablehlo.exponential %y : tensor<4x4xf32>
+      %s = stablehlo.add %e, %a : tensor<4x4xf32>
+      %d = stablehlo.dot_general %s, %a, {product}"""
+    choice = choice_of(function(body, {"a": tensor((4, 4))}, {"d": tensor((4, 4))}))
+    a = y = s = d = 64
+    assert choice.problem.memory(pick(choice)).tolist() == [a + y, a + y, a + y + s, a + s + d, a + d]
 
 
 # Loops
