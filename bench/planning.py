@@ -25,6 +25,7 @@ from rhino.runtime.compare import TOLERANCES, Difference, differences, worst
 from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments
 from rhino.runtime.steps import run_steps
+from rhino.strategies.answer import Answer
 from rhino.strategies.plan import Plan
 
 # Below the vocabulary and number of classes of every model: integers are indices.
@@ -33,11 +34,12 @@ _INT_RANGE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A module with its shardings, the program of each device, and the plan that both were made from."""
+    """A module with its shardings, the program of each device, the plan that both were made from, and the answer that it was."""
 
     annotated: ir.Module
     local: ir.Module
     plan: Plan
+    answer: Answer
 
     @property
     def predicted(self) -> Tally:
@@ -59,7 +61,7 @@ def plan_step(text: bytes, name: str, cluster: str, budget: str = "") -> Planned
     module, remarks = read_module(text, name, make_context()), Remarks(name)
     pipeline = auto_shard(cluster, budget=budget)
     build_pass_manager(pipeline, module.context, remarks).run(module.operation)
-    return Planned(module, localized_copy(module, name), remarks.statistics["plan"])
+    return Planned(module, localized_copy(module, name), remarks.statistics["plan"], remarks.statistics["answer"])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -61,7 +61,7 @@ def random_plan(text: bytes, name: str, seed: int, mood: str) -> Planned:
         plan = make_plan(choice, outcome.states)
         write_plan(module.operation, program, plan, target)
         build_pass_manager("func.func(sdy-drop-sharding-rules)", module.context).run(module.operation)
-    return Planned(module, localized_copy(module, name), plan)
+    return Planned(module, localized_copy(module, name), plan, outcome)
 
 
 def random_costs(choice: Choice, seed: int, mood: str) -> Problem:

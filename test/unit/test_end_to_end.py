@@ -1,0 +1,163 @@
+"""Every example model, planned for eight devices and run on eight: the answer is that of one device, in both forms.
+
+Longer runs of the same: `bench/random_plans.py`, `bench/traffic.py`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpt
+import jax
+import mlp
+import numpy as np
+import pytest
+from planning import Planned, Reference, plan_step, reference, tolerance
+from random_plans import MOODS, random_plan, ways_to_run
+from traffic import splitting_cluster
+from training import export_step
+from zoo import GPT, MLP, ZOO
+
+from rhino.ir.hlo_collectives import tally_hlo
+from rhino.ir.mlir import make_context
+from rhino.ir.reader import read_module
+from rhino.ir.spec import split_dim
+from rhino.runtime.compare import differences, worst
+from rhino.runtime.executable import Executable, compile_module
+from rhino.runtime.signature import read_signature
+
+FORMS = ("annotated", "localized")
+NUM_STEPS = 3
+
+SMALL = {
+    "mlp-small": mlp.model(dataclasses.replace(MLP, sizes=(16, 32, 16), batch=8)),
+    "gpt-plain": gpt.model(dataclasses.replace(GPT, layers=1)),
+    "gpt-small": gpt.model(dataclasses.replace(GPT, layers=1, hidden=16, ffn=32, vocab=32, seq=8)),
+}
+"""The small ones are for plans with a collective at every other op, which take XLA long to compile."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_optimizations() -> Iterator[None]:
+    """Compiling takes nearly all the time here, and LLVM's part of it has nothing to do with shardings."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def step(name: str) -> bytes:
+    return export_step({**ZOO, **SMALL}[name]).encode()
+
+
+@functools.cache
+def expected(name: str) -> Reference:
+    return reference(step(name), name, NUM_STEPS)
+
+
+@functools.cache
+def planned(name: str, cluster: str, budget: str = "") -> Planned:
+    return plan_step(step(name), name, cluster, budget)
+
+
+@functools.cache
+def compiled(name: str, cluster: str, form: str, budget: str = "") -> Executable:
+    return compile_module(planned(name, cluster, budget).form(form), jax.devices())
+
+
+@pytest.fixture(scope="module")
+def splitting(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cluster on which it pays to split the tiniest tensor."""
+    file: Path = tmp_path_factory.mktemp("cluster") / "splitting.toml"
+    file.write_text(splitting_cluster(), encoding="utf-8")
+    return str(file)
+
+
+def check_is_sharded(plan: Planned, executable: Executable) -> None:
+    """No plan passes by doing nothing: arguments are split in the plan and on the devices, and something is sent."""
+    arguments = plan.plan.specs[: len(plan.plan.graph.arguments)]
+    assert any(split_dim(spec) is not None for spec in arguments)
+    assert any(not sharding.is_fully_replicated for sharding in executable.in_shardings)
+    assert plan.localized.total.num > 0
+    assert tally_hlo(executable.hlo_text()).total.num > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ZOO)
+def test_steps_of_a_sharded_model_give_the_answer_of_one_device(name: str, form: str, splitting: str):
+    executable = compiled(name, splitting, form)
+    check_is_sharded(planned(name, splitting), executable)
+    found = expected(name).difference(executable, tolerance(name))
+    assert found.passes, found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["gpt", "two-tower"])
+def test_a_plan_for_the_hosts_own_devices_gives_the_answer_of_one_device(name: str, form: str):
+    executable = compiled(name, "cpu8", form)
+    check_is_sharded(planned(name, "cpu8"), executable)
+    assert expected(name).difference(executable).passes
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_plan_squeezed_into_less_memory_gives_the_answer_of_one_device(form: str, splitting: str):
+    free = planned("two-tower", splitting)
+    budget = int(0.85 * free.answer.peak_bytes)
+    squeezed = planned("two-tower", splitting, str(budget))
+    assert squeezed.answer.peak_bytes <= budget
+    assert squeezed.predicted == squeezed.localized
+    assert expected("two-tower").difference(compiled("two-tower", splitting, form, str(budget))).passes
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_plan_foresees_every_collective_of_the_local_program(name: str, splitting: str):
+    for cluster in ("cpu8", "v100x8", "h100x8", splitting):
+        plan = planned(name, cluster)
+        assert dict(plan.predicted.counts) == dict(plan.localized.counts), cluster
+        assert plan.localized.exact
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "gpt-scan", "two-tower"])
+def test_xla_adds_no_collective_to_the_local_program(name: str, splitting: str):
+    """It may join some: the bytes are the same."""
+    found, wanted = tally_hlo(compiled(name, splitting, "localized").hlo_text()), planned(name, splitting).localized
+    assert {kind: count.num_bytes for kind, count in found.counts.items()} == {
+        kind: count.num_bytes for kind, count in wanted.counts.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "without"), [("mlp-dropout", "mlp"), ("gpt-dropout", "gpt-plain")])
+def test_dropout_changes_the_answer(name: str, without: str):
+    """So that models with dropout agree with one device only if their masks do."""
+    signature = read_signature(read_module(step(name), name, make_context()))
+    for with_masks, plain in zip(expected(name).results, expected(without).results, strict=True):
+        found = worst(differences(signature, with_masks, plain))
+        assert found is not None
+        assert found.badness > 20
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_steps_differ(name: str):
+    """So that a program that returns its arguments fails."""
+    first, *_, last = expected(name).results
+    changed = [not np.array_equal(a, b) for a, b in zip(first, last, strict=True)]
+    assert all(changed[len(changed) // 2 :])  # moments, count and loss at least
+
+
+@pytest.mark.parametrize(("seed", "mood"), list(enumerate([*MOODS, *MOODS])))
+def test_a_random_plan_of_a_perceptron_gives_the_answer_of_one_device(seed: int, mood: str):
+    check_random_plan("mlp-small", seed, mood)
+
+
+def test_a_random_plan_of_a_transformer_gives_the_answer_of_one_device():
+    check_random_plan("gpt-small", 1, "sums")
+
+
+def check_random_plan(name: str, seed: int, mood: str) -> None:
+    plan = random_plan(step(name), name, seed, mood)
+    assert dict(plan.predicted.counts) == dict(plan.localized.counts)
+    executable = compile_module(plan.form("localized"), jax.devices())
+    check_is_sharded(plan, executable)
+    found = expected(name).difference(executable)
+    assert found.passes, (ways_to_run(plan.plan), found)
