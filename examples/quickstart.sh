@@ -11,5 +11,5 @@ if [[ ! -x .venv/bin/rhino-opt ]]; then
 fi
 mkdir -p out
 .venv/bin/python examples/export.py gpt --layers 2 --hidden 64 --heads 8 --ffn 256 --vocab 512 --seq 32 --batch 8 -o out/gpt.mlir
-.venv/bin/rhino-opt --auto-shard --cluster=cpu8 out/gpt.mlir -o out/gpt.sharded.mlir
+.venv/bin/rhino-opt --auto-shard --cluster=cpu8 out/gpt.mlir -o out/gpt.sharded.mlir --remarks-filter=gap
 .venv/bin/rhino-run out/gpt.sharded.mlir --devices=8 --compare=out/gpt.mlir --steps=3
