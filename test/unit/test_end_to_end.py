@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gpt
 import jax
+import many_ops
 import mlp
 import numpy as np
 import pytest
@@ -48,6 +49,8 @@ def without_optimizations() -> Iterator[None]:
 
 @functools.cache
 def step(name: str) -> bytes:
+    if name == "many-ops":
+        return many_ops.text()
     return export_step({**ZOO, **SMALL}[name]).encode()
 
 
@@ -145,19 +148,24 @@ def test_steps_differ(name: str):
     assert all(changed[len(changed) // 2 :])  # moments, count and loss at least
 
 
-@pytest.mark.parametrize(("seed", "mood"), list(enumerate([*MOODS, *MOODS])))
+@pytest.mark.parametrize(("seed", "mood"), list(enumerate([*MOODS, "sums", "any"])))
 def test_a_random_plan_of_a_perceptron_gives_the_answer_of_one_device(seed: int, mood: str):
     check_random_plan("mlp-small", seed, mood)
 
 
+@pytest.mark.parametrize(("seed", "mood"), list(enumerate([*MOODS, "sums", "any"])))
+def test_a_random_plan_of_every_kind_of_op_gives_the_answer_of_one_device(seed: int, mood: str):
+    check_random_plan("many-ops", seed, mood)
+
+
 def test_a_random_plan_of_a_transformer_gives_the_answer_of_one_device():
-    check_random_plan("gpt-small", 1, "sums")
+    check_random_plan("gpt-small", 0, "near")
 
 
 def check_random_plan(name: str, seed: int, mood: str) -> None:
     plan = random_plan(step(name), name, seed, mood)
     assert dict(plan.predicted.counts) == dict(plan.localized.counts)
-    executable = compile_module(plan.form("localized"), jax.devices())
-    check_is_sharded(plan, executable)
-    found = expected(name).difference(executable)
+    assert sum(op.strategy >= 0 for op in plan.plan.ops) > 20
+    assert plan.localized.total.num > 20
+    found = expected(name).difference(compile_module(plan.form("localized"), jax.devices()))
     assert found.passes, (ways_to_run(plan.plan), found)
