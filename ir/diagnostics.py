@@ -44,6 +44,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-MESH-003": (ExitCode.BAD_INPUT, "the mesh has more axes than this search supports"),
     "RHI-SHARD-001": (ExitCode.BAD_INPUT, "an existing sharding cannot be honoured"),
     "RHI-SOLVE-001": (ExitCode.DOES_NOT_FIT, "no choice of shardings fits the memory budget"),
+    "RHI-SOLVE-002": (ExitCode.DOES_NOT_FIT, "the steps of the search were spent before a choice was found that fits the memory budget"),
     "RHI-LOCAL-001": (ExitCode.BAD_INPUT, "the module cannot be localized"),
     "RHI-RUN-001": (ExitCode.BAD_INPUT, "the module does not compile"),
     "RHI-RUN-002": (ExitCode.BAD_INPUT, "inputs do not match the module"),

@@ -4,9 +4,9 @@ Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh` and `sdy.sharding` (as
 Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for which the shardings
           of their operands and results do not say it: the factor of the sharding rule that is split, "replicate", or "partial" and
           the operands that are sums. Adds, removes and changes no op.
-Errors    RHI-SOLVE-001 does not fit, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster,
-          RHI-MESH-002 not the module's mesh, RHI-MESH-003 several axes, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
-          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level.
+Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger
+          than the cluster, RHI-MESH-002 not the module's mesh, RHI-MESH-003 several axes, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
+          malformed file, RHI-READ-005 no entry function, RHI-PASS-001 an unknown level.
 Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and strategies/search.py.
 """
 
@@ -49,7 +49,7 @@ class ChooseShardings(PlanningPass):
     """Choose the cheapest sharding of every tensor that fits the memory of a device."""
 
     name: ClassVar[str] = "rhino-choose-shardings"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-PASS-001", *PLANNING_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-PASS-001", *PLANNING_ERRORS)
 
     budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
     level: int = opt(3, "2 = content with a gap of 0.1 % where memory binds, 3 = with 0.01 %, and more steps to reach it")
@@ -170,28 +170,31 @@ def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks
 
 
 def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
-    """Returns the error for a budget that cannot be met: the largest tensors, each at the least size that it can have."""
+    """Returns the error for a budget that cannot be met, or was not: the largest tensors, each at the least size that it can have."""
+    worst, floor, culprits = _least_sizes(choice)
+    notes = [f"at least {format_bytes(size)}: {program.describe(value)}" for size, value in culprits]
+    notes.append(f"at op {worst} of {choice.graph.num_ops} the least sizes of all tensors alive add up to {format_bytes(floor)}")
+    fix = "raise --budget, use more devices, or a smaller batch"
+    if isinstance(outcome, Infeasible):
+        needed = format_bytes(max(floor, outcome.peak_bytes or 0.0))
+        what = f"no choice of shardings fits {format_bytes(budget)} per device; at least {needed} are needed"
+        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
+    found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
+    what = f"no choice of shardings that fits {format_bytes(budget)} per device was found within the steps of the search{found}"
+    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+
+
+def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, int]]]:
+    """Returns the time at which the least sizes of all tensors add up to most, that sum, and the five largest tensors then, with sizes."""
     problem = choice.problem
     residents = problem.node_residents
-    least = [
-        (float(problem.tables[table].min()), int(owner), int(start), int(end))
-        for owner, table, start, end in zip(residents.owner, residents.table, residents.start, residents.end, strict=True)
-    ]
-    change = problem.base_bytes.copy()
+    columns = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
+    least = [(float(problem.tables[table].min()), owner, start, end) for owner, table, start, end in columns]
+    alive = problem.base_bytes.copy()
     for size, _, start, end in least:
-        change[start : end + 1] += size
-    worst = int(change.argmax())
-    alive = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
-    notes = []
-    for size, owner, _, _ in alive:
-        node = choice.nodes[owner]
-        value = choice.graph.results(node.number).start if node.kind == "op" else node.number
-        notes.append(f"at least {format_bytes(size)}: {program.describe(value)}")
-    needed = max(float(change.max()), (outcome.peak_bytes or 0.0) if isinstance(outcome, Infeasible) else 0.0)
-    return RhinoError(
-        "RHI-SOLVE-001",
-        f"no choice of shardings fits {format_bytes(budget)} per device; at least {format_bytes(needed)} are needed",
-        Place(program.file),
-        (*notes, f"at op {worst} of {choice.graph.num_ops} the least sizes of all tensors alive add up to {format_bytes(change[worst])}"),
-        "raise --budget, use more devices, or a smaller batch",
-    )
+        alive[start : end + 1] += size
+    worst = int(alive.argmax())
+    largest = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
+    nodes = [(size, choice.nodes[owner]) for size, owner, _, _ in largest]
+    values = [(size, choice.graph.results(n.number).start if n.kind == "op" else n.number) for size, n in nodes]
+    return worst, float(alive[worst]), values

@@ -46,9 +46,13 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Unsolved:
-    """The step budget was spent without an answer. `bound`: no choice that fits costs less (seconds)."""
+    """The step budget was spent without an answer, and without a proof that there is none.
+
+    `bound`: no choice that fits costs less (seconds). `peak_bytes`: the least peak of the choices that were found, if any was.
+    """
 
     bound: float
+    peak_bytes: float | None = None
 
 
 Outcome = Answer | Infeasible | Unsolved

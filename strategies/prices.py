@@ -9,6 +9,7 @@ recombined part by part. What is left between the answer and the bound is report
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 from scipy.optimize import linprog
@@ -18,6 +19,9 @@ from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
 from rhino.strategies.solver import Prices, Solver
+
+_MIXED = 8
+"""How many of the smallest choices are mixed with each other where none of them fits."""
 
 _LADDER = (0.1, 1.0, 10.0)
 """First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step."""
@@ -52,6 +56,8 @@ class PricedSearch:
             if not self.note(states):
                 break
             self.recombine()
+        if self.best is None:
+            self.mix_to_fit()
         return self.close()
 
     def closed(self, mixture_cost: float) -> bool:
@@ -158,6 +164,15 @@ class PricedSearch:
             if better is not None:
                 self.note(better)
 
+    def mix_to_fit(self) -> None:
+        """Looks for mixtures of two choices that fit although neither does, the smallest first."""
+        order = sorted(range(len(self.columns)), key=lambda number: float(self.columns[number][2].max()))
+        for first, second in combinations(order[:_MIXED], 2):
+            mixed = recombination(self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget)
+            if mixed is not None:
+                self.note(mixed)
+        self.recombine()
+
     def close(self) -> Outcome:
         """Finishes a small problem by MILP; else returns the best answer under the bound that was reached."""
         problem, best = self.solver.problem, self.best
@@ -167,5 +182,5 @@ class PricedSearch:
             if not isinstance(outcome, Unsolved):
                 return outcome
         if best is None:
-            return Unsolved(self.bound)
+            return Unsolved(self.bound, min(float(memory.max()) for _, _, memory in self.columns))
         return make_answer(problem, best.states, self.bound, best.method)
