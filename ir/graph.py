@@ -70,12 +70,12 @@ class Loop:
     """A `while` whose body is part of the graph: the ops after `op` and before `end`, which returns from it, run `trips` times.
 
     What the loop carries is one value from its start to after its end: the results of `op` stand for the body's arguments too. `kept` says
-    which of them the body returns as they came. `trips` is 1 where nobody knows how often it runs.
+    which of them the body returns as they came. `trips` is None where nobody knows how often it runs; it is then planned for once.
     """
 
     op: int
     end: int
-    trips: int
+    trips: int | None
     kept: tuple[bool, ...]
 
 
@@ -111,7 +111,7 @@ class Graph:
         """Returns how often each op runs in a step [ops]."""
         count = np.ones(self.num_ops, dtype=np.int64)
         for loop in self.loops:
-            count[loop.op + 1 : loop.end + 1] *= loop.trips
+            count[loop.op + 1 : loop.end + 1] *= 1 if loop.trips is None else loop.trips
         return count
 
     @property
@@ -149,9 +149,12 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     """Returns, for every value, whether it gets memory of its own [values].
 
     Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like do, fusible ops and
-    reductions do not. A fusible op whose readers are all of the latter kind is computed inside them; where they are several, only if
-    computing it again is cheap, which is when XLA's fusion duplicates a producer (xla/service/instruction_fusion.cc, "IsExpensive").
+    reductions do not. A fusible op whose readers are all of the latter kind is computed inside them if there is one of them, or if it is a
+    view or a repetition. (Other cheap ops XLA's fusion may duplicate into several readers; on the CPU it was seen not to, and a
+    prediction of memory errs to the safe side.)
     """
+    if not graph.num_ops:
+        return np.ones(graph.num_values, dtype=bool)
     num_uses = np.bincount(graph.uses, minlength=graph.num_values)
     absorbs = np.array([c.fusible or c.name == "stablehlo.reduce" for c in graph.classes])
     reader = np.repeat(graph.op_class, np.diff(graph.use_start))
@@ -159,15 +162,11 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     from_memory[list(graph.returns)] = True
     producer = graph.op_class[np.maximum(graph.value_op, 0)]
     fusible = np.array([c.fusible for c in graph.classes])[producer]
-    cheap = np.array([c.name not in EXPENSIVE for c in graph.classes])[producer]
-    inside = (graph.value_op >= 0) & fusible & ~from_memory & ((num_uses <= 1) | cheap)
+    repeats = np.array([c.name in COPY_FREE for c in graph.classes])[producer]
+    inside = (graph.value_op >= 0) & fusible & ~from_memory & ((num_uses <= 1) | repeats)
     result: NDArray[np.bool_] = ~inside
     return result
 
-
-_SLOW = "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine sqrt tan tanh"
-EXPENSIVE = frozenset(f"stablehlo.{name}" for name in _SLOW.split(" "))
-"""Fusible ops that are not computed again for each reader."""
 
 COPY_FREE = frozenset(
     {"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"}

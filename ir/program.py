@@ -17,7 +17,7 @@ from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
 from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
-from rhino.ir.shardings import SHARDING, allowed_specs
+from rhino.ir.shardings import MESH_NAME, SHARDING, AxisOfMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec
 
 RULE = "sdy.sharding_rule"
@@ -49,7 +49,9 @@ class Program:
 
 def read_program(entry: func.FuncOp, axis: str, axis_size: int, file: str = "") -> Program:
     """Returns the graph of `entry`, whose ops carry Shardy's rules; `axis` is the mesh axis that existing shardings speak of."""
-    reader = _Reader(axis, axis_size, file)
+    module = entry.operation.parent
+    found = module_mesh(module) if module is not None else None
+    reader = _Reader(AxisOfMesh(found[0] if found else MESH_NAME, axis, axis_size), file)
     arguments = reader.arguments(entry)
     *body, terminator = [op.operation for op in entry.regions[0].blocks[0].operations]
     for op in body:
@@ -59,8 +61,7 @@ def read_program(entry: func.FuncOp, axis: str, axis_size: int, file: str = "") 
 
 @dataclass
 class _Reader:
-    axis: str
-    axis_size: int
+    axis: AxisOfMesh
     file: str
     numbers: dict[ir.Value[Any], int] = field(default_factory=dict)
     types: dict[ir.Type, int] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class _Reader:
 
     def fix(self, value: int, attribute: ir.Attribute, location: ir.Location, what: str) -> None:
         shape = self.type_list[self.value_type[value]].shape
-        self.fixed[value] = allowed_specs(attribute, self.axis, shape, self.axis_size, place_of(location, self.file), what)
+        self.fixed[value] = allowed_specs(attribute, self.axis, shape, place_of(location, self.file), what)
 
     def type_number(self, kind: ir.Type) -> int:
         if kind not in self.types:
@@ -157,12 +158,12 @@ class _Reader:
             if v in self.numbers
         }:
             if self.type_list[self.value_type[value]].shape:
-                self.fixed[value] = frozenset({REPLICATED})
+                self.fixed[value] = self.fixed.get(value, frozenset({REPLICATED})) & {REPLICATED}
         for inner in body.operations:
             self.op(inner.operation)
         end = len(self.ops) - 1
         kept = tuple(self.numbers[v] == c for v, c in zip(self.ops[end].operands, carried, strict=True))
-        self.loops.append(Loop(number, end, trip_count(op.opview) or 1, kept))
+        self.loops.append(Loop(number, end, trip_count(op.opview), kept))
 
     def captured(self, op: ir.Operation) -> list[int]:
         inside = [inner for inner in walk(op) if inner is not op]
@@ -187,8 +188,8 @@ class _Reader:
         table = parse_rule(str(rule)) if rule is not None else None
         if op.name == _CONSTRAINT:
             table = elementwise_rule(result_types[0].shape)
-        if op.name == "stablehlo.dynamic_update_slice" and table is not None:
-            table = table.keeping_whole(table.factors_of(0) - table.factors_of(1))  # where it writes is a global place
+        if table is not None:
+            table = _localizable(op, table)
         return OpClass(
             name=op.name,
             operands=operand_types,
@@ -227,8 +228,40 @@ class _Reader:
             shape = self.type_list[self.value_type[value]].shape
             place = place_of(entry.location, self.file)
             known = SHARDING in attrs
-            fixed.append(allowed_specs(attrs[SHARDING], self.axis, shape, self.axis_size, place, f"result {number}") if known else None)
+            fixed.append(allowed_specs(attrs[SHARDING], self.axis, shape, place, f"result {number}") if known else None)
         return tuple(fixed)
+
+
+def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
+    """Returns the rule without the factors whose blocks cannot be computed by the op on local shapes; None where there are none left."""
+    match op.name:
+        case "stablehlo.dynamic_update_slice":  # where it writes is a global place
+            return rule.keeping_whole(rule.factors_of(0) - rule.factors_of(1))
+        case "stablehlo.custom_call":  # nobody knows what it does with its shapes
+            return None
+        case "stablehlo.convolution":
+            return _convolution_rule(op, rule)
+    return rule
+
+
+def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule | None:
+    """Windows reach into the neighbour's block and padding belongs to the global border; groups of features pair by global number."""
+    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    if _count(op, "batch_group_count") > 1:
+        return None
+    spatial = (
+        (rule.operands[0], numbers.input_spatial_dimensions),
+        (rule.operands[1], numbers.kernel_spatial_dimensions),
+        (rule.results[0], numbers.output_spatial_dimensions),
+    )
+    whole = frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim])
+    if _count(op, "feature_group_count") > 1:
+        whole |= rule.factors_of(1)
+    return rule.keeping_whole(whole)
+
+
+def _count(op: ir.Operation, name: str) -> int:
+    return int(ir.IntegerAttr(op.attributes[name]).value)
 
 
 def _foreign(what: str, fix: str, place: Place) -> RhinoError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rhino.ir.diagnostics import Place, RhinoError
@@ -30,28 +31,41 @@ def per_value_attribute(shardings: list[ir.Attribute]) -> ir.Attribute:
     return ir.Attribute(sdy.TensorShardingPerValueAttr.get(shardings))
 
 
-def allowed_specs(attribute: ir.Attribute, axis: str, shape: tuple[int, ...], size: int, place: Place, what: str) -> frozenset[Spec]:
+@dataclass(frozen=True, slots=True)
+class AxisOfMesh:
+    """The mesh axis that is planned for: its name and size, and the name of its mesh in the module."""
+
+    mesh: str
+    name: str
+    size: int
+
+
+def allowed_specs(attribute: ir.Attribute, axis: AxisOfMesh, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
     """Returns the specs that an existing sharding leaves open: one if it is closed, more where its dims are open.
 
     Raises:
-        RhinoError: RHI-SHARD-001 where the sharding splits a dim that the axis does not divide, or names an axis that the mesh lacks.
+        RhinoError: RHI-SHARD-001 where the sharding splits a dim that the axis does not divide, or names another mesh or axis, or a part.
     """
     sharding = sdy.TensorShardingAttr(attribute)
+    if str(sharding.mesh_or_ref) != f"@{axis.mesh}":
+        raise _refused(place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{axis.mesh}")
     dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
     for number, dim in enumerate(dims):
-        names = [sdy.AxisRefAttr(ref).name for ref in dim.axes]
-        if not names:
+        references = [sdy.AxisRefAttr(reference) for reference in dim.axes]
+        if not references:
             continue
-        if names != [axis]:
-            raise _refused(place, what, str(attribute), f'dim {number} is split over {names}; the mesh has the one axis "{axis}"')
-        if shape[number] % size:
-            raise _refused(place, what, str(attribute), f'dim {number} has size {shape[number]}, which "{axis}" ({size}) does not divide')
+        if [r.name for r in references] != [axis.name] or references[0].sub_axis_info is not None:
+            over = ", ".join(map(str, dim.axes))
+            raise _refused(place, what, str(attribute), f'dim {number} is split over {over}; the plan is for the whole axis "{axis.name}"')
+        if shape[number] % axis.size:
+            why = f'dim {number} has size {shape[number]}, which "{axis.name}" ({axis.size}) does not divide'
+            raise _refused(place, what, str(attribute), why)
         return frozenset({split(number)})
-    if any(sdy.AxisRefAttr(ref).name == axis for ref in sharding.unreduced_axes):
+    if any(sdy.AxisRefAttr(ref).name == axis.name for ref in sharding.unreduced_axes):
         return frozenset({PARTIAL})
-    if any(sdy.AxisRefAttr(ref).name == axis for ref in sharding.replicated_axes):
+    if any(sdy.AxisRefAttr(ref).name == axis.name for ref in sharding.replicated_axes):
         return frozenset({REPLICATED})
-    free = {split(number) for number, dim in enumerate(dims) if not dim.is_closed and shape[number] % size == 0}
+    free = {split(number) for number, dim in enumerate(dims) if not dim.is_closed and shape[number] % axis.size == 0}
     return frozenset({REPLICATED, *free})
 
 

@@ -13,7 +13,7 @@ Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and stra
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
@@ -95,10 +95,14 @@ class _Clock:
 
 def predicted_tally(plan: Plan) -> Tally:
     """Returns the collectives of a plan, by kind."""
-    total = EMPTY
+    graph, total = plan.graph, EMPTY
+    unknown = [loop for loop in graph.loops if loop.trips is None]
     for transfer in plan.transfers():
         assert transfer.move.kind is not None
-        total = total + one_collective(transfer.move.kind, transfer.move.num_bytes).times(transfer.times)
+        where = int(graph.value_op[transfer.value]) if transfer.reader is None else transfer.reader
+        exact = not any(loop.op < where <= loop.end for loop in unknown)
+        one = one_collective(transfer.move.kind, transfer.move.num_bytes).times(transfer.times)
+        total = total + replace(one, exact=exact)
     return total
 
 
@@ -156,6 +160,10 @@ def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks
         f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%}); "
         f"peak {format_bytes(answer.peak_bytes)} of {format_bytes(budget)} per device; found by {answer.method}",
     )
+    for loop in program.graph.loops:
+        if loop.trips is None:
+            place = place_of(program.ops[loop.op].location, remarks.file)
+            remarks.add(name, place, "how often this loop runs is not known: its body is planned for as if it ran once")
     for number, op in enumerate(program.ops):
         cls = program.graph.cls(number)
         if cls.rule is None and cls.name != WHILE and not cls.free and cls.results and any(t.shape for t in cls.results):

@@ -190,8 +190,12 @@ class _Inserter:
         """Brings the results of `op` from how they come to how they are stored, and says how they come."""
         state = self.plan.ops[number]
         if op.name == "sdy.sharding_constraint":
-            self.values.append(op.operands[0])
-            op.results[0].replace_all_uses_with(op.operands[0])
+            held, comes, stored = op.operands[0], state.comes[0], self.plan.specs[self.program.graph.results(number).start]
+            if comes != stored:
+                with ir.InsertionPoint(op), op.location:
+                    held = self.move(held, comes, stored)
+            self.values.append(held)
+            op.results[0].replace_all_uses_with(held)
             op.erase()
             return
         for value, result, comes in zip(self.program.graph.results(number), list(op.results), state.comes, strict=True):

@@ -83,7 +83,11 @@ def build_choice(program: Program, target: Target) -> Choice:
         return build(program.graph, target.model)
     except ContradictionError as contradiction:
         value = contradiction.value
-        limits = ", ".join(map(spec_text, sorted(program.graph.fixed.get(value, ()))))
+        graph = program.graph
+        given = [graph.fixed.get(value), *(limit for v, limit in zip(graph.returns, graph.return_fixed, strict=True) if v == value)]
+        if value < len(graph.arguments) and (alias := graph.arguments[value].alias) is not None:
+            given.append(graph.return_fixed[alias])  # the result that takes over its buffer lies as it does
+        limits = ", and ".join(" or ".join(map(spec_text, sorted(limit))) for limit in given if limit is not None)
         op = int(program.graph.value_op[value])
         place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
         raise RhinoError(

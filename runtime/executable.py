@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jax._src import compiler
 from jax._src.sharding_impls import GSPMDSharding
-from jaxlib import xla_client
+from jaxlib import lapack, xla_client
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.manual import copy_module
 from rhino.ir.mlir import ir
-from rhino.ir.reader import entry_function
+from rhino.ir.reader import entry_function, walk
 from rhino.runtime.signature import Signature, Value, read_signature
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -103,6 +103,13 @@ def _with_main(module: ir.Module) -> ir.Module:
     return renamed
 
 
+def _prepare_kernels(module: ir.Module) -> None:
+    """Loads LAPACK for the module's calls of it: JAX does so when it lowers, and without it such a call ends the process."""
+    calls = (op for op in walk(module.operation) if op.name == "stablehlo.custom_call")
+    if any(ir.StringAttr(op.attributes["call_target_name"]).value.startswith("lapack_") for op in calls):
+        lapack.prepare_lapack_call("potrf", np.float32)
+
+
 def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executable:
     """Returns `module` compiled for `devices`, as one program partitioned over all of them.
 
@@ -111,6 +118,7 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
     """
     signature = read_signature(module)
     module = _with_main(module)
+    _prepare_kernels(module)
     row = tuple(devices)
     client = row[0].client
     options = compiler.get_compile_options(

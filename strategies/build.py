@@ -97,8 +97,9 @@ class _Builder:
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], list[_Use]] = field(default_factory=dict)
-    copies: list[tuple[tuple[int, int], _Use, int]] = field(default_factory=list)
+    copies: list[tuple[tuple[int, int], _Use, int, int]] = field(default_factory=list)
     node_of_op: dict[int, int] = field(default_factory=dict)
+    sinks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -120,8 +121,11 @@ class _Builder:
 
     def build(self) -> Choice:
         graph = self.graph
-        for number in range(len(graph.arguments)):
-            self.giver[number] = self.store("argument", number, number, graph.fixed.get(number))
+        for number, argument in enumerate(graph.arguments):
+            limit = graph.fixed.get(number)
+            taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
+            both = taken if limit is None else limit if taken is None else limit & taken  # the result lies as the argument does
+            self.giver[number] = self.store("argument", number, number, both)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
             if cls.name == WHILE:
@@ -181,7 +185,7 @@ class _Builder:
     def returned(self, number: int, value: int) -> None:
         sink = self.taken_over.get(number)
         if sink is None:
-            sink = self.store("return", number, value, self.graph.return_fixed[number])
+            sink = self.sinks[number] = self.store("return", number, value, self.graph.return_fixed[number])
         if self.giver[value] >= 0 and self.graph.types[self.value_type[value]].shape:
             self.use(value, sink, 0, self.graph.num_ops)
 
@@ -267,7 +271,8 @@ class _Builder:
         pair = (target, source) if swapped else (source, target)
         use = _Use(swapped, self.offset[value], operand, self.value_type[value], self.times[time])
         self.edges.setdefault(pair, []).append(use)
-        self.copies.append((pair, use, time))
+        stays = self.nodes[target].kind == "value" and self.nodes[target].number == value and not self.in_memory[value]
+        self.copies.append((pair, use, time, value if stays else -1))
 
     def edge_tables(self) -> tuple[Ints, Ints, Ints]:
         rows = []
@@ -290,7 +295,7 @@ class _Builder:
     def use_table(self, u: int, v: int, use: _Use) -> Floats:
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
         given, needed = self.ends(u, v, use)
-        table = use.times * reshard_seconds(self.model, self.graph.types[use.type])[np.ix_(given, needed)]
+        table = _times(reshard_seconds(self.model, self.graph.types[use.type])[np.ix_(given, needed)], use.times)
         return table.T if use.swapped else table
 
     # Memory
@@ -310,7 +315,13 @@ class _Builder:
                 rows.append((node, self.stored_bytes(node, value), start, stop))
         for op, node in self.node_of_op.items():
             rows += self.computed_here(op, node)
-        copies = [row for copy in self.copies if (row := self.copy_bytes(*copy)) is not None]
+        rows += self.returned_copies(end)
+        rows += self.not_in_place(end)
+        copies = [
+            row
+            for pair, use, time, stays in self.copies
+            if (row := self.copy_bytes(pair, use, time, time if stays < 0 else int(end[stays]))) is not None
+        ]
         return _residents(rows), _residents(copies)
 
     def written_in_place(self) -> set[int]:
@@ -322,7 +333,8 @@ class _Builder:
             found |= {value for value, kept in zip(carried, loop.kept, strict=True) if kept}
             for value, into in zip(graph.operands(loop.end).tolist(), carried, strict=True):
                 op = int(graph.value_op[value])
-                if op > loop.op and graph.cls(op).name in _UPDATES and graph.operands(op)[0] == into:
+                last_read = max((o for o in range(op, loop.end) if o > op and into in graph.operands(o)), default=op)
+                if op > loop.op and graph.cls(op).name in _UPDATES and graph.operands(op)[0] == into and last_read == op:
                     found.add(value)
         return found
 
@@ -351,6 +363,31 @@ class _Builder:
                 last[value] = max(last[value], loop.end)
         return np.array(last, dtype=np.int64)
 
+    def returned_copies(self, end: Ints) -> list[tuple[int, int, int, int]]:
+        """Returns the residents that results are beside their values: an argument or a free value returned, or one value again."""
+        graph, seen, found = self.graph, set(), []
+        for number, value in enumerate(graph.returns):
+            if number not in self.taken_over and (value in seen or self.giver[value] < 0 or graph.value_op[value] < 0):
+                node = self.sinks[number]
+                kind, states = graph.types[self.value_type[value]], self.nodes[node].states
+                sizes = np.array([float(self.local_bytes(kind, s.comes[0])) for s in states])
+                found.append((node, self.intern(sizes), max(int(graph.value_op[value]), 0), graph.num_ops))
+            seen.add(value)
+        return found
+
+    def not_in_place(self, end: Ints) -> list[tuple[int, int, int, int]]:
+        """Returns the residents that results are beside the arguments whose buffers they take over, until those are read no more.
+
+        An op that computes element by element may write over what it reads; another needs its operands to its end.
+        """
+        graph, found = self.graph, []
+        for result, argument in self.taken_over.items():
+            value = graph.returns[result]
+            op, last = int(graph.value_op[value]), int(end[argument])
+            if op >= 0 and self.giver[value] >= 0 and (last > op or (last == op and not graph.cls(op).fusible)):
+                found.append((self.giver[value], self.stored_bytes(self.giver[value], value), op, last))
+        return found
+
     def computed_here(self, op: int, node: int) -> list[tuple[int, int, int, int]]:
         """Returns the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
         cls = self.graph.classes[self.op_class[op]]
@@ -369,15 +406,18 @@ class _Builder:
         sizes = lambda: np.array([self.local_bytes(kind, s.comes[offset]) for s in states], dtype=np.float64)  # noqa: E731
         return self.remembered(("bytes", id(states), offset, kind), sizes)
 
-    def copy_bytes(self, pair: tuple[int, int], use: _Use, time: int) -> tuple[int, int, int, int] | None:
-        """Returns the resident that the second copy of a resharded value is, or None where no states reshard it."""
+    def copy_bytes(self, pair: tuple[int, int], use: _Use, time: int, until: int) -> tuple[int, int, int, int] | None:
+        """Returns the resident that the second copy of a resharded value is, or None where no states reshard it.
+
+        It is there for the time of its reader; but a collective writes to memory, so the stored copy of a fused value stays.
+        """
         edge = self.edge_number.get(pair)
         if edge is None:
             return None
         u, v = pair
         key = ("copy", id(self.nodes[u].states), id(self.nodes[v].states), use)
         table = self.remembered(key, lambda: self.copy_table(u, v, use))
-        return (edge, table, time, time) if self.tables[table].any() else None
+        return (edge, table, time, until) if self.tables[table].any() else None
 
     def copy_table(self, u: int, v: int, use: _Use) -> Floats:
         given, needed = self.ends(u, v, use)
@@ -385,6 +425,11 @@ class _Builder:
         rows = [[self.local_bytes(kind, n) if n != g else 0 for n in needed] for g in given]
         table = np.array(rows, dtype=np.float64)
         return table.T.copy() if use.swapped else table
+
+
+def _times(seconds: Floats, count: int) -> Floats:
+    """Returns seconds as often as they are spent; what is illegal stays so even where it never happens."""
+    return np.where(np.isinf(seconds), seconds, np.where(np.isinf(seconds), 0.0, seconds) * count)
 
 
 def _residents(rows: list[tuple[int, int, int, int]]) -> Residents:

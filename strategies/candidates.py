@@ -18,6 +18,9 @@ REPLICATE = -1
 """Strategy number of *replicate*; *split f* is `f`, *partial* with the k-th linear operand set is `-2 - k`."""
 
 
+_REPEATS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.broadcast"})
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """One way to run an op: its strategy, the specs that its operands must have, and those that its results come in.
@@ -72,6 +75,8 @@ def _split(cls: OpClass, rule: Rule, factor: int, axis_size: int) -> State | Non
     size = rule.sizes[factor]
     if size < axis_size or size % axis_size or factor in rule.fixed or not rule.is_major(factor):
         return None
+    if not any(factor in dim for mapping in rule.operands for dim in mapping) and cls.name not in _REPEATS:
+        return None  # a block of a result alone: only what repeats its operand gives the same values for it
     needs = tuple(_spec(mapping, factor) for mapping in rule.operands)
     needs += _replicated(len(cls.operands) - len(needs))  # values captured by a region
     comes = tuple(_spec(mapping, factor) for mapping in rule.results)

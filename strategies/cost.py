@@ -86,8 +86,8 @@ class CostModel:
 
     def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int) -> float:
         """Returns the seconds of one op whose work is shared by `divided_by` devices and which moves `num_bytes` of device memory."""
-        dtype = cls.results[0].dtype if cls.results else "f32"
-        rate = self.device.matmul_flops_per_s(dtype) if cls.name in PRODUCTS else self.device.peak_flops_per_s("f32")
+        is_product = cls.name in PRODUCTS  # its inputs' type decides which unit multiplies
+        rate = self.device.matmul_flops_per_s(cls.operands[0].dtype) if is_product else self.device.peak_flops_per_s("f32")
         return max(cls.flops / divided_by / rate, num_bytes / self.device.memory_bytes_per_s)
 
 
