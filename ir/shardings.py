@@ -55,7 +55,7 @@ def allowed_specs(attribute: ir.Attribute, axis: AxisOfMesh, shape: tuple[int, .
         if not references:
             continue
         if [r.name for r in references] != [axis.name] or references[0].sub_axis_info is not None:
-            over = ", ".join(map(str, dim.axes))
+            over = ", ".join(str(axis_ref).removeprefix("#sdy<axis_ref").removesuffix(">") for axis_ref in dim.axes)
             raise _refused(place, what, str(attribute), f'dim {number} is split over {over}; the plan is for the whole axis "{axis.name}"')
         if shape[number] % axis.size:
             why = f'dim {number} has size {shape[number]}, which "{axis.name}" ({axis.size}) does not divide'

@@ -107,7 +107,7 @@ def _prepare_kernels(module: ir.Module) -> None:
     """Loads LAPACK for the module's calls of it: JAX does so when it lowers, and without it such a call ends the process."""
     calls = (op for op in walk(module.operation) if op.name == "stablehlo.custom_call")
     if any(ir.StringAttr(op.attributes["call_target_name"]).value.startswith("lapack_") for op in calls):
-        lapack.prepare_lapack_call("potrf", np.float32)
+        lapack.prepare_lapack_call("potrf", np.float32)  # type: ignore[no-untyped-call]
 
 
 def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executable:
