@@ -47,7 +47,8 @@ def allowed_specs(attribute: ir.Attribute, axis: AxisOfMesh, shape: tuple[int, .
         RhinoError: RHI-SHARD-001 where the sharding splits a dim that the axis does not divide, or names another mesh or axis, or a part.
     """
     sharding = sdy.TensorShardingAttr(attribute)
-    if str(sharding.mesh_or_ref) != f"@{axis.mesh}":
+    inlined = f'#sdy.mesh<["{axis.name}"={axis.size}]>'
+    if str(sharding.mesh_or_ref) not in (f"@{axis.mesh}", inlined):
         raise _refused(place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{axis.mesh}")
     dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
     for number, dim in enumerate(dims):
