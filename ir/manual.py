@@ -23,6 +23,9 @@ from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 
+LOCAL = "rhino.local"
+"""On a module: its entry is the program of one device, and its boundary's shardings say of what it holds the parts."""
+
 
 def wrap_manual(local_module: ir.Module) -> ir.Module:
     """Returns a copy of the localized `local_module` whose entry takes and gives global tensors.
@@ -36,6 +39,8 @@ def wrap_manual(local_module: ir.Module) -> ir.Module:
     module = copy_module(local_module)
     with module.context, ir.Location.unknown():
         entry = entry_function(module)
+        if LOCAL in module.operation.attributes:
+            del module.operation.attributes[LOCAL]
         reader = _reader(module, entry)
         inputs = [reader.boundary(arg.type, attrs) for arg, attrs in zip(entry.arguments, boundary_attributes(entry, "arg"), strict=True)]
         outputs = [reader.boundary(kind, attrs) for kind, attrs in zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)]

@@ -124,6 +124,8 @@ def _is_zero(value: ir.Value[Any]) -> bool:
     owner = value.owner
     if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "stablehlo.constant":
         return False
+    if not isinstance(ir.RankedTensorType(value.type).element_type, ir.FloatType | ir.IntegerType):
+        return False  # the bindings do not read complex constants
     attribute = owner.operation.attributes["value"]
     if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
         return False

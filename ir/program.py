@@ -19,12 +19,15 @@ from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import MESH_NAME, SHARDING, AxisOfMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec
+from rhino.ir.tally import KINDS
 
 RULE = "sdy.sharding_rule"
 CARRIED = "rhino.carried"
 """On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/choose_shardings.py)."""
 GSPMD = "mhlo.sharding"
 _USE_SHARDY = "export the program with Shardy's shardings (jax_use_shardy_partitioner)"
+_EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
+_PARALLEL = frozenset(f"stablehlo.{name}" for name in (*KINDS, "collective_broadcast", "partition_id", "replica_id"))
 _CONSTRAINT = "sdy.sharding_constraint"
 
 
@@ -85,8 +88,14 @@ class _Reader:
         for number, value in enumerate(entry.arguments):
             attrs = attributes[number]
             self.define(value, -1)
-            alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
             name = name_of(value.location) or f"arg{number}"
+            alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
+            if not isinstance(value.type, ir.RankedTensorType):
+                what = f'argument {number} "{name}" is a {value.type}, no tensor'
+                raise RhinoError("RHI-READ-003", what, place_of(value.location, self.file), fix="pass tensors alone to the entry")
+            if alias is not None and not 0 <= alias < len(entry.type.results):
+                what = f'argument {number} "{name}" takes over result {alias}, of {len(entry.type.results)}'
+                raise RhinoError("RHI-READ-002", what, place_of(value.location, self.file), fix="remove its tf.aliasing_output")
             if GSPMD in attrs:
                 raise _foreign(f'argument {number} "{name}" with a GSPMD sharding', _USE_SHARDY, place_of(value.location, self.file))
             if SHARDING in attrs:
@@ -128,7 +137,7 @@ class _Reader:
         self.uses += operands + captured
         self.use_start.append(len(self.uses))
         if SHARDING in op.attributes and op.name != _CONSTRAINT:
-            for offset, sharding in enumerate(_shardings(op)):
+            for offset, sharding in enumerate(_shardings(op)[: len(op.results)]):
                 self.fix(self.result_start[-1] + offset, sharding, op.location, f"'{op.name}' result {offset}")
         elif op.name == _CONSTRAINT:
             self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
@@ -137,6 +146,9 @@ class _Reader:
 
     def refuse_foreign(self, op: ir.Operation) -> None:
         """Refuses what would be a constraint if it were understood: it must not be dropped in silence."""
+        if op.name in _PARALLEL:
+            fix = "plan for the program of one device, from before it was made parallel"
+            raise RhinoError("RHI-READ-003", f"'{op.name}' is of a program for several devices", place_of(op.location, self.file), fix=fix)
         if op.name == "sdy.manual_computation":
             raise _foreign("a manual computation", "plan for the program without it", place_of(op.location, self.file))
         if GSPMD in op.attributes:
@@ -241,6 +253,8 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
             return None
         case "stablehlo.convolution":
             return _convolution_rule(op, rule)
+        case "stablehlo.pad":
+            return _pad_rule(op, rule)
     return rule
 
 
@@ -258,6 +272,16 @@ def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule | None:
     if _count(op, "feature_group_count") > 1:
         whole |= rule.factors_of(1)
     return rule.keeping_whole(whole)
+
+
+def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
+    """Padding belongs to the global border, and moves what lies behind it (also where it adds and removes as much)."""
+    low, high, interior = (list(ir.DenseI64ArrayAttr(op.attributes[f"{edge}"])) for edge in _EDGES)
+    if any(interior):
+        return None
+    return rule.keeping_whole(
+        frozenset(f for dim, (a, b) in enumerate(zip(low, high, strict=True)) if a or b for f in rule.operands[0][dim])
+    )
 
 
 def _count(op: ir.Operation, name: str) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
@@ -184,8 +185,11 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     notes.append(f"at op {worst} of {choice.graph.num_ops} the least sizes of all tensors alive add up to {format_bytes(floor)}")
     fix = "raise --budget, use more devices, or a smaller batch"
     if isinstance(outcome, Infeasible):
-        needed = format_bytes(max(floor, outcome.peak_bytes or 0.0))
-        what = f"no choice of shardings fits {format_bytes(budget)} per device; at least {needed} are needed"
+        needed = max(floor, outcome.peak_bytes or 0.0)
+        words = format_bytes(needed)
+        if words == format_bytes(budget):
+            words += f" ({ceil(needed)} bytes)"
+        what = f"no choice of shardings fits {format_bytes(budget)} per device; at least {words} are needed"
         return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that fits {format_bytes(budget)} per device was found within the steps of the search{found}"

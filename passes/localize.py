@@ -22,7 +22,7 @@ from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import WHILE, YIELD, OpClass
 from rhino.ir.locations import place_of
-from rhino.ir.manual import copy_module
+from rhino.ir.manual import LOCAL, copy_module
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
 from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
@@ -50,6 +50,10 @@ class Localize(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Localizes `module` in place."""
+        if LOCAL in module.attributes:
+            raise RhinoError(
+                "RHI-LOCAL-001", "the module is the program of one device already", Place(remarks.file), fix="localize the annotated module"
+            )
         found = module_mesh(module)
         if found is None:
             raise RhinoError(
@@ -67,6 +71,7 @@ class Localize(Pass):
         _convert(module, remarks)
         inline_loops(module, loops)
         _finish(module)
+        module.attributes[LOCAL] = ir.UnitAttr.get()
         remarks.statistics["localized"] = tally_module(module)
 
 

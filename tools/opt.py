@@ -30,6 +30,7 @@ from rhino.tools.opt_report import collectives_text, statistics_text
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
 _CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
+_STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 _SEPARATOR: Final = "// -----"
 _COMMENTS: Final = re.compile(r"\s*(//[^\n]*(\n\s*|$))*")
 
@@ -107,6 +108,8 @@ class _Command:
         if options.emit_bytecode and options.output == "-" and self.stdout.isatty():
             raise RhinoError("RHI-CLI-001", "bytecode is nothing for a terminal", fix="write it to a file with -o")
         items = steps(options)
+        if options.output in _STDOUT:
+            options.output = "-"  # the descriptor behind that name is kept for what libraries print
         check_writable(options.output)
         self.data = read_input(options.file, self.stdin, self.stderr)
         return self.process(options, items, self.data)
@@ -165,8 +168,7 @@ class _Run:
     def outcome(self, data: bytes) -> _Outcome:
         result = _Outcome(remarks=Remarks(self.file))
         try:
-            with self.listening(result):
-                result.output = self.output(data, result.remarks)
+            result.output = self.output(data, result)
         except RhinoError as error:
             result.errors = (error,)
         except ir.MLIRError as error:
@@ -174,9 +176,10 @@ class _Run:
         result.said += self.remarks_said(result.remarks)
         return result
 
-    def output(self, data: bytes, remarks: Remarks) -> bytes:
+    def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
-        self.run_passes(module, remarks)
+        with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
+            self.run_passes(module, result.remarks)
         if not self.options.emit_bytecode:
             return str(module.operation.get_asm(enable_debug_info=self.with_locations())).encode()
         with tempfile.TemporaryFile() as stream:

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NoReturn, TextIO
 
@@ -17,7 +17,7 @@ import numpy as np
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.hlo_collectives import tally_hlo
-from rhino.ir.manual import has_shardings, mesh_size, strip_shardings, wrap_manual
+from rhino.ir.manual import LOCAL, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.ir.tally import Tally
@@ -38,7 +38,7 @@ An argument with tf.aliasing_output = i is, from the second step on, result i of
 Forms:
   annotated  XLA's partitioner follows the shardings and chooses the collectives
   localized  the local program with its collectives as planned, which leaves XLA nothing to choose
-  auto       annotated, unless XLA would move more bytes than planned: then localized
+  auto       localized, where there is a way; beside it, what XLA would send for the annotated one
 
 Results are compared norm-wise: max |got - expected| / max |expected|, at every step. Integers and booleans must be equal.
 
@@ -168,31 +168,37 @@ def _prepare_devices(needed: int, asked: int | None) -> None:
 
 
 def _compile(module: ir.Module, form: str, devices: Sequence[jax.Device]) -> _Program:
-    """Compiles `module` in `form`; in form "auto" the localized one where XLA would move more bytes than planned."""
+    """Compiles `module` in `form`; in form "auto" the localized one where there is one."""
     if not has_shardings(module):
         if form == "localized":
             raise RhinoError("RHI-LOCAL-001", "the module has no sharding", fix="annotate it first, with rhino-opt --auto-shard")
         return _Program("annotated", compile_module(module, devices), ("note: the module has no sharding",))
+    if LOCAL in module.operation.attributes:
+        return _compile_localized(module, devices)
     if form == "localized":
         return _compile_localized(_localize(module), devices)
-    executable = compile_module(module, devices)
-    compiled = tally_hlo(executable.hlo_text())
-    annotated = _Program("annotated", executable, _tally_lines("as compiled", compiled))
-    return annotated if form == "annotated" else _choose(module, annotated, compiled, devices)
+    return _compile_annotated(module, devices) if form == "annotated" else _choose(module, devices)
 
 
-def _choose(module: ir.Module, annotated: _Program, compiled: Tally, devices: Sequence[jax.Device]) -> _Program:
+def _choose(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
+    """Returns the localized program, and what XLA would send for the annotated one; that one where the module cannot be localized."""
     try:
         local = _localize(module)
     except RhinoError as error:
-        return _Program(annotated.form, annotated.executable, (*annotated.lines, f"note: not localized: {error.what}"))
-    planned = tally_module(local)
-    if compiled.sent_bytes <= planned.sent_bytes:
-        return _Program(annotated.form, annotated.executable, (*_tally_lines("as planned", planned), *annotated.lines))
+        annotated = _compile_annotated(module, devices)
+        return replace(annotated, lines=(*annotated.lines, f"note: not localized: {error.what}"))
     localized = _compile_localized(local, devices)
-    return _Program(
-        localized.form, localized.executable, (*localized.lines, *_tally_lines("annotated form, as XLA would have it", compiled))
-    )
+    try:
+        compiled = tally_hlo(compile_module(module, devices).hlo_text())
+        said = _tally_lines("annotated form, as XLA would have it", compiled)
+    except RhinoError as error:
+        said = (f"note: XLA does not take the annotated form: {error.what.splitlines()[0][:200]}",)
+    return replace(localized, lines=(*localized.lines, *said))
+
+
+def _compile_annotated(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
+    executable = compile_module(module, devices)
+    return _Program("annotated", executable, _tally_lines("as compiled", tally_hlo(executable.hlo_text())))
 
 
 def _compile_localized(local: ir.Module, devices: Sequence[jax.Device]) -> _Program:

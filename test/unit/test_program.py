@@ -281,9 +281,15 @@ def test_elements_take_whole_bytes(kind, num_bytes):
 
 
 def test_a_token_takes_no_memory():
-    text = "func.func @main(%t: !stablehlo.token, %a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor<2xf32> }"
+    text = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { %t = stablehlo.after_all : !stablehlo.token\n return %a : tensor<2xf32> }"
     graph = program_of(text).graph
-    assert (graph.type_of(0).num_bytes, graph.type_of(0).shape) == (0, ())
+    assert (graph.type_of(1).num_bytes, graph.type_of(1).shape) == (0, ())
+
+
+def test_a_token_is_no_argument():
+    with pytest.raises(RhinoError) as caught:
+        program_of("func.func @main(%t: !stablehlo.token) { return }")
+    assert caught.value.id == "RHI-READ-003"
 
 
 # What takes memory
