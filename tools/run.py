@@ -29,6 +29,8 @@ from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, non
 from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
 
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
+_CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
 FORMS: Final = ("auto", "annotated", "localized")
 
 _EPILOG: Final = f"""\
@@ -79,6 +81,13 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
     except RhinoError as error:
         print(error.render(), file=stderr)
         return int(error.exit_code)
+    except BrokenPipeError:
+        with suppress(OSError):  # or else Python fails again when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        return _CLOSED_PIPE
+    except KeyboardInterrupt:
+        print("rhino-run: interrupted", file=stderr)
+        return _INTERRUPTED
     except Exception:
         print(f"rhino-run: internal error; to reproduce it: rhino-run {' '.join(argv)}\n{traceback.format_exc()}", file=stderr)
         return int(ExitCode.BUG)
