@@ -11,7 +11,6 @@ import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO, cast
@@ -24,12 +23,10 @@ from rhino.passes.base import Remarks
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.registry import Item
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
-from rhino.tools.files import check_writable, read_input, shown, write_output
+from rhino.tools.files import CLOSED_PIPE, INTERRUPTED, abandon, check_writable, read_input, shown, write_output
 from rhino.tools.opt_options import help_text, list_text, parse_command_line, steps
 from rhino.tools.opt_report import collectives_text, statistics_text
 
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
-_CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 _SEPARATOR: Final = "// -----"
 _COMMENTS: Final = re.compile(r"\s*(//[^\n]*(\n\s*|$))*")
@@ -47,11 +44,11 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: BinaryIO, stderr: TextIO) 
         print(error.render(), file=stderr)
         return int(error.exit_code)
     except BrokenPipeError:
-        _abandon(stdout)
-        return _CLOSED_PIPE
+        abandon(stdout)
+        return CLOSED_PIPE
     except KeyboardInterrupt:
         print("rhino-opt: interrupted", file=stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     except Exception:
         print(f"rhino-opt: internal error; to reproduce it: {command.reproducer()}\n{traceback.format_exc()}", file=stderr)
         return int(ExitCode.BUG)
@@ -68,12 +65,6 @@ def _own_stdout() -> BinaryIO:
     own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
-
-
-def _abandon(stdout: BinaryIO) -> None:
-    """Points a closed pipe at nothing, or else Python fails again when it flushes at exit."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 @dataclass

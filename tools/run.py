@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NoReturn, TextIO
@@ -29,9 +28,8 @@ from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
 from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
+from rhino.tools.files import CLOSED_PIPE, INTERRUPTED, abandon
 
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
-_CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
 FORMS: Final = ("auto", "annotated", "localized")
 
 _EPILOG: Final = f"""\
@@ -83,12 +81,11 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         print(error.render(), file=stderr)
         return int(error.exit_code)
     except BrokenPipeError:
-        with suppress(OSError):  # or else Python fails again when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-        return _CLOSED_PIPE
+        abandon(stdout)
+        return CLOSED_PIPE
     except KeyboardInterrupt:
         print("rhino-run: interrupted", file=stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     except Exception:
         print(f"rhino-run: internal error; to reproduce it: rhino-run {' '.join(argv)}\n{traceback.format_exc()}", file=stderr)
         return int(ExitCode.BUG)
