@@ -315,7 +315,7 @@ class _Builder:
                 rows.append((node, self.stored_bytes(node, value), start, stop))
         for op, node in self.node_of_op.items():
             rows += self.computed_here(op, node)
-        rows += self.returned_copies(end)
+        rows += self.returned_copies()
         rows += self.not_in_place(end)
         copies = [
             row
@@ -363,7 +363,7 @@ class _Builder:
                 last[value] = max(last[value], loop.end)
         return np.array(last, dtype=np.int64)
 
-    def returned_copies(self, end: Ints) -> list[tuple[int, int, int, int]]:
+    def returned_copies(self) -> list[tuple[int, int, int, int]]:
         """Returns the residents that results are beside their values: an argument or a free value returned, or one value again."""
         graph, seen, found = self.graph, set(), []
         for number, value in enumerate(graph.returns):

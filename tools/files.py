@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final, TextIO
+from typing import BinaryIO, TextIO
 
 from rhino.ir.diagnostics import Place, RhinoError
 
 STDIN = "<stdin>"
-INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
-CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
-
-
-def abandon(stdout: BinaryIO | TextIO) -> None:
-    """Points a closed pipe at nothing, or else Python fails again when it flushes at exit."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 def read_input(path: str, stdin: BinaryIO, stderr: TextIO) -> bytes:

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import tempfile
-import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,9 @@ from rhino.ir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.registry import Item
+from rhino.tools.ending import exit_code_of
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
-from rhino.tools.files import CLOSED_PIPE, INTERRUPTED, abandon, check_writable, read_input, shown, write_output
+from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.opt_options import help_text, list_text, parse_command_line, steps
 from rhino.tools.opt_report import collectives_text, statistics_text
 
@@ -38,20 +38,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: BinaryIO, stderr: TextIO) 
     What MLIR itself prints (`--mlir-timing`, `--mlir-print-ir-after-all`) goes to the process's standard error.
     """
     command = _Command(argv, stdin, stdout, stderr)
-    try:
-        return command.run()
-    except RhinoError as error:
-        print(error.render(), file=stderr)
-        return int(error.exit_code)
-    except BrokenPipeError:
-        abandon(stdout)
-        return CLOSED_PIPE
-    except KeyboardInterrupt:
-        print("rhino-opt: interrupted", file=stderr)
-        return INTERRUPTED
-    except Exception:
-        print(f"rhino-opt: internal error; to reproduce it: {command.reproducer()}\n{traceback.format_exc()}", file=stderr)
-        return int(ExitCode.BUG)
+    return exit_code_of("rhino-opt", command.run, command.reproducer, stdout, stderr)
 
 
 def main() -> None:

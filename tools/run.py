@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
 from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
-from rhino.tools.files import CLOSED_PIPE, INTERRUPTED, abandon
+from rhino.tools.ending import exit_code_of
 
 FORMS: Final = ("auto", "annotated", "localized")
 
@@ -71,25 +71,16 @@ class _Inputs:
 
 def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) -> int:
     """Runs the command line `argv`; the report goes to `stdout`, errors to `stderr`. Returns the exit code."""
-    try:
+
+    def work() -> int:
         options = _parser().parse_args(argv)
         if options.help:
             _parser().print_help(stdout)
         else:
             _run(options, stdin, stdout)
-    except RhinoError as error:
-        print(error.render(), file=stderr)
-        return int(error.exit_code)
-    except BrokenPipeError:
-        abandon(stdout)
-        return CLOSED_PIPE
-    except KeyboardInterrupt:
-        print("rhino-run: interrupted", file=stderr)
-        return INTERRUPTED
-    except Exception:
-        print(f"rhino-run: internal error; to reproduce it: rhino-run {' '.join(argv)}\n{traceback.format_exc()}", file=stderr)
-        return int(ExitCode.BUG)
-    return int(ExitCode.OK)
+        return int(ExitCode.OK)
+
+    return exit_code_of("rhino-run", work, lambda: shlex.join(["rhino-run", *argv]), stdout, stderr)
 
 
 def main() -> None:
