@@ -35,6 +35,7 @@ import gpt
 import jax
 import jax.export
 import mlp
+import moe
 import two_tower
 from jax.extend import mlir
 from jax.extend.mlir import ir
@@ -57,6 +58,7 @@ class Entry:
 MODELS: Final = {
     "gpt": Entry(gpt.GPTConfig, gpt.model, gpt.TABLE1),
     "mlp": Entry(mlp.MLPConfig, mlp.model, mlp.PRESETS),
+    "moe": Entry(moe.MoEConfig, moe.model, moe.TABLE2),
     "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),
 }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import jax
 import jax.numpy as jnp
+from layers import DType, Params, cast, cross_entropy, init_norm, layer_norm, normal
 from training import Model
-from transformer import BlockConfig, Params, block, init_block, init_norm, layer_norm, normal
+from transformer import BlockConfig, block, init_block, init_layers, run_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class GPTConfig:
     dropout: float = 0.0
     fused_qkv: bool = False
     scan: bool = False
-    dtype: Literal["f32", "bf16"] = "f32"
+    dtype: DType = "f32"
 
     def __post_init__(self) -> None:
         _ = self.block  # Made here so that bad sizes are refused here.
@@ -40,8 +41,6 @@ class GPTConfig:
         """The sizes of one layer."""
         return BlockConfig(self.hidden, self.heads, self.ffn, self.dropout, causal=True, fused_qkv=self.fused_qkv)
 
-
-DTYPES: Final = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 
 # Rhino Table 1. The batch is that of the full-parallelism tests; the SPMD-only tests use 4. Vocabulary and sequence length are
 # not in the table: the defaults above give its parameter counts.
@@ -57,12 +56,10 @@ TABLE1: Final = {
 def init(cfg: GPTConfig, key: jax.Array) -> Params:
     """Returns the parameters; layers are a list, or (same values) stacked on a leading dimension when `cfg.scan`."""
     embed, positions, layers = jax.random.split(key, 3)
-    keys = jax.random.split(layers, cfg.layers)
-    init_layer = partial(init_block, cfg.block)
     return {
         "embed": normal(embed, cfg.vocab, cfg.hidden),
         "positions": normal(positions, cfg.seq, cfg.hidden),
-        "layers": jax.vmap(init_layer)(keys) if cfg.scan else [init_layer(k) for k in keys],
+        "layers": init_layers(partial(init_block, cfg.block), cfg.layers, layers, cfg.scan),
         "final": init_norm(cfg.hidden),
     }
 
@@ -70,18 +67,10 @@ def init(cfg: GPTConfig, key: jax.Array) -> Params:
 def loss(cfg: GPTConfig, params: Params, tokens: jax.Array, key: jax.Array) -> jax.Array:
     """Mean next-token cross entropy of `tokens` [batch, seq + 1] (int32)."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    params = jax.tree.map(lambda p: p.astype(DTYPES[cfg.dtype]), params)
+    params = cast(params, cfg.dtype)
     x = params["embed"][inputs] + params["positions"]
-    keys = jax.random.split(key, cfg.layers)
-    if cfg.scan:
-        x, _ = jax.lax.scan(lambda h, layer: (block(cfg.block, h, *layer), None), x, (params["layers"], keys))
-    else:
-        for index, layer in enumerate(params["layers"]):
-            with jax.named_scope(f"layer{index}"):
-                x = block(cfg.block, x, layer, keys[index])
-    logits = (layer_norm(params["final"], x) @ params["embed"].T).astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
+    x = run_layers(partial(block, cfg.block), x, params["layers"], cfg.layers, key)
+    return cross_entropy(layer_norm(params["final"], x) @ params["embed"].T, targets).mean()
 
 
 def sample(cfg: GPTConfig, key: jax.Array) -> jax.Array:

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
+from layers import cross_entropy, dropout
 from training import Model
-from transformer import dropout
 
 Layers = list[dict[str, jax.Array]]
 
@@ -60,8 +60,7 @@ def loss(cfg: MLPConfig, layers: Layers, batch: dict[str, jax.Array], key: jax.A
     outputs = forward(cfg.dropout, layers, batch["x"], key)
     if cfg.task == "regress":
         return jnp.mean((outputs - batch["y"]) ** 2) / 2
-    chosen = jnp.take_along_axis(outputs, batch["y"][:, None], axis=-1)[:, 0]
-    return (jax.nn.logsumexp(outputs, axis=-1) - chosen).mean()
+    return cross_entropy(outputs, batch["y"]).mean()
 
 
 def sample(cfg: MLPConfig, key: jax.Array) -> dict[str, jax.Array]:

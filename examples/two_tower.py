@@ -12,8 +12,9 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import mlp
+from layers import Params, init_norm, layer_norm, normal
 from training import Model
-from transformer import BlockConfig, Params, block, init_block, init_norm, layer_norm, normal
+from transformer import BlockConfig, block, init_block, init_layers, run_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def init(cfg: TwoTowerConfig, key: jax.Array) -> Params:
         "tokens": {
             "embed": normal(embed, cfg.vocab, cfg.hidden),
             "positions": normal(positions, cfg.seq, cfg.hidden),
-            "layers": [init_block(cfg.block, k) for k in jax.random.split(layers, cfg.layers)],
+            "layers": init_layers(partial(init_block, cfg.block), cfg.layers, layers),
             "final": init_norm(cfg.hidden),
             "project": normal(project, cfg.hidden, cfg.embed),
         },
@@ -65,9 +66,7 @@ def init(cfg: TwoTowerConfig, key: jax.Array) -> Params:
 def encode_tokens(cfg: TwoTowerConfig, p: Params, tokens: jax.Array, key: jax.Array) -> jax.Array:
     """Maps `tokens` [batch, seq] to [batch, embed]: the mean over positions, projected."""
     x = p["embed"][tokens] + p["positions"]
-    for index, (layer, layer_key) in enumerate(zip(p["layers"], jax.random.split(key, cfg.layers), strict=True)):
-        with jax.named_scope(f"layer{index}"):
-            x = block(cfg.block, x, layer, layer_key)
+    x = run_layers(partial(block, cfg.block), x, p["layers"], cfg.layers, key)
     return jnp.matmul(layer_norm(p["final"], x).mean(axis=1), p["project"])
 
 

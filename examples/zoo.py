@@ -10,10 +10,12 @@ from typing import Final
 
 import gpt
 import mlp
+import moe
 import two_tower
 from training import Model
 
 GPT: Final = gpt.GPTConfig(layers=2, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
+MOE: Final = moe.MoEConfig(layers=2, hidden=32, heads=8, ffn=64, experts=8, vocab=64, seq=16, batch=8)
 MLP: Final = mlp.MLPConfig(sizes=(16, 64, 64, 32), batch=16)
 TOWERS: Final = two_tower.TwoTowerConfig(
     features=16, feature_sizes=(64, 32), vocab=64, seq=8, layers=1, hidden=32, heads=8, ffn=64, embed=16, batch=16
@@ -27,5 +29,6 @@ ZOO: Final[dict[str, Model]] = {
     "gpt-bf16": gpt.model(replace(GPT, layers=1, dtype="bf16")),
     "mlp": mlp.model(replace(MLP, dropout=0.0)),
     "mlp-dropout": mlp.model(MLP),
+    "moe": moe.model(MOE),
     "two-tower": two_tower.model(TOWERS),
 }
