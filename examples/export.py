@@ -34,6 +34,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import gpt
 import jax
 import jax.export
+import llama
 import mlp
 import moe
 import two_tower
@@ -57,6 +58,7 @@ class Entry:
 
 MODELS: Final = {
     "gpt": Entry(gpt.GPTConfig, gpt.model, gpt.TABLE1),
+    "llama": Entry(llama.LlamaConfig, llama.model, llama.PRESETS),
     "mlp": Entry(mlp.MLPConfig, mlp.model, mlp.PRESETS),
     "moe": Entry(moe.MoEConfig, moe.model, moe.TABLE2),
     "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),

@@ -107,7 +107,7 @@ def attention(cfg: BlockConfig, p: Params, x: jax.Array) -> jax.Array:
 
 def feed_forward(p: Params, x: jax.Array) -> jax.Array:
     """Two projections of `x` [batch, seq, hidden] with a GELU between."""
-    return jax.nn.gelu(x @ p["up"] + p["up_bias"]) @ p["down"] + p["down_bias"]
+    return jnp.add(jax.nn.gelu(x @ p["up"] + p["up_bias"]) @ p["down"], p["down_bias"])
 
 
 def block(cfg: BlockConfig, x: jax.Array, p: Params, key: jax.Array) -> jax.Array:

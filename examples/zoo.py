@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Final
 
 import gpt
+import llama
 import mlp
 import moe
 import two_tower
 from training import Model
 
 GPT: Final = gpt.GPTConfig(layers=2, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
+LLAMA: Final = llama.LlamaConfig(layers=1, hidden=128, heads=16, kv_heads=8, ffn=64, vocab=64, seq=16, batch=8)
 MOE: Final = moe.MoEConfig(layers=2, hidden=32, heads=8, ffn=64, experts=8, vocab=64, seq=16, batch=8)
 MLP: Final = mlp.MLPConfig(sizes=(16, 64, 64, 32), batch=16)
 TOWERS: Final = two_tower.TwoTowerConfig(
@@ -27,6 +29,9 @@ ZOO: Final[dict[str, Model]] = {
     "gpt-fused": gpt.model(replace(GPT, layers=1, fused_qkv=True)),
     "gpt-dropout": gpt.model(replace(GPT, layers=1, dropout=0.1)),
     "gpt-bf16": gpt.model(replace(GPT, layers=1, dtype="bf16")),
+    "llama": llama.model(LLAMA),
+    "llama-scan-fused": llama.model(replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
+    "llama-remat": llama.model(replace(LLAMA, remat=True)),
     "mlp": mlp.model(replace(MLP, dropout=0.0)),
     "mlp-dropout": mlp.model(MLP),
     "moe": moe.model(MOE),

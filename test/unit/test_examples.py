@@ -13,6 +13,7 @@ import gpt
 import jax
 import jax.export
 import jax.numpy as jnp
+import llama
 import mlp
 import moe
 import numpy as np
@@ -25,12 +26,15 @@ from rhino.ir.mlir import ir, make_context, stablehlo
 
 GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch=4)
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
+LLAMA = llama.LlamaConfig(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, batch=4)
 MODELS = {
     "gpt": gpt.model(GPT),
     "gpt-scan-dropout": gpt.model(dataclasses.replace(GPT, scan=True, fused_qkv=True, dropout=0.1)),
     "gpt-bf16": gpt.model(dataclasses.replace(GPT, dtype="bf16")),
     "mlp-classify": mlp.model(mlp.MLPConfig(sizes=(8, 32, 32, 4), batch=16)),
     "mlp-regress": mlp.model(mlp.MLPConfig(sizes=(8, 32, 4), task="regress", batch=16, dropout=0.0)),
+    "llama": llama.model(LLAMA),
+    "llama-scan-fused": llama.model(dataclasses.replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "moe": moe.model(moe.MoEConfig(layers=2, hidden=16, heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4)),
     "two-tower": two_tower.model(TOWERS),
 }
@@ -144,6 +148,34 @@ def test_partners_in_the_batch_lose_less_than_strangers():
     assert loss(state.params, batch, key) < 0.5 * loss(state.params, strangers, key)
 
 
+def test_fused_and_separate_gates_agree():
+    fused = dataclasses.replace(LLAMA, fused_gate_up=True)
+    key, tokens = jax.random.key(5), llama.sample(LLAMA, jax.random.key(6))
+    params = jax.tree.map(lambda p: 8 * p, llama.init(LLAMA, key))
+    layers = [{**p, "gate_up": jnp.concatenate([p["gate"], p["up"]], axis=1)} for p in params["layers"]]
+    got, want = llama.loss(fused, {**params, "layers": layers}, tokens, key), llama.loss(LLAMA, params, tokens, key)
+    assert float(got) == pytest.approx(float(want), abs=1e-5)
+
+
+def test_queries_of_a_group_share_their_keys_and_values():
+    q, k, v = (jax.random.normal(jax.random.key(seed), (2, 6, *heads, 4)) for seed, heads in enumerate([(2, 3), (2,), (2,)]))
+    shared = transformer.attend(q, k, v, transformer.causal_mask(6))
+    repeated = transformer.attend(
+        q.reshape(2, 6, 6, 4), jnp.repeat(k, 3, axis=2), jnp.repeat(v, 3, axis=2), mask=transformer.causal_mask(6)
+    )
+    np.testing.assert_allclose(shared.reshape(2, 6, 6, 4), repeated, atol=1e-6)
+
+
+def test_rotated_scores_depend_on_the_distance_alone():
+    q, k = (jnp.broadcast_to(jax.random.normal(jax.random.key(seed), (4,)), (1, 8, 2, 4)) for seed in (0, 1))
+    angles = llama.rotary_angles(LLAMA)
+    scores = jnp.einsum("bqhd,bkhd->qk", llama.rotate(q, angles), llama.rotate(k, angles))
+    for distance in range(-7, 8):
+        diagonal = jnp.diagonal(scores, distance)
+        np.testing.assert_allclose(diagonal, jnp.full_like(diagonal, diagonal[0]), atol=1e-5)
+    assert abs(float(scores[0, 0] - scores[0, 3])) > 0.01
+
+
 def route_by_hand(places, gates):
     """GShard's algorithm 1 for one sequence, token by token."""
     order = np.argsort(-gates, axis=1)
@@ -184,6 +216,7 @@ def test_uneven_choices_cost_more():
         ("moe", "moe-16e-1.3b", 1300),
         ("moe", "moe-16e-2.4b", 2400),
         ("moe", "moe-32e-10b", 10000),
+        ("llama", "llama-3-8b", 8030.261),
     ],
 )
 def test_presets_have_the_papers_parameter_counts(name, preset, millions):
