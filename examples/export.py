@@ -38,6 +38,7 @@ import llama
 import mlp
 import moe
 import two_tower
+import vgg
 from jax.extend import mlir
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -62,6 +63,7 @@ MODELS: Final = {
     "mlp": Entry(mlp.MLPConfig, mlp.model, mlp.PRESETS),
     "moe": Entry(moe.MoEConfig, moe.model, moe.TABLE2),
     "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),
+    "vgg": Entry(vgg.VGGConfig, vgg.model, vgg.PRESETS),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, Literal
 
 import jax
@@ -22,6 +23,11 @@ def cast(params: Params, dtype: DType) -> Params:
 def normal(key: jax.Array, *shape: int) -> jax.Array:
     """Returns float32 weights of standard deviation 0.02 (GPT-2's)."""
     return jax.random.normal(key, shape, jnp.float32) * 0.02
+
+
+def he_normal(key: jax.Array, *shape: int) -> jax.Array:
+    """Returns float32 weights of `shape` [..., out] that keep the scale through a ReLU: variance 2 / inputs (He et al., 2015)."""
+    return jax.random.normal(key, shape, jnp.float32) * math.sqrt(2 / math.prod(shape[:-1]))
 
 
 def init_norm(features: int) -> Params:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
-from layers import cross_entropy, dropout
+from layers import cross_entropy, dropout, he_normal
 from training import Model
 
 Layers = list[dict[str, jax.Array]]
@@ -36,12 +36,9 @@ PRESETS: Final = {
 
 
 def init_layers(sizes: tuple[int, ...], key: jax.Array) -> Layers:
-    """Returns weights of variance 2 / inputs (He et al., 2015), which keeps the scale through ReLU, and zero biases."""
-
-    def dense(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
-        return {"weight": jax.random.normal(key, (inputs, outputs), jnp.float32) * (2 / inputs) ** 0.5, "bias": jnp.zeros(outputs)}
-
-    return [dense(k, *pair) for k, pair in zip(jax.random.split(key, len(sizes) - 1), pairwise(sizes), strict=True)]
+    """Returns weights that keep the scale through ReLU, and zero biases."""
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [{"weight": he_normal(k, m, n), "bias": jnp.zeros(n)} for k, (m, n) in zip(keys, pairwise(sizes), strict=True)]
 
 
 def forward(rate: float, layers: Layers, x: jax.Array, key: jax.Array) -> jax.Array:

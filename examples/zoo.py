@@ -13,6 +13,7 @@ import llama
 import mlp
 import moe
 import two_tower
+import vgg
 from training import Model
 
 GPT: Final = gpt.GPTConfig(layers=2, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
@@ -22,6 +23,7 @@ MLP: Final = mlp.MLPConfig(sizes=(16, 64, 64, 32), batch=16)
 TOWERS: Final = two_tower.TwoTowerConfig(
     features=16, feature_sizes=(64, 32), vocab=64, seq=8, layers=1, hidden=32, heads=8, ffn=64, embed=16, batch=16
 )
+VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=128, image=32, batch=8, dropout=0.0)
 
 ZOO: Final[dict[str, Model]] = {
     "gpt": gpt.model(GPT),
@@ -36,4 +38,5 @@ ZOO: Final[dict[str, Model]] = {
     "mlp-dropout": mlp.model(MLP),
     "moe": moe.model(MOE),
     "two-tower": two_tower.model(TOWERS),
+    "vgg": vgg.model(VGG),
 }

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import transformer
 import two_tower
+import vgg
 from training import Adam, init_state, jit_step, lower_step, num_params
 
 from rhino.ir.mlir import ir, make_context, stablehlo
@@ -37,6 +38,7 @@ MODELS = {
     "llama-scan-fused": llama.model(dataclasses.replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "moe": moe.model(moe.MoEConfig(layers=2, hidden=16, heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4)),
     "two-tower": two_tower.model(TOWERS),
+    "vgg": vgg.model(vgg.VGGConfig(channels=(4, 6), convs=(1, 2), hidden=16, classes=6, image=8, batch=4, dropout=0.0)),
 }
 ARGS = ["mlp", "--sizes=8,16,4", "--batch=4"]
 ARGUMENT_NAMES = ["state.params[0]['bias']", "state.mu[1]['weight']", "state.step", "batch['x']", "batch['y']"]
@@ -217,6 +219,7 @@ def test_uneven_choices_cost_more():
         ("moe", "moe-16e-2.4b", 2400),
         ("moe", "moe-32e-10b", 10000),
         ("llama", "llama-3-8b", 8030.261),
+        ("vgg", "vgg-1m-classes", 4200),
     ],
 )
 def test_presets_have_the_papers_parameter_counts(name, preset, millions):
