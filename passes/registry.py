@@ -11,14 +11,27 @@ from rhino.passes.annotate_candidates import AnnotateCandidates
 from rhino.passes.annotate_work import AnnotateWork
 from rhino.passes.base import Pass, make_pass
 from rhino.passes.choose_shardings import ChooseShardings
+from rhino.passes.cones import AnnotateCones
+from rhino.passes.critical_path import AnnotateCriticalPath
 from rhino.passes.localize import Localize
 from rhino.passes.normalize import Normalize
+from rhino.passes.segments import AnnotateSegments
 from rhino.passes.strip import Strip
 
 Item = Pass | str
 """A step of a pipeline: one of our passes, or the textual form of MLIR's own."""
 
-PASSES: Final[tuple[type[Pass], ...]] = (AnnotateCandidates, AnnotateWork, ChooseShardings, Localize, Normalize, Strip)
+PASSES: Final[tuple[type[Pass], ...]] = (
+    AnnotateCandidates,
+    AnnotateWork,
+    ChooseShardings,
+    AnnotateCones,
+    AnnotateCriticalPath,
+    Localize,
+    Normalize,
+    AnnotateSegments,
+    Strip,
+)
 """Sorted by name."""
 
 
