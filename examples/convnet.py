@@ -14,13 +14,14 @@ def conv(x: jax.Array, weights: jax.Array, stride: int = 1) -> jax.Array:
     """Convolves `x` [batch, *space, in] with `weights` [*window, in, out]; a stride of 1 keeps the space's size."""
     space = "HW"[: x.ndim - 2]
     layouts = f"N{space}C", f"{space}IO", f"N{space}C"
-    result: jax.Array = jax.lax.conv_general_dilated(x, weights, (stride,) * len(space), "SAME", dimension_numbers=layouts)
-    return result
+    return jax.lax.conv_general_dilated(x, weights, (stride,) * len(space), "SAME", dimension_numbers=layouts)
 
 
 def max_pool(x: jax.Array, window: int, stride: int) -> jax.Array:
     """Returns the largest value of each window of `x` [batch, height, width, channels]."""
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, window, window, 1), (1, stride, stride, 1), "SAME")
+    windows, strides = (1, window, window, 1), (1, stride, stride, 1)
+    pooled: jax.Array = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, windows, strides, "SAME")
+    return pooled
 
 
 def normalize(x: jax.Array, dims: tuple[int, ...]) -> jax.Array:

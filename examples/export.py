@@ -31,12 +31,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
+import bert
 import gpt
 import jax
 import jax.export
 import llama
 import mlp
 import moe
+import resnet
 import two_tower
 import vgg
 from jax.extend import mlir
@@ -58,10 +60,12 @@ class Entry:
 
 
 MODELS: Final = {
+    "bert": Entry(bert.BERTConfig, bert.model, bert.PRESETS),
     "gpt": Entry(gpt.GPTConfig, gpt.model, gpt.TABLE1),
     "llama": Entry(llama.LlamaConfig, llama.model, llama.PRESETS),
     "mlp": Entry(mlp.MLPConfig, mlp.model, mlp.PRESETS),
     "moe": Entry(moe.MoEConfig, moe.model, moe.TABLE2),
+    "resnet": Entry(resnet.ResNetConfig, resnet.model, resnet.PRESETS),
     "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),
     "vgg": Entry(vgg.VGGConfig, vgg.model, vgg.PRESETS),
 }

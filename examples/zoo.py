@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import bert
 import gpt
 import llama
 import mlp
 import moe
+import resnet
 import two_tower
 import vgg
 from training import Model
@@ -24,8 +26,12 @@ TOWERS: Final = two_tower.TwoTowerConfig(
     features=16, feature_sizes=(64, 32), vocab=64, seq=8, layers=1, hidden=32, heads=8, ffn=64, embed=16, batch=16
 )
 VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=128, image=32, batch=8, dropout=0.0)
+BERT: Final = bert.BERTConfig(layers=1, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
+RESNET: Final = resnet.ResNetConfig(blocks=(1, 1), channels=8, width_factor=2, classes=64, image=16, batch=8)
 
 ZOO: Final[dict[str, Model]] = {
+    "bert": bert.model(BERT),
+    "dnabert": bert.model(replace(BERT, convs=1)),
     "gpt": gpt.model(GPT),
     "gpt-scan": gpt.model(replace(GPT, scan=True)),
     "gpt-fused": gpt.model(replace(GPT, layers=1, fused_qkv=True)),
@@ -37,6 +43,7 @@ ZOO: Final[dict[str, Model]] = {
     "mlp": mlp.model(replace(MLP, dropout=0.0)),
     "mlp-dropout": mlp.model(MLP),
     "moe": moe.model(MOE),
+    "resnet": resnet.model(RESNET),
     "two-tower": two_tower.model(TOWERS),
     "vgg": vgg.model(VGG),
 }

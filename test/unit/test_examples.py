@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bert
 import export
 import gpt
 import jax
@@ -18,6 +19,7 @@ import mlp
 import moe
 import numpy as np
 import pytest
+import resnet
 import transformer
 import two_tower
 import vgg
@@ -29,6 +31,8 @@ GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
 LLAMA = llama.LlamaConfig(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, batch=4)
 MODELS = {
+    "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
+    "bert-scan-convs": bert.model(bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)),
     "gpt": gpt.model(GPT),
     "gpt-scan-dropout": gpt.model(dataclasses.replace(GPT, scan=True, fused_qkv=True, dropout=0.1)),
     "gpt-bf16": gpt.model(dataclasses.replace(GPT, dtype="bf16")),
@@ -37,6 +41,7 @@ MODELS = {
     "llama": llama.model(LLAMA),
     "llama-scan-fused": llama.model(dataclasses.replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "moe": moe.model(moe.MoEConfig(layers=2, hidden=16, heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4)),
+    "resnet": resnet.model(resnet.ResNetConfig(blocks=(1, 1), channels=4, width_factor=2, classes=6, image=16, batch=4)),
     "two-tower": two_tower.model(TOWERS),
     "vgg": vgg.model(vgg.VGGConfig(channels=(4, 6), convs=(1, 2), hidden=16, classes=6, image=8, batch=4, dropout=0.0)),
 }
@@ -178,6 +183,17 @@ def test_rotated_scores_depend_on_the_distance_alone():
     assert abs(float(scores[0, 0] - scores[0, 3])) > 0.01
 
 
+def test_a_masked_token_is_hidden_and_alone_counts():
+    cfg = bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=6, batch=2)
+    key = jax.random.key(12)
+    params, tokens = jax.tree.map(lambda p: 8 * p, bert.init(cfg, key)), bert.sample(cfg, key)["tokens"]
+    masked = jnp.zeros((2, 6), bool).at[1, 3].set(True)
+    loss = jax.jit(lambda token: bert.loss(cfg, params, {"tokens": tokens.at[1, 3].set(token), "masked": masked}, key))
+    probabilities = [float(jnp.exp(-loss(token))) for token in range(cfg.vocab)]
+    assert sum(probabilities) == pytest.approx(1, abs=1e-5)
+    assert max(probabilities) > 1.1 / cfg.vocab
+
+
 def route_by_hand(places, gates):
     """GShard's algorithm 1 for one sequence, token by token."""
     order = np.argsort(-gates, axis=1)
@@ -218,7 +234,14 @@ def test_uneven_choices_cost_more():
         ("moe", "moe-16e-1.3b", 1300),
         ("moe", "moe-16e-2.4b", 2400),
         ("moe", "moe-32e-10b", 10000),
+        ("bert", "bert-base", 110),
+        ("bert", "bert-large", 340),
+        ("bert", "dnabert", 162),
         ("llama", "llama-3-8b", 8030.261),
+        ("resnet", "resnet50-100k-classes", 228.4),
+        ("resnet", "wr-0.5b", 500),
+        ("resnet", "wr-6.8b", 6800),
+        ("resnet", "wr-13b", 13000),
         ("vgg", "vgg-1m-classes", 4200),
     ],
 )
