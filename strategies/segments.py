@@ -1,11 +1,11 @@
 """Segments: the program cut at its critical nodes (Rhino 4.3.2), each with the backward and update ops that belong to it.
 
 Critical nodes are found with products alone taking time (strategies/critical.py); their times, in order, are the *cuts*. A training step
-goes down the model and back up, so it has cuts on both ways. The *turn* is the place between two cuts with the most tensors that are made
-before it and read behind it: there the way back has yet to read everything. It counts as one only if most arguments read before it are
-read again behind it, as parameters are; otherwise the program has one way. Of the cuts before the turn the last is left out, so that the
-last product, the loss and the first gradients stay together; the others are 0 .. n - 1, or all are where there is one way. Segment k ends
-with cut k, and segment n is what follows. Every op goes, by the graph alone,
+goes down the model and back up, so it has cuts on both ways. The *turn* is the place between two cuts over which most tensors pass, from
+where they are made to where they are last read: there the way back has yet to read everything. It counts as one only if most arguments read
+before it are read again behind it, as parameters are; otherwise the program has one way. Of the cuts before the turn the last is left out,
+so that the last product, the loss and the first gradients stay together; the others are 0 .. n - 1, or all are where there is one way.
+Segment k ends with cut k, and segment n is what follows. Every op goes, by the graph alone,
 
 1. if one of these cuts needs it: to the first that does (what is computed early for a later layer belongs to that layer);
 2. else, if cuts lead to it but none behind the turn: to the segment behind the last of them, or to a later one that it reads from;
@@ -13,7 +13,7 @@ with cut k, and segment n is what follows. Every op goes, by the graph alone,
    counts as of the last segment that needs it for a cut: a mask that all layers read says nothing of a gradient's layer, an activation
    and a weight do;
 4. else, as no cut leads to it: to the earliest segment that reads it, be it through a scalar as the key of a random mask is; or if none
-   does, to the last.
+   does, to the last; but never before one that it reads from.
 
 Otherwise only tensors are looked at: the norm by which all gradients are clipped, a scalar, ties no layer to another (strategies/flow.py).
 An op that does not count in the flow follows its readers and has no segment. Everything is linear in the number of uses.
@@ -110,11 +110,11 @@ def _turn(graph: Graph, flow: Flow, stages: _Stages) -> int | None:
     """Returns the number of cuts before the place where the program turns back, or None where it does not."""
     first, last = _lifetimes(graph, flow, stages)
     change = np.zeros(stages.num_cuts + 2, dtype=np.int64)
-    long = last > first + 1
-    np.add.at(change, first[long] + 1, 1)
-    np.add.at(change, last[long], -1)
-    crossing = np.cumsum(change)
-    turn = int(np.argmax(crossing))
+    read = last > first
+    np.add.at(change, first[read] + 1, 1)
+    np.add.at(change, last[read] + 1, -1)
+    passing = np.cumsum(change)  # over each cut, from one place to the next
+    turn = int(np.argmax(passing[:-1] + passing[1:]))
     arguments = np.arange(graph.num_values) < len(graph.arguments)
     before = arguments & (first < turn)
     return turn if 2 * np.count_nonzero(before & (last > turn)) > np.count_nonzero(before) else None
@@ -136,15 +136,17 @@ def _homes(graph: Graph, flow: Flow, stages: _Stages, turn: int | None) -> list[
     ways = list(zip(stages.after, stages.before, strict=True))
     rule = [1 if before < last else 3 if after >= back else 2 if after else 4 for after, before in ways]
     home = [min(before if kind == 1 else after if kind == 2 else last, last) for kind, (after, before) in zip(rule, ways, strict=True)]
+    least = [segment if kind <= 2 else 0 for kind, segment in zip(rule, home, strict=True)]
     for reader, producer in _between_ops(flow):
-        if rule[reader] == 2 and rule[producer] <= 2:
-            home[reader] = max(home[reader], home[producer])
+        if rule[reader] in (2, 4):
+            least[reader] = max(least[reader], least[producer])
+    home = [least[op] if kind == 2 else home[op] for op, kind in enumerate(rule)]
     told = _told(graph, flow, rule, home, last)
     home = [told[op] if kind == 3 else home[op] for op, kind in enumerate(rule)]
     anything, value = values_read(graph)
     for reader, producer in zip(anything[::-1].tolist(), graph.value_op[value][::-1].tolist(), strict=True):
         if producer >= 0 and rule[producer] == 4:
-            home[producer] = min(home[producer], home[reader])
+            home[producer] = max(least[producer], min(home[producer], home[reader]))
     return home
 
 
