@@ -28,7 +28,7 @@ from planning import Planned, Reference, reference, tolerance, zoo_step
 
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
-from rhino.ir.spec import PARTIAL
+from rhino.ir.spec import partial_axes
 from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import ChooseShardings, write_plan
 from rhino.passes.localize import localized_copy
@@ -38,7 +38,7 @@ from rhino.runtime.devices import request_host_devices
 from rhino.runtime.executable import compile_module
 from rhino.strategies.answer import Answer
 from rhino.strategies.build import Choice, Node
-from rhino.strategies.candidates import REPLICATE
+from rhino.strategies.candidates import REPLICATE, State
 from rhino.strategies.plan import Plan, make_plan
 from rhino.strategies.problem import Floats, Problem
 from rhino.strategies.search import Search
@@ -80,14 +80,21 @@ def random_costs(choice: Choice, seed: int, mood: str) -> Problem:
 
 def _bias(node: Node, mood: str) -> Floats:
     """What the mood adds to the cost of each state of a node [states], where costs are drawn from 0 to 1."""
-    whole = [node.kind == "op" and state.strategy == REPLICATE for state in node.states]
-    sums = [PARTIAL in (*state.needs, *state.comes) for state in node.states]
+    whole = [node.kind == "op" and _way(state) == "whole" for state in node.states]
+    sums = [any(map(partial_axes, (*state.needs, *state.comes))) for state in node.states]
     return 1.0 * np.array(whole) * (mood in ("split", "sums")) - 1.0 * np.array(sums) * (mood == "sums")
+
+
+def _way(state: State) -> str:
+    """Returns in one word how an op runs."""
+    if min(state.strategy, default=REPLICATE) < REPLICATE:
+        return "partial"
+    return "split" if max(state.strategy, default=REPLICATE) > REPLICATE else "whole"
 
 
 def ways_to_run(plan: Plan) -> str:
     """Returns how many ops run in each way, for a report."""
-    ways = Counter("split" if op.strategy >= 0 else "whole" if op.strategy == REPLICATE else "partial" for op in plan.ops)
+    ways = Counter(_way(op) for op in plan.ops)
     return ", ".join(f"{ways[way]} {way}" for way in ("whole", "split", "partial"))
 
 

@@ -41,7 +41,6 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-CLUSTER-002": (ExitCode.BAD_INPUT, "a cluster file is malformed"),
     "RHI-MESH-001": (ExitCode.BAD_INPUT, "the mesh does not fit the cluster"),
     "RHI-MESH-002": (ExitCode.BAD_INPUT, "the mesh of the module and the mesh asked for differ"),
-    "RHI-MESH-003": (ExitCode.BAD_INPUT, "the mesh has more axes than this search supports"),
     "RHI-SHARD-001": (ExitCode.BAD_INPUT, "an existing sharding cannot be honoured"),
     "RHI-SOLVE-001": (ExitCode.DOES_NOT_FIT, "no choice of shardings fits the memory budget"),
     "RHI-SOLVE-002": (ExitCode.DOES_NOT_FIT, "the steps of the search were spent before a choice was found that fits the memory budget"),

@@ -13,11 +13,12 @@ from rhino.ir.collectives import element_bytes, trip_count
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
 from rhino.ir.locations import name_of, place_of
+from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
 from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
-from rhino.ir.shardings import MESH_NAME, SHARDING, AxisOfMesh, allowed_specs, module_mesh
+from rhino.ir.shardings import MESH_NAME, SHARDING, NamedMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec
 from rhino.ir.tally import KINDS
 
@@ -50,11 +51,11 @@ class Program:
         return f"{self.ops[op].name}{f' in {name!r}' if name else ''} {graph.type_of(value)}"
 
 
-def read_program(entry: func.FuncOp, axis: str, axis_size: int, file: str = "") -> Program:
-    """Returns the graph of `entry`, whose ops carry Shardy's rules; `axis` is the mesh axis that existing shardings speak of."""
+def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
+    """Returns the graph of `entry`, whose ops carry Shardy's rules; `mesh` is what existing shardings speak of."""
     module = entry.operation.parent
     found = module_mesh(module) if module is not None else None
-    reader = _Reader(AxisOfMesh(found[0] if found else MESH_NAME, axis, axis_size), file)
+    reader = _Reader(NamedMesh(found[0] if found else MESH_NAME, mesh), file)
     arguments = reader.arguments(entry)
     *body, terminator = [op.operation for op in entry.regions[0].blocks[0].operations]
     for op in body:
@@ -64,7 +65,7 @@ def read_program(entry: func.FuncOp, axis: str, axis_size: int, file: str = "") 
 
 @dataclass
 class _Reader:
-    axis: AxisOfMesh
+    mesh: NamedMesh
     file: str
     numbers: dict[ir.Value[Any], int] = field(default_factory=dict)
     types: dict[ir.Type, int] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class _Reader:
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
         attributes = boundary_attributes(entry, "arg")
+        num_results = len(entry.type.results)  # a list of all is made for it, so not once an argument
         result = []
         for number, value in enumerate(entry.arguments):
             attrs = attributes[number]
@@ -93,8 +95,8 @@ class _Reader:
             if not isinstance(value.type, ir.RankedTensorType):
                 what = f'argument {number} "{name}" is a {value.type}, no tensor'
                 raise RhinoError("RHI-READ-003", what, place_of(value.location, self.file), fix="pass tensors alone to the entry")
-            if alias is not None and not 0 <= alias < len(entry.type.results):
-                what = f'argument {number} "{name}" takes over result {alias}, of {len(entry.type.results)}'
+            if alias is not None and not 0 <= alias < num_results:
+                what = f'argument {number} "{name}" takes over result {alias}, of {num_results}'
                 raise RhinoError("RHI-READ-002", what, place_of(value.location, self.file), fix="remove its tf.aliasing_output")
             if GSPMD in attrs:
                 raise _foreign(f'argument {number} "{name}" with a GSPMD sharding', _USE_SHARDY, place_of(value.location, self.file))
@@ -113,7 +115,7 @@ class _Reader:
 
     def fix(self, value: int, attribute: ir.Attribute, location: ir.Location, what: str) -> None:
         shape = self.type_list[self.value_type[value]].shape
-        self.fixed[value] = allowed_specs(attribute, self.axis, shape, place_of(location, self.file), what)
+        self.fixed[value] = allowed_specs(attribute, self.mesh, shape, place_of(location, self.file), what)
 
     def type_number(self, kind: ir.Type) -> int:
         if kind not in self.types:
@@ -240,7 +242,7 @@ class _Reader:
             shape = self.type_list[self.value_type[value]].shape
             place = place_of(entry.location, self.file)
             known = SHARDING in attrs
-            fixed.append(allowed_specs(attrs[SHARDING], self.axis, shape, place, f"result {number}") if known else None)
+            fixed.append(allowed_specs(attrs[SHARDING], self.mesh, shape, place, f"result {number}") if known else None)
         return tuple(fixed)
 
 

@@ -1,29 +1,35 @@
-"""Specs in Shardy's words: `#sdy.sharding` attributes for one mesh axis, and back."""
+"""Specs in Shardy's words: `#sdy.sharding` attributes, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import product
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, sdy
-from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split, split_dim
+from rhino.ir.spec import PARTIAL, REPLICATED, Spec, dim_axes, dim_parts, fits, pack, partial_axes, split, split_dim
 
 SHARDING = "sdy.sharding"
 MESH_NAME = "mesh"
 
 
-@lru_cache(maxsize=4096)
-def _sharding_text(mesh_name: str, axis: str, spec: int, rank: int) -> str:
-    dims = ", ".join(f'{{"{axis}"}}' if split_dim(spec) == dim else "{}" for dim in range(rank))
-    unreduced = f', unreduced={{"{axis}"}}' if spec == PARTIAL else ""
-    return f"#sdy.sharding<@{mesh_name}, [{dims}]{unreduced}>"
+def sharding_attribute(mesh_name: str, names: tuple[str, ...], spec: Spec, rank: int) -> ir.Attribute:
+    """Returns the closed `#sdy.sharding` that says `spec` of a tensor of `rank`, on axes called `names`."""
+    return layout_attribute(mesh_name, names, dim_axes(spec, len(names), rank), partial_axes(spec))
 
 
-def sharding_attribute(mesh_name: str, axis: str, spec: Spec, rank: int) -> ir.Attribute:
-    """Returns the closed `#sdy.sharding` that says `spec` of a tensor of `rank`."""
-    return ir.Attribute.parse(_sharding_text(mesh_name, axis, spec, rank))
+def layout_attribute(mesh_name: str, names: tuple[str, ...], dims: Sequence[Sequence[int]], partial: Sequence[int] = ()) -> ir.Attribute:
+    """Returns the closed `#sdy.sharding` of a tensor whose dims are split over the axes `dims` [rank], in that order."""
+    inner = ", ".join(axis_names(names, axes) for axes in dims)
+    unreduced = f", unreduced={axis_names(names, partial)}" if partial else ""
+    return ir.Attribute.parse(f"#sdy.sharding<@{mesh_name}, [{inner}]{unreduced}>")
+
+
+def axis_names(names: tuple[str, ...], axes: Sequence[int]) -> str:
+    """Returns axes as Shardy lists them: `{"x", "y"}`."""
+    return "{" + ", ".join(f'"{names[axis]}"' for axis in axes) + "}"
 
 
 def per_value_attribute(shardings: list[ir.Attribute]) -> ir.Attribute:
@@ -32,42 +38,52 @@ def per_value_attribute(shardings: list[ir.Attribute]) -> ir.Attribute:
 
 
 @dataclass(frozen=True, slots=True)
-class AxisOfMesh:
-    """The mesh axis that is planned for: its name and size, and the name of its mesh in the module."""
+class NamedMesh:
+    """The mesh that is planned for, and its name in the module."""
 
-    mesh: str
     name: str
-    size: int
+    mesh: Mesh
 
 
-def allowed_specs(attribute: ir.Attribute, axis: AxisOfMesh, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
+def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
     """Returns the specs that an existing sharding leaves open: one if it is closed, more where its dims are open.
 
     Raises:
-        RhinoError: RHI-SHARD-001 where the sharding splits a dim that the axis does not divide, or names another mesh or axis, or a part.
+        RhinoError: RHI-SHARD-001 where the sharding splits a dim that its axes do not divide, names another mesh, a part of an axis, or
+            axes of one dim in another order than the mesh's.
     """
     sharding = sdy.TensorShardingAttr(attribute)
-    inlined = f'#sdy.mesh<["{axis.name}"={axis.size}]>'
-    if str(sharding.mesh_or_ref) not in (f"@{axis.mesh}", inlined):
-        raise _refused(place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{axis.mesh}")
+    mesh, names = target.mesh, target.mesh.names
+    inlined = "#sdy.mesh<[" + ", ".join(f'"{name}"={size}' for name, size in mesh.axes) + "]>"
+    if str(sharding.mesh_or_ref) not in (f"@{target.name}", inlined):
+        raise _refused(place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{target.name}")
+    entries: dict[int, int] = {}
     dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
+    last = [-1] * len(dims)  # the innermost axis that splits each dim
     for number, dim in enumerate(dims):
-        references = [sdy.AxisRefAttr(reference) for reference in dim.axes]
-        if not references:
-            continue
-        if [r.name for r in references] != [axis.name] or references[0].sub_axis_info is not None:
+        for reference in map(sdy.AxisRefAttr, dim.axes):
             over = ", ".join(str(axis_ref).removeprefix("#sdy<axis_ref").removesuffix(">") for axis_ref in dim.axes)
-            raise _refused(place, what, str(attribute), f'dim {number} is split over {over}; the plan is for the whole axis "{axis.name}"')
-        if shape[number] % axis.size:
-            why = f'dim {number} has size {shape[number]}, which "{axis.name}" ({axis.size}) does not divide'
-            raise _refused(place, what, str(attribute), why)
-        return frozenset({split(number)})
-    if any(sdy.AxisRefAttr(ref).name == axis.name for ref in sharding.unreduced_axes):
-        return frozenset({PARTIAL})
-    if any(sdy.AxisRefAttr(ref).name == axis.name for ref in sharding.replicated_axes):
-        return frozenset({REPLICATED})
-    free = {split(number) for number, dim in enumerate(dims) if not dim.is_closed and shape[number] % axis.size == 0}
-    return frozenset({REPLICATED, *free})
+            if reference.name not in names or reference.sub_axis_info is not None:
+                raise _refused(place, what, str(attribute), f"dim {number} is split over {over}; the plan is for whole axes of {mesh}")
+            axis = names.index(reference.name)
+            if axis < last[number]:
+                raise _refused(place, what, str(attribute), f"dim {number} is split over {over}; the plan splits by outer axes first")
+            last[number] = axis
+            entries[axis] = split(number)
+    given = pack(entries.get(axis, REPLICATED) for axis in range(len(names)))
+    for number, (parts, extent) in enumerate(zip(dim_parts(given, mesh.shape, len(shape)), shape, strict=True)):
+        if parts > 1 and (extent % parts or not extent):
+            over = ", ".join(f'"{names[axis]}" ({mesh.shape[axis]})' for axis, one in sorted(entries.items()) if split_dim(one) == number)
+            raise _refused(place, what, str(attribute), f"dim {number} has size {extent}, which {over} does not divide")
+    entries |= {names.index(sdy.AxisRefAttr(ref).name): PARTIAL for ref in sharding.unreduced_axes}
+    entries |= {names.index(sdy.AxisRefAttr(ref).name): REPLICATED for ref in sharding.replicated_axes}
+    ways = [
+        (entries[axis],)
+        if axis in entries
+        else (REPLICATED, *(split(number) for number, dim in enumerate(dims) if not dim.is_closed and axis > last[number]))
+        for axis in range(len(names))
+    ]
+    return frozenset(spec for choice in product(*ways) if fits(spec := pack(choice), shape, mesh.shape))
 
 
 def _refused(place: Place, what: str, got: str, why: str) -> RhinoError:
@@ -76,7 +92,7 @@ def _refused(place: Place, what: str, got: str, why: str) -> RhinoError:
         f"the sharding of {what} cannot be honoured: {why}",
         place,
         (f"the sharding is {got}",),
-        "choose a dim that the axis divides, or leave the sharding open for the search",
+        "choose dims that the axes divide, or leave the sharding open for the search",
     )
 
 

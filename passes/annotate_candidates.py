@@ -4,7 +4,7 @@ Reads     what `rhino-choose-shardings` reads: rules, mesh and existing sharding
 Writes    `rhino.candidates = ["replicate", "i", "partial 0", ...]`, named as in `rhino.strategy`, on each op of the entry and of the
           loops in it that has more than one strategy. Ops that depend on constants or scalars alone have none: they follow their users.
 Errors    RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh,
-          RHI-MESH-003 several axes, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function.
+          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function.
 Source    Rhino 4.3.3.
 """
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rhino.ir.graph import WHILE, YIELD
+from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir
 from rhino.ir.program import read_program
 from rhino.ir.reader import entry_function
@@ -34,9 +35,9 @@ class AnnotateWork(Pass):
         """Annotates `module` in place."""
         entry_function(module, remarks.file)
         found = module_mesh(module)
-        axis, size = found[1].axes[0] if found is not None else ("x", 1)  # work is that of the whole op, whatever the mesh
+        mesh = found[1] if found is not None else mesh_of_shape((1,))  # work is that of the whole op, whatever the mesh
         with with_rules(module):
-            program = read_program(entry_function(module, remarks.file), axis, size, remarks.file)
+            program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
             written: dict[tuple[int, int], ir.Attribute] = {}
             for number, op in enumerate(program.ops):
                 cls = program.graph.cls(number)

@@ -2,11 +2,11 @@
 
 Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh` and `sdy.sharding` (as constraints).
 Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for which the shardings
-          of their operands and results do not say it: the factor of the sharding rule that is split, "replicate", or "partial" and
-          the operands that are sums. Adds, removes and changes no op.
+          of their operands and results do not say it: for each axis the factor of the sharding rule that is split, "replicate", or
+          "partial" and the operands that are sums. Adds, removes and changes no op.
 Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger
-          than the cluster, RHI-MESH-002 not the module's mesh, RHI-MESH-003 several axes, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
-          malformed file, RHI-READ-005 no entry function, RHI-PASS-001 an unknown level.
+          than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level.
 Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and strategies/search.py.
 """
 
@@ -74,7 +74,7 @@ class ChooseShardings(PlanningPass):
                 clock.lap("solve")
                 plan = make_plan(choice, answer.states)
                 write_plan(module, program, plan, target)
-                _remark(program, plan, answer, budget, remarks)
+                _remark(program, plan, answer, target, budget, remarks)
                 remarks.statistics.update(answer=answer, search=search.statistics, plan=plan, program=program, budget_bytes=budget)
                 clock.lap("write")
             case Infeasible() | Unsolved() as outcome:
@@ -99,7 +99,6 @@ def predicted_tally(plan: Plan) -> Tally:
     graph, total = plan.graph, EMPTY
     unknown = [loop for loop in graph.loops if loop.trips is None]
     for transfer in plan.transfers():
-        assert transfer.move.kind is not None
         where = int(graph.value_op[transfer.value]) if transfer.reader is None else transfer.reader
         exact = not any(loop.op < where <= loop.end for loop in unknown)
         one = one_collective(transfer.move.kind, transfer.move.num_bytes).times(transfer.times)
@@ -117,7 +116,7 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
     def sharding(spec: Spec, rank: int) -> ir.Attribute:
         key = (spec, rank)
         if key not in shardings:
-            shardings[key] = sharding_attribute(target.mesh_name, target.axis, spec, rank)
+            shardings[key] = sharding_attribute(target.mesh_name, target.names, spec, rank)
         return shardings[key]
 
     def of_value(value: int) -> ir.Attribute:
@@ -153,7 +152,7 @@ def _write_mesh(module: ir.Operation, target: Target) -> None:
     mesh.clone(ip=ir.InsertionPoint.at_block_begin(body))
 
 
-def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks: Remarks) -> None:
+def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget: float, remarks: Remarks) -> None:
     name = ChooseShardings.name
     remarks.add(
         name,
@@ -173,7 +172,7 @@ def _remark(program: Program, plan: Plan, answer: Answer, budget: float, remarks
         where = program.ops[transfer.reader] if transfer.reader is not None else None
         reason = f"for '{where.name}'" if where is not None else "where it arises"
         place = place_of(where.location, remarks.file) if where is not None else Place(remarks.file)
-        way = f"{spec_text(transfer.source)} to {spec_text(transfer.target)}"
+        way = f"{spec_text(transfer.source, target.names)} to {spec_text(transfer.target, target.names)}"
         what = f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {way}, {reason}: {program.describe(transfer.value)}"
         remarks.add(name, place, what)
 

@@ -3,10 +3,10 @@
 Reads     `sdy.mesh`, `sdy.sharding` on values, and `rhino.strategy` on ops. An op without a strategy runs in the way that sends the
           fewest bytes between the shardings that its operands and results have.
 Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays on the entry's
-          arguments and results. The rewriting of ops is Shardy's (`sdy-reshard-to-collectives`, `sdy-convert-global-to-local`); which
+          arguments and results. The rewriting of ops is Shardy's (`sdy-convert-global-to-local`); which
           collective stands where is decided here, because Shardy's own insertion chooses how an op runs by tensor sizes, and always adds
           what it should sometimes maximise.
-Errors    RHI-LOCAL-001 cannot be localized, RHI-MESH-003 several axes, RHI-READ-005 no entry function, RHI-SHARD-001 a bad sharding.
+Errors    RHI-LOCAL-001 cannot be localized, RHI-READ-005 no entry function, RHI-SHARD-001 a bad sharding.
 
 Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one `sdy.all_reduce`. Where a
 plan lets the partial sum flow on, that op is put there for the conversion's sake, marked by its location, and taken out afterwards. Its
@@ -15,6 +15,7 @@ all-reduces add; one that has to maximise is marked in the same way, and its bod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,12 +29,13 @@ from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
 from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
 from rhino.ir.program import CARRIED, Program, read_program
 from rhino.ir.reader import entry_function, walk
-from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
-from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split_dim
+from rhino.ir.shardings import SHARDING, axis_names, layout_attribute, module_mesh, per_value_attribute, sharding_attribute
+from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes, without_partial
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.plan import Plan, implied_state, loop_states, sent_bytes
+from rhino.strategies.reshard import Step, way
 
 _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
@@ -46,7 +48,7 @@ class Localize(Pass):
     """Rewrite an annotated module into each device's program, collectives spelled out."""
 
     name: ClassVar[str] = "rhino-localize"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-LOCAL-001", "RHI-MESH-003", "RHI-READ-005", "RHI-SHARD-001")
+    errors: ClassVar[tuple[str, ...]] = ("RHI-LOCAL-001", "RHI-READ-005", "RHI-SHARD-001")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Localizes `module` in place."""
@@ -64,7 +66,7 @@ class Localize(Pass):
             )
         mesh_name, mesh = found
         plan, program = read_plan(module, mesh, remarks)
-        inserter = _Inserter(program, plan, mesh_name, mesh.names[0])
+        inserter = _Inserter(program, plan, mesh_name, mesh.names)
         inserter.run()
         loops = inserter.loops()
         del inserter, plan, program  # no handle of an op outlives a conversion
@@ -85,11 +87,9 @@ def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
 
 def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan, Program]:
     """Returns the plan that the module's annotations are, and the program it is for."""
-    if len(mesh.axes) != 1:
-        raise RhinoError("RHI-MESH-003", f"localizing takes one mesh axis, and mesh {mesh} has {len(mesh.axes)}", Place(remarks.file))
-    axis, size = mesh.axes[0]
+    sizes = mesh.shape
     passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
-    program = read_program(entry_function(module, remarks.file), axis, size, remarks.file)
+    program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
     ops: list[State] = []
@@ -97,21 +97,21 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan,
         stored = tuple(specs[value] for value in graph.results(number))
         given = tuple(specs[value] for value in graph.operands(number).tolist())
         cls = graph.cls(number)
-        ops.append(replicate(cls) if cls.name in (WHILE, YIELD) else _state(cls, op, given, stored, size, remarks.file))
+        ops.append(replicate(cls, len(sizes)) if cls.name in (WHILE, YIELD) else _state(cls, op, given, stored, sizes, remarks.file))
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
-    return Plan(graph, size, tuple(ops), tuple(specs), returned), program
+    return Plan(graph, sizes, tuple(ops), tuple(specs), returned), program
 
 
-def _state(cls: OpClass, op: ir.Operation, given: tuple[Spec, ...], stored: tuple[Spec, ...], size: int, file: str) -> State:
+def _state(cls: OpClass, op: ir.Operation, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...], file: str) -> State:
     state: State | None
     if STRATEGY in op.attributes:
         name = ir.StringAttr(op.attributes[STRATEGY]).value
-        state = next((s for s in strategies(cls, size) if strategy_name(cls, s.strategy) == name), None)
+        state = next((s for s in strategies(cls, sizes) if strategy_name(cls, s.strategy) == name), None)
     else:
-        state = implied_state(cls, given, stored, size)
-    if state is None or sent_bytes(cls, state, given, stored, size) is None:
+        state = implied_state(cls, given, stored, sizes)
+    if state is None or sent_bytes(cls, state, given, stored, sizes) is None:
         raise RhinoError(
             "RHI-LOCAL-001",
             f"'{op.name}' cannot run between the shardings of its operands and results",
@@ -129,7 +129,7 @@ class _Inserter:
     program: Program
     plan: Plan
     mesh_name: str
-    axis: str
+    axes: tuple[str, ...]
 
     def __post_init__(self) -> None:
         self.values: list[ir.Value[Any]] = list(self.program.entry.arguments)
@@ -162,7 +162,7 @@ class _Inserter:
     def read_as(self, op: ir.Operation, position: int, value: int, need: Spec) -> None:
         """Makes `op` read an operand, or a value that its regions capture, in spec `need`."""
         stored = self.plan.specs[value]
-        if stored == need or (not self.program.graph.type_of(value).shape and stored != PARTIAL):
+        if stored == need or (not self.program.graph.type_of(value).shape and not partial_axes(stored)):
             return
         direct = position < len(op.operands)
         held = op.operands[position] if direct else self.values[value]
@@ -180,7 +180,7 @@ class _Inserter:
         For narrower indices Shardy's conversion (jaxlib 0.10.2) makes constants whose bytes do not match their type, and unsigned ones
         wrap where an index lies before the block.
         """
-        if op.name not in ("stablehlo.gather", "stablehlo.scatter") or split_dim(state.needs[0]) is None:
+        if op.name not in ("stablehlo.gather", "stablehlo.scatter") or not split_axes(state.needs[0]):
             return
         indices = op.operands[1]
         kind = ir.RankedTensorType(indices.type)
@@ -209,53 +209,69 @@ class _Inserter:
             op.attributes[SHARDING] = per_value_attribute([self.sharding(r, c) for r, c in zip(op.results, state.comes, strict=True)])
 
     def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
-        marked = comes == PARTIAL and state.strategy >= 0 and op.name in _CHECKED and stored != REPLICATED
-        if not marked and comes == stored:
+        """Returns `result` brought to the spec that it is stored in; its readers read that."""
+        summed = [axis for axis in partial_axes(comes) if state.strategy[axis] >= 0] if op.name in _CHECKED else []
+        if not summed and comes == stored:
             return result
         uses = list(result.uses)
         with ir.InsertionPoint.after(op), op.location:
             last = result
-            if marked:
-                last = sdy.AllReduceOp(last, _axes(self.axis), self.sharding(last, PARTIAL), loc=ir.Location.name(_MARK)).result
-            if comes != stored:
-                last = self.move(last, comes, stored, state.monoid)
+            if summed:
+                last = sdy.AllReduceOp(last, self.refs(summed), self.sharding(last, comes), loc=ir.Location.name(_MARK)).result
+            last = self.move(last, comes, stored, state.monoid)
         for use in uses:
             use.owner.operands[use.operand_number] = last
         return last
 
     def move(self, value: ir.Value[Any], source: Spec, target: Spec, monoid: str = "add") -> ir.Value[Any]:
         """Returns `value` brought from one spec to another, at the insertion point."""
-        attribute = self.sharding(value, target)
+        steps = way(len(ir.RankedTensorType(value.type).shape), source, target, len(self.axes))
+        assert steps is not None, (source, target)
+        for step in steps:
+            value = self.collective(value, step, monoid)
+        return value
+
+    def collective(self, value: ir.Value[Any], step: Step, monoid: str) -> ir.Value[Any]:
+        out = layout_attribute(self.mesh_name, self.axes, step.after)
         location = ir.Location.current if monoid == "add" else ir.Location.name(_MONOID + monoid)
-        if source != PARTIAL:
-            moved: ir.Value[Any] = sdy.ReshardOp(value, attribute).result
-        elif target == REPLICATED:
-            moved = sdy.AllReduceOp(value, _axes(self.axis), attribute, loc=location).result
-        else:
-            rank = len(ir.RankedTensorType(value.type).shape)
-            moved = sdy.ReduceScatterOp(value, _axes_per_dim(self.axis, split_dim(target), rank), attribute, loc=location).result
-        return moved
+        leaving, arriving = (self.refs_at(dim, step) for dim in (step.source, step.target))
+        made: Any
+        match step.kind:
+            case "all_reduce":
+                made = sdy.AllReduceOp(value, self.refs(step.axes), out, loc=location)
+            case "reduce_scatter":
+                made = sdy.ReduceScatterOp(value, arriving, out, loc=location)
+            case "all_gather":
+                made = sdy.AllGatherOp(value, leaving, out)
+            case "slice":
+                made = sdy.AllSliceOp(value, arriving, out)
+            case "all_to_all":
+                axes = str(self.refs(step.axes)).removeprefix("#sdy<axis_ref_list").removesuffix(">")
+                made = sdy.AllToAllOp(value, ir.Attribute.parse(f"#sdy<all_to_all_param_list[{axes}: {step.source}->{step.target}]>"), out)
+            case _:
+                made = sdy.CollectivePermuteOp(value, out)
+        result: ir.Value[Any] = made.result
+        return result
+
+    def refs(self, axes: Sequence[int]) -> ir.Attribute:
+        return ir.Attribute.parse(f"#sdy<axis_ref_list{axis_names(self.axes, axes)}>")
+
+    def refs_at(self, dim: int | None, step: Step) -> ir.Attribute:
+        """Returns the axes of a step as a list by dims: those of `dim`, none elsewhere."""
+        inner = ", ".join(axis_names(self.axes, step.axes if number == dim else ()) for number in range(len(step.before)))
+        return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")
 
     def sharding(self, value: ir.Value[Any], spec: Spec) -> ir.Attribute:
         rank = len(ir.RankedTensorType(value.type).shape)
-        return sharding_attribute(self.mesh_name, self.axis, REPLICATED if spec == PARTIAL else spec, rank)
+        return sharding_attribute(self.mesh_name, self.axes, without_partial(spec), rank)
 
 
 def _is_tensor(value: ir.Value[Any]) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
 
-def _axes(axis: str) -> ir.Attribute:
-    return ir.Attribute.parse(f'#sdy<axis_ref_list{{"{axis}"}}>')
-
-
-def _axes_per_dim(axis: str, dim: int | None, rank: int) -> ir.Attribute:
-    inner = ", ".join(f'{{"{axis}"}}' if number == dim else "{}" for number in range(rank))
-    return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")
-
-
 def _convert(module: ir.Operation, remarks: Remarks) -> None:
-    pipeline = "builtin.module(func.func(sdy-drop-sharding-rules,sdy-reshard-to-collectives),sdy-convert-global-to-local)"
+    pipeline = "builtin.module(func.func(sdy-drop-sharding-rules),sdy-convert-global-to-local)"
     manager = passmanager.PassManager.parse(pipeline, module.context)
     manager.enable_verifier(False)  # slices have to be mended first
     try:

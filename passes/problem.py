@@ -8,7 +8,7 @@ from typing import ClassVar
 from rhino.ir.cluster import default_mesh, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
-from rhino.ir.mesh import Mesh, mesh_of_shape, parse_mesh
+from rhino.ir.mesh import Mesh, parse_mesh
 from rhino.ir.mlir import ir, passmanager
 from rhino.ir.program import RULE, Program, read_program
 from rhino.ir.reader import entry_function
@@ -18,21 +18,21 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.strategies.build import Choice, ContradictionError, build
 from rhino.strategies.cost import CostModel
 
-PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-MESH-003", "RHI-READ-005", "RHI-SHARD-001")
+PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-READ-005", "RHI-SHARD-001")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is planned for: the mesh by its name in the module, and the cost model of its axis on the cluster."""
+    """What is planned for: the mesh by its name in the module, and the cost model of its axes on the cluster."""
 
     mesh_name: str
     mesh: Mesh
     model: CostModel
 
     @property
-    def axis(self) -> str:
-        """The name of the mesh axis."""
-        return self.mesh.names[0]
+    def names(self) -> tuple[str, ...]:
+        """The names of the mesh axes."""
+        return self.mesh.names
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PlanningPass(Pass):
     errors: ClassVar[tuple[str, ...]] = PLANNING_ERRORS
 
     cluster: str = opt("cpu8", "a preset's name or a cluster file")
-    mesh: str = opt("", "mesh sizes, as 8 or x=8; empty takes the module's mesh, or else all devices of the cluster")
+    mesh: str = opt("", "mesh sizes, as 8, 2x4 or x=2,y=4; empty takes the module's mesh, or else an axis for each level of the cluster")
 
     def target(self, module: ir.Operation, remarks: Remarks) -> Target:
         """Returns what to plan for; the module's own mesh must agree with the one asked for."""
@@ -57,24 +57,14 @@ class PlanningPass(Pass):
                 fix="leave the mesh out, or remove the module's shardings first",
             )
         name, mesh = present or (MESH_NAME, asked or default_mesh(cluster))
-        if len(mesh.axes) > 1 and cluster.num_devices == mesh.num_devices and present is None and asked is None:
-            mesh = mesh_of_shape((cluster.num_devices,))
-        if len(mesh.axes) != 1:
-            raise RhinoError(
-                "RHI-MESH-003",
-                f"the search plans for one mesh axis, and mesh {mesh} has {len(mesh.axes)}",
-                Place(remarks.file),
-                fix=f"ask for one axis over the same devices, --mesh={mesh.num_devices}",
-            )
-        axis = mesh_axes(cluster, mesh.shape, mesh.names)[0]
-        return Target(name, mesh, CostModel(cluster.device, axis))
+        return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
 
     def read(self, module: ir.Operation, target: Target, remarks: Remarks) -> Program:
         """Returns the program behind the module, whose ops get their rules if they have none."""
         entry = entry_function(module, remarks.file)
         if not any(RULE in op.attributes for op in entry.regions[0].blocks[0].operations):
             passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
-        return read_program(entry, target.axis, target.model.axis.size, remarks.file)
+        return read_program(entry, target.mesh, remarks.file)
 
 
 def build_choice(program: Program, target: Target) -> Choice:
@@ -87,7 +77,7 @@ def build_choice(program: Program, target: Target) -> Choice:
         given = [graph.fixed.get(value), *(limit for v, limit in zip(graph.returns, graph.return_fixed, strict=True) if v == value)]
         if value < len(graph.arguments) and (alias := graph.arguments[value].alias) is not None:
             given.append(graph.return_fixed[alias])  # the result that takes over its buffer lies as it does
-        limits = ", and ".join(" or ".join(map(spec_text, sorted(limit))) for limit in given if limit is not None)
+        limits = ", and ".join(" or ".join(spec_text(spec, target.names) for spec in sorted(limit)) for limit in given if limit is not None)
         op = int(program.graph.value_op[value])
         place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
         raise RhinoError(

@@ -4,11 +4,8 @@ Nodes. An argument's node chooses how it is stored, an op's how it runs. A value
 all, where that is more than how its op leaves it: where several ops read it (a reshard is then paid once), where the user's sharding limits
 it, or where its parts are joined by something else than a sum (which cannot wait). A returned value has a node unless it takes over an
 argument's buffer: then it must lie as the argument does, and its edge leads to the argument. A value that depends on constants or scalars
-alone is free (it is computed wherever it is needed), so its op is no node; scalars are replicated, so they make no edge.
-
-Memory. The schedule is the order of the ops. Arguments live throughout; a result that takes over an argument's buffer lives in it. Any
-other value that has memory of its own (`rhino.ir.graph.materialized`) lives from its op to its last reader, at the size of the spec it is
-stored in; who reads a view reads its source. A resharded copy is one more tensor, for the time of the op that needs or makes it.
+alone is free (it is computed wherever it is needed), so its op is no node; scalars are replicated, so they make no edge. What each choice
+keeps in memory is in `rhino.strategies.memory`.
 """
 
 from __future__ import annotations
@@ -18,17 +15,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import COPY_FREE, WHILE, YIELD, Graph, TensorType, materialized
-from rhino.ir.spec import PARTIAL, REPLICATED, Spec, all_specs, split_dim
-from rhino.strategies.candidates import REPLICATE, State, strategies
+from rhino.ir.graph import WHILE, YIELD, Graph, TensorType, materialized
+from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
+from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
-from rhino.strategies.problem import Floats, Ints, Problem, Residents
+from rhino.strategies.memory import Memory, written_in_place
+from rhino.strategies.problem import Floats, Ints, Problem
 
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
-
-_UPDATES = frozenset({"stablehlo.scatter", "stablehlo.dynamic_update_slice"})
-"""Ops that write into their first operand's buffer where nothing else reads it."""
 
 
 class ContradictionError(Exception):
@@ -54,7 +49,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The choice problem of one graph along one mesh axis, with what each node stands for."""
+    """The choice problem of one graph on a mesh, with what each node stands for."""
 
     graph: Graph
     model: CostModel
@@ -63,20 +58,20 @@ class Choice:
 
 
 def build(graph: Graph, model: CostModel) -> Choice:
-    """Returns the choice problem of `graph` along the axis of `model`.
+    """Returns the choice problem of `graph` on the axes of `model`.
 
     Raises:
         ContradictionError: where shardings given by the user leave nothing to choose from.
     """
-    return _Builder(graph, model).build()
+    return Builder(graph, model).build()
 
 
 def _storage(spec: Spec) -> State:
-    return State(REPLICATE, (spec,), (spec,))
+    return State((), (spec,), (spec,))
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class Use:
     """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
 
     swapped: bool
@@ -87,7 +82,9 @@ class _Use:
 
 
 @dataclass(eq=False)
-class _Builder:
+class Builder:
+    """Makes nodes, edges and tables; alike ops share theirs."""
+
     graph: Graph
     model: CostModel
     nodes: list[Node] = field(default_factory=list)
@@ -96,14 +93,14 @@ class _Builder:
     table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
-    edges: dict[tuple[int, int], list[_Use]] = field(default_factory=dict)
-    copies: list[tuple[tuple[int, int], _Use, int, int]] = field(default_factory=list)
+    edges: dict[tuple[int, int], list[Use]] = field(default_factory=dict)
+    copies: list[tuple[tuple[int, int], Use, int, int]] = field(default_factory=list)
     node_of_op: dict[int, int] = field(default_factory=dict)
     sinks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.size = self.model.axis.size
+        self.sizes = self.model.sizes
         self.has_memory = materialized(graph)
         self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(graph.returns, minlength=graph.num_values)
         self.giver = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
@@ -116,10 +113,11 @@ class _Builder:
         self.op_class = graph.op_class.tolist()
         self.in_memory = self.has_memory.tolist()
         self.times = [*graph.times().tolist(), 1]
-        self.in_place = self.written_in_place()
+        self.in_place = written_in_place(graph)
         self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
 
     def build(self) -> Choice:
+        """Returns the choice problem."""
         graph = self.graph
         for number, argument in enumerate(graph.arguments):
             limit = graph.fixed.get(number)
@@ -137,7 +135,7 @@ class _Builder:
         for number, value in enumerate(graph.returns):
             self.returned(number, value)
         u, v, table = self.edge_tables()
-        node_residents, edge_residents = self.residents()
+        node_residents, edge_residents = Memory(self).residents()
         problem = Problem(
             tables=tuple(self.tables),
             node_table=np.array(self.costs, dtype=np.int64),
@@ -148,10 +146,21 @@ class _Builder:
             base_bytes=np.zeros(graph.num_ops + 1),
             node_residents=node_residents,
             edge_residents=edge_residents,
+            coordinates=self.coordinates(),
         )
         return Choice(graph, self.model, tuple(self.nodes), problem)
 
+    def coordinates(self) -> tuple[Ints, ...]:
+        """Returns what each state of each node chooses along each axis: how an op runs, or how a value is stored."""
+        known: dict[int, Ints] = {}
+        for node in self.nodes:
+            if id(node.states) not in known:
+                rows = [s.strategy if node.kind == "op" else unpack(s.comes[0], len(self.sizes)) for s in node.states]
+                known[id(node.states)] = np.array(rows, dtype=np.int64).reshape(len(node.states), len(self.sizes))
+        return tuple([known[id(node.states)] for node in self.nodes])
+
     def intern(self, table: Floats) -> int:
+        """Returns the number of a table equal to `table`."""
         key = (table.shape, table.tobytes())
         if key not in self.table_of:
             self.table_of[key] = len(self.tables)
@@ -159,6 +168,7 @@ class _Builder:
         return self.table_of[key]
 
     def remembered(self, key: object, make: Callable[[], Floats]) -> int:
+        """Returns the number of the table that `make` makes for `key`."""
         if key not in self.memo:
             self.memo[key] = self.intern(make())
         return self.memo[key]
@@ -166,16 +176,17 @@ class _Builder:
     # Nodes
 
     def add(self, node: Node, cost: int) -> int:
+        """Adds a node with a table of costs; returns its number."""
         self.nodes.append(node)
         self.costs.append(cost)
         return len(self.nodes) - 1
 
-    def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: bool = False) -> int:
-        """Adds a node that chooses how a value is stored; as a partial sum only if `partial`."""
+    def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
+        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
         shape = self.graph.types[self.value_type[value]].shape
         key = ("stored", shape, limit, partial)
         if key not in self.states_of:
-            specs = (*all_specs(shape, self.size), *((PARTIAL,) if partial else ()))
+            specs = all_specs(shape, self.sizes, partial)
             self.states_of[key] = tuple(_storage(spec) for spec in specs if limit is None or spec in limit)
         options = self.states_of[key]
         if not options:
@@ -183,6 +194,7 @@ class _Builder:
         return self.add(Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options))))
 
     def returned(self, number: int, value: int) -> None:
+        """Adds the way of a value out of the function."""
         sink = self.taken_over.get(number)
         if sink is None:
             sink = self.sinks[number] = self.store("return", number, value, self.graph.return_fixed[number])
@@ -204,6 +216,7 @@ class _Builder:
                 self.use(value, self.giver[into], 0, op)
 
     def op(self, op: int) -> None:
+        """Adds an op, its edges from what it reads, and nodes for its results that need one."""
         graph = self.graph
         operands = self.uses[self.use_start[op] : self.use_start[op + 1]]
         results = range(self.result_start[op], self.result_start[op + 1])
@@ -222,12 +235,14 @@ class _Builder:
         for offset, value in enumerate(results):
             self.giver[value], self.offset[value] = node, offset
             if self.has_node(value, options):
-                partial = any(state.comes[offset] == PARTIAL and state.monoid == "add" for state in options)
+                sums = {axis for state in options if state.monoid == "add" for axis in partial_axes(state.comes[offset])}
+                partial = tuple(sorted(sums))
                 stored = self.store("value", value, value, graph.fixed.get(value), partial)
                 self.use(value, stored, 0, op)
                 self.giver[value], self.offset[value] = stored, 0
 
     def has_node(self, value: int, options: tuple[State, ...]) -> bool:
+        """Says whether a value chooses how it is stored, beside its op."""
         if value in self.graph.fixed:
             return True
         waits = all(state.monoid == "add" for state in options)
@@ -235,16 +250,16 @@ class _Builder:
 
     def op_states(self, op: int, known: tuple[bool, ...]) -> tuple[State, ...]:
         """Returns the strategies of an op. A free operand is whole on every device: it is no partial sum."""
-        every = strategies(self.graph.cls(op), self.size)
-        return tuple(s for s in every if all(need != PARTIAL or k for need, k in zip(s.needs, known, strict=True)))
+        every = strategies(self.graph.cls(op), self.sizes)
+        return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
 
     def state_s(self, op: int, state: State) -> float:
         """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
         cls = self.graph.cls(op)
         moved = self.moved_bytes(op, state)
-        seconds = self.model.compute_s(cls, moved, self.size if state.strategy >= 0 else 1)
+        seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes))
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
-        return seconds + sum(float(reshard_seconds(self.model, kind)[comes, REPLICATED]) for kind, comes in scalars)
+        return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
 
     def moved_bytes(self, op: int, state: State) -> int:
         """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes."""
@@ -261,20 +276,23 @@ class _Builder:
         return moved
 
     def local_bytes(self, kind: TensorType, spec: Spec) -> int:
-        return kind.num_bytes // self.size if split_dim(spec) is not None else kind.num_bytes
+        """Returns the bytes of a tensor on one device."""
+        return kind.num_bytes // num_parts(spec, self.sizes)
 
     # Edges
 
     def use(self, value: int, target: int, operand: int, time: int) -> None:
+        """Adds the way of a value to the node that reads it."""
         source = self.giver[value]
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
-        use = _Use(swapped, self.offset[value], operand, self.value_type[value], self.times[time])
+        use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times[time])
         self.edges.setdefault(pair, []).append(use)
         stays = self.nodes[target].kind == "value" and self.nodes[target].number == value and not self.in_memory[value]
         self.copies.append((pair, use, time, value if stays else -1))
 
     def edge_tables(self) -> tuple[Ints, Ints, Ints]:
+        """Returns ends and tables of all edges that cost anything [edges]."""
         rows = []
         for (u, v), uses in self.edges.items():
             key = ("edge", id(self.nodes[u].states), id(self.nodes[v].states), tuple(uses))
@@ -287,151 +305,18 @@ class _Builder:
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         return columns[0], columns[1], columns[2]
 
-    def ends(self, u: int, v: int, use: _Use) -> tuple[list[Spec], list[Spec]]:
+    def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
         """Returns the specs given and needed, by state of the giver and of the reader."""
         source, target = (v, u) if use.swapped else (u, v)
         return [s.comes[use.result] for s in self.nodes[source].states], [s.needs[use.operand] for s in self.nodes[target].states]
 
-    def use_table(self, u: int, v: int, use: _Use) -> Floats:
+    def use_table(self, u: int, v: int, use: Use) -> Floats:
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
         given, needed = self.ends(u, v, use)
-        table = _times(reshard_seconds(self.model, self.graph.types[use.type])[np.ix_(given, needed)], use.times)
+        table = _times(reshard_seconds(self.model, self.graph.types[use.type], given, needed), use.times)
         return table.T if use.swapped else table
-
-    # Memory
-
-    def residents(self) -> tuple[Residents, Residents]:
-        graph = self.graph
-        end = self.last_times()
-        rows: list[tuple[int, int, int, int]] = []
-        in_place = {graph.returns[result] for result in self.taken_over} | self.in_place
-        for value in range(graph.num_values):
-            op, kind = int(graph.value_op[value]), graph.types[self.value_type[value]]
-            if not kind.num_bytes or not self.in_memory[value] or value in in_place:
-                continue
-            start, stop = (0, graph.num_ops) if op < 0 else (op, int(end[value]))
-            node = self.giver[value]
-            if node >= 0:
-                rows.append((node, self.stored_bytes(node, value), start, stop))
-        for op, node in self.node_of_op.items():
-            rows += self.computed_here(op, node)
-        rows += self.returned_copies()
-        rows += self.not_in_place(end)
-        copies = [
-            row
-            for pair, use, time, stays in self.copies
-            if (row := self.copy_bytes(pair, use, time, time if stays < 0 else int(end[stays]))) is not None
-        ]
-        return _residents(rows), _residents(copies)
-
-    def written_in_place(self) -> set[int]:
-        """Returns the values that live in another's buffer: what a loop keeps as it came, and what a body writes into what it carries."""
-        graph = self.graph
-        found = set()
-        for loop in graph.loops:
-            carried = graph.results(loop.op)
-            found |= {value for value, kept in zip(carried, loop.kept, strict=True) if kept}
-            for value, into in zip(graph.operands(loop.end).tolist(), carried, strict=True):
-                op = int(graph.value_op[value])
-                last_read = max((o for o in range(op, loop.end) if o > op and into in graph.operands(o)), default=op)
-                if op > loop.op and graph.cls(op).name in _UPDATES and graph.operands(op)[0] == into and last_read == op:
-                    found.add(value)
-        return found
-
-    def last_times(self) -> Ints:
-        """Returns the time of each value's last reader [values]; readers of a value without memory read its operands.
-
-        What a loop's body reads from outside, and what the loop carries, is there until the loop ends.
-        """
-        graph = self.graph
-        read = np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start))
-        defined = graph.value_op[graph.uses]
-        for loop in reversed(graph.loops):  # inner loops first
-            read = np.where((read > loop.op) & (read <= loop.end) & (defined <= loop.op), loop.end, read)
-        end = np.maximum(graph.value_op, 0).copy()
-        np.maximum.at(end, graph.uses, read)
-        end[list(graph.returns)] = graph.num_ops
-        view = [c.name in COPY_FREE and len(c.operands) == 1 for c in graph.classes]
-        last = end.tolist()
-        for op in range(graph.num_ops - 1, -1, -1):
-            result = self.result_start[op]
-            if self.result_start[op + 1] == result + 1 and (view[self.op_class[op]] or not self.in_memory[result]):
-                for operand in self.uses[self.use_start[op] : self.use_start[op + 1]]:
-                    last[operand] = max(last[operand], last[result])
-        for loop in graph.loops:
-            for value in graph.results(loop.op):
-                last[value] = max(last[value], loop.end)
-        return np.array(last, dtype=np.int64)
-
-    def returned_copies(self) -> list[tuple[int, int, int, int]]:
-        """Returns the residents that results are beside their values: an argument or a free value returned, or one value again."""
-        graph, seen, found = self.graph, set(), []
-        for number, value in enumerate(graph.returns):
-            if number not in self.taken_over and (value in seen or self.giver[value] < 0 or graph.value_op[value] < 0):
-                node = self.sinks[number]
-                kind, states = graph.types[self.value_type[value]], self.nodes[node].states
-                sizes = np.array([float(self.local_bytes(kind, s.comes[0])) for s in states])
-                found.append((node, self.intern(sizes), max(int(graph.value_op[value]), 0), graph.num_ops))
-            seen.add(value)
-        return found
-
-    def not_in_place(self, end: Ints) -> list[tuple[int, int, int, int]]:
-        """Returns the residents that results are beside the arguments whose buffers they take over, until those are read no more.
-
-        An op that computes element by element may write over what it reads; another needs its operands to its end.
-        """
-        graph, found = self.graph, []
-        for result, argument in self.taken_over.items():
-            value = graph.returns[result]
-            op, last = int(graph.value_op[value]), int(end[argument])
-            if op >= 0 and self.giver[value] >= 0 and (last > op or (last == op and not graph.cls(op).fusible)):
-                found.append((self.giver[value], self.stored_bytes(self.giver[value], value), op, last))
-        return found
-
-    def computed_here(self, op: int, node: int) -> list[tuple[int, int, int, int]]:
-        """Returns the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
-        cls = self.graph.classes[self.op_class[op]]
-        if cls.fusible or cls.name == "stablehlo.reduce":
-            return []
-        found = []
-        for position, value in enumerate(self.uses[self.use_start[op] : self.use_start[op + 1]]):
-            if self.giver[value] < 0 and not (position == 0 and cls.name in _UPDATES):
-                states, kind = self.nodes[node].states, self.graph.types[self.value_type[value]]
-                sizes = np.array([float(self.local_bytes(kind, s.needs[position])) for s in states])
-                found.append((node, self.intern(sizes), op, op))
-        return found
-
-    def stored_bytes(self, node: int, value: int) -> int:
-        states, offset, kind = self.nodes[node].states, self.offset[value], self.graph.types[self.value_type[value]]
-        sizes = lambda: np.array([self.local_bytes(kind, s.comes[offset]) for s in states], dtype=np.float64)  # noqa: E731
-        return self.remembered(("bytes", id(states), offset, kind), sizes)
-
-    def copy_bytes(self, pair: tuple[int, int], use: _Use, time: int, until: int) -> tuple[int, int, int, int] | None:
-        """Returns the resident that the second copy of a resharded value is, or None where no states reshard it.
-
-        It is there for the time of its reader; but a collective writes to memory, so the stored copy of a fused value stays.
-        """
-        edge = self.edge_number.get(pair)
-        if edge is None:
-            return None
-        u, v = pair
-        key = ("copy", id(self.nodes[u].states), id(self.nodes[v].states), use)
-        table = self.remembered(key, lambda: self.copy_table(u, v, use))
-        return (edge, table, time, until) if self.tables[table].any() else None
-
-    def copy_table(self, u: int, v: int, use: _Use) -> Floats:
-        given, needed = self.ends(u, v, use)
-        kind = self.graph.types[use.type]
-        rows = [[self.local_bytes(kind, n) if n != g else 0 for n in needed] for g in given]
-        table = np.array(rows, dtype=np.float64)
-        return table.T.copy() if use.swapped else table
 
 
 def _times(seconds: Floats, count: int) -> Floats:
     """Returns seconds as often as they are spent; what is illegal stays so even where it never happens."""
     return np.where(np.isinf(seconds), seconds, np.where(np.isinf(seconds), 0.0, seconds) * count)
-
-
-def _residents(rows: list[tuple[int, int, int, int]]) -> Residents:
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return Residents(columns[0], columns[1], columns[2], columns[3])

@@ -1,77 +1,116 @@
-"""What an op can do along one mesh axis: its strategies, and for each how its operands have to lie and how its results may.
+"""What an op can do on a mesh: its strategies, and for each how its operands have to lie and how its results may.
 
-A strategy is *replicate* (every device does all of it), *split f* (each device does one block of factor `f` of Shardy's rule) or *partial*
-(every device does all of it on operands that are partial sums: legal where the op is linear in them, so that the sum is taken later, or
-never). Splitting a reduction factor leaves a partial result. Illegal strategies are not in the list.
+Along one axis a strategy is *replicate* (every device does all of it), *split f* (each device does one block of factor `f` of Shardy's
+rule) or *partial* (every device does all of it on operands that are partial sums: legal where the op is linear in them, so that the sum is
+taken later, or never). Splitting a reduction factor leaves a partial result. On several axes there is one such choice for each, outermost
+first, on what the choices before it left of the op. Illegal strategies are not in the list.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 from rhino.ir.graph import OpClass
 from rhino.ir.rules import Mapping, Rule
-from rhino.ir.spec import PARTIAL, REPLICATED, Spec, all_specs, split
+from rhino.ir.spec import PARTIAL, REPLICATED, Spec, at, fits, partial_axes, split, unpack
 
 REPLICATE = -1
-"""Strategy number of *replicate*; *split f* is `f`, *partial* with the k-th linear operand set is `-2 - k`."""
-
+"""The choice *replicate* along one axis; *split f* is `f`, *partial* with the k-th linear operand set is `-2 - k`."""
 
 _REPEATS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.broadcast"})
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One way to run an op: its strategy, the specs that its operands must have, and those that its results come in.
+    """One way to run an op: its choice along each axis, the specs that its operands must have, and those that its results come in.
 
     `monoid` joins the parts of a partial result ("add", or "max" / "min", which never flow on).
     """
 
-    strategy: int
+    strategy: tuple[int, ...]
     needs: tuple[Spec, ...]
     comes: tuple[Spec, ...]
     monoid: str = "add"
 
+    def num_shares(self, sizes: Sequence[int]) -> int:
+        """Returns among how many devices the work is shared."""
+        return prod(size for size, choice in zip(sizes, self.strategy, strict=True) if choice >= 0)
 
-def strategy_name(cls: OpClass, strategy: int) -> str:
-    """Returns how a strategy is written in the IR: "replicate", the split factor's name, or "partial" and the operands that are sums."""
-    if strategy == REPLICATE:
+
+def strategy_name(cls: OpClass, strategy: tuple[int, ...]) -> str:
+    """Returns how a strategy is written in the IR, axis by axis: "replicate", the split factor's name, or "partial" and what are sums."""
+    return ", ".join(_choice_name(cls, choice) for choice in strategy)
+
+
+def _choice_name(cls: OpClass, choice: int) -> str:
+    if choice == REPLICATE:
         return "replicate"
-    if strategy >= 0:
+    if choice >= 0:
         assert cls.rule is not None
-        return cls.rule.names[strategy]
-    return "partial" + "".join(f" {operand}" for operand in sorted(cls.linear[-2 - strategy]))
+        return cls.rule.names[choice]
+    return "partial" + "".join(f" {operand}" for operand in sorted(cls.linear[-2 - choice]))
 
 
 @lru_cache(maxsize=65536)
-def strategies(cls: OpClass, axis_size: int) -> tuple[State, ...]:
-    """Returns every strategy of an op of class `cls`; *replicate* first."""
-    states = [replicate(cls)]
-    if cls.rule is not None:
-        states += filter(None, (_split(cls, cls.rule, factor, axis_size) for factor in range(len(cls.rule.sizes))))
-        states += filter(None, (_partial(cls, number) for number in range(len(cls.linear))))
+def strategies(cls: OpClass, sizes: tuple[int, ...]) -> tuple[State, ...]:
+    """Returns every strategy of an op of class `cls` on axes of `sizes`; *replicate* first."""
+    states = [replicate(cls, 0)]
+    for axis in range(len(sizes)):
+        states = [longer for state in states for longer in _extended(cls, state, axis, sizes)]
     return tuple(states)
 
 
-def replicate(cls: OpClass) -> State:
+def replicate(cls: OpClass, num_axes: int) -> State:
     """Returns the state in which every device does all of the op."""
     operands, results = _replicated(len(cls.operands)), _replicated(len(cls.results))
-    return State(REPLICATE, operands, results)
+    return State((REPLICATE,) * num_axes, operands, results)
 
 
-def following(cls: OpClass, wanted: Spec, axis_size: int) -> State:
+def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
     """Returns how a free op runs for users who all want `wanted`: split, where its rule allows that, or else whole on every device."""
-    if cls.name == "stablehlo.iota" and wanted in all_specs(cls.results[0].shape, axis_size) and wanted != REPLICATED:
-        return State(wanted - 2, (), (wanted,))  # each device counts from where its block starts
-    return next((s for s in strategies(cls, axis_size) if s.strategy >= 0 and s.comes == (wanted,)), replicate(cls))
+    whole = replicate(cls, len(sizes))
+    if wanted == REPLICATED or partial_axes(wanted):
+        return whole
+    if cls.name == "stablehlo.iota":  # each device counts from where its block starts
+        legal = fits(wanted, cls.results[0].shape, sizes)
+        return State(tuple(max(one - 2, REPLICATE) for one in unpack(wanted, len(sizes))), (), (wanted,)) if legal else whole
+    return next((s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.comes == (wanted,)), whole)
 
 
 def _replicated(count: int) -> tuple[Spec, ...]:
     return (REPLICATED,) * count
 
 
+def _extended(cls: OpClass, state: State, axis: int, sizes: tuple[int, ...]) -> Iterator[State]:
+    """Yields `state` with each choice along one more axis."""
+    yield replace(state, strategy=(*state.strategy, REPLICATE))
+    if cls.rule is None:
+        return
+    rule, left = cls.rule, list(cls.rule.sizes)
+    for size, choice in zip(sizes, state.strategy, strict=False):
+        if choice >= 0:
+            left[choice] //= size
+    local = replace(rule, sizes=tuple(left))
+    splits = [_split(cls, local, factor, sizes[axis]) for factor in range(len(left))]
+    for one in (*splits, *(_partial(cls, number) for number in range(len(cls.linear)))):
+        if one is not None:
+            yield State(
+                (*state.strategy, *one.strategy),
+                _with_entries(state.needs, one.needs, axis),
+                _with_entries(state.comes, one.comes, axis),
+                one.monoid if one.monoid != "add" else state.monoid,
+            )
+
+
+def _with_entries(specs: tuple[Spec, ...], entries: tuple[Spec, ...], axis: int) -> tuple[Spec, ...]:
+    return tuple(Spec(spec | at(one, axis)) for spec, one in zip(specs, entries, strict=True))
+
+
 def _split(cls: OpClass, rule: Rule, factor: int, axis_size: int) -> State | None:
+    """Returns the state that splits a factor along one axis; `rule` has the sizes that the axes before left."""
     size = rule.sizes[factor]
     if size < axis_size or size % axis_size or factor in rule.fixed or not rule.is_major(factor):
         return None
@@ -83,10 +122,10 @@ def _split(cls: OpClass, rule: Rule, factor: int, axis_size: int) -> State | Non
     if factor in rule.reduction:
         if cls.reduction is None or len(comes) != 1:
             return None
-        return State(factor, needs, (PARTIAL,), cls.reduction)
+        return State((factor,), needs, (PARTIAL,), cls.reduction)
     if REPLICATED in comes:  # a factor of operands alone that is no reduction: nothing says how its parts combine
         return None
-    return State(factor, needs, comes)
+    return State((factor,), needs, comes)
 
 
 def _spec(mapping: Mapping, factor: int) -> Spec:
@@ -98,4 +137,4 @@ def _partial(cls: OpClass, number: int) -> State | None:
     if not cls.results[0].shape or any(not cls.operands[operand].shape for operand in chosen):
         return None  # a scalar's sum is taken where it arises
     needs = tuple(PARTIAL if operand in chosen else REPLICATED for operand in range(len(cls.operands)))
-    return State(-2 - number, needs, (PARTIAL,) * len(cls.results))
+    return State((-2 - number,), needs, (PARTIAL,) * len(cls.results))

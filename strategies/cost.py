@@ -9,80 +9,65 @@ in MPICH" (2005), section 3:
     all_reduce        2 (n - 1) alpha + 2 (n - 1) / n payload / rate       payload: the operand (a reduce_scatter, then an all_gather)
     all_to_all          (n - 1) alpha + (n - 1) / n  payload / rate'       payload: the operand; rate' where every pair of devices talks
     collective_permute          alpha +              payload / rate
+
+An all_reduce over several axes reduces along the inner ones first, so that an outer one has only their share to carry; a
+collective_permute over several goes at the pace of the slowest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf, isinf
 
 import numpy as np
 
 from rhino.ir.cluster import MeshAxis
 from rhino.ir.graph import OpClass, TensorType
 from rhino.ir.hardware import Device
-from rhino.ir.spec import PARTIAL, REPLICATED, num_specs, split_dim
-from rhino.ir.tally import payload_bytes
 from rhino.strategies.problem import Floats
+from rhino.strategies.reshard import Move, moves
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """One collective: its kind and its payload in bytes per device. `kind` is None where nothing is sent."""
-
-    kind: str | None = None
-    num_bytes: int = 0
-
-
-NOTHING = Move()
-
-
-def reshard(kind: TensorType, source: int, target: int, axis_size: int) -> Move | None:
-    """Returns the collective that takes a tensor from spec `source` to spec `target`, or None where there is none."""
-    whole, part = kind.num_bytes, kind.num_bytes // axis_size
-    if source in (target, REPLICATED):
-        return None if target == PARTIAL and source != target else NOTHING
-    if target == PARTIAL:
-        return None
-    if source == PARTIAL:
-        name, before, after = ("all_reduce", whole, whole) if target == REPLICATED else ("reduce_scatter", whole, part)
-    elif target == REPLICATED:
-        name, before, after = "all_gather", part, whole
-    else:
-        name, before, after = "all_to_all", part, part
-    return Move(name, payload_bytes(name, before, after))
-
-
-@dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds on one device of a cluster, with collectives along one mesh axis."""
+    """Seconds on one device of a cluster, with collectives along the axes of a mesh, outermost first."""
 
     device: Device
-    axis: MeshAxis
+    axes: tuple[MeshAxis, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return tuple(axis.size for axis in self.axes)
 
     def move_s(self, move: Move) -> float:
-        """Returns the seconds of one collective."""
-        n, alpha, rate = self.axis.size, self.axis.latency_s, self.axis.bytes_per_s
-        if move.kind is None or n == 1:
+        """Returns the seconds of one collective; of a slice, those to read and write the part."""
+        if move.kind == "slice":
+            return 2 * move.num_bytes / self.device.memory_bytes_per_s
+        axes = [self.axes[number] for number in move.axes if self.axes[number].size > 1]
+        if move.kind == "all_reduce":
+            return self._all_reduce_s(axes, move.num_bytes)
+        if not axes:
             return 0.0
-        share = (n - 1) / n * move.num_bytes
-        match move.kind:
-            case "all_reduce":
-                return 2 * ((n - 1) * alpha + share / rate)
-            case "all_to_all":
-                return (n - 1) * alpha + share / self.axis.all_to_all_bytes_per_s
-            case "collective_permute":
-                return alpha + move.num_bytes / rate
-            case _:
-                return (n - 1) * alpha + share / rate
+        if move.kind == "collective_permute":
+            return max(axis.latency_s for axis in axes) + move.num_bytes / min(axis.bytes_per_s for axis in axes)
+        (axis,) = axes
+        rate = axis.all_to_all_bytes_per_s if move.kind == "all_to_all" else axis.bytes_per_s
+        return (axis.size - 1) * axis.latency_s + (axis.size - 1) / axis.size * move.num_bytes / rate
 
-    def slice_s(self, kind: TensorType, source: int, target: int) -> float:
-        """Returns the seconds to cut a device's part out of a whole tensor: the part is read and written."""
-        cut = source == REPLICATED and split_dim(target) is not None
-        return 2 * (kind.num_bytes / self.axis.size) / self.device.memory_bytes_per_s if cut else 0.0
+    @staticmethod
+    def _all_reduce_s(axes: list[MeshAxis], num_bytes: float) -> float:
+        seconds = 0.0
+        for axis in reversed(axes):
+            n = axis.size
+            seconds += 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
+            num_bytes /= n
+        return seconds
 
     def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int) -> float:
         """Returns the seconds of one op whose work is shared by `divided_by` devices and which moves `num_bytes` of device memory."""
@@ -91,21 +76,31 @@ class CostModel:
         return max(cls.flops / divided_by / rate, num_bytes / self.device.memory_bytes_per_s)
 
 
-@lru_cache(maxsize=4096)
-def reshard_seconds(model: CostModel, kind: TensorType) -> Floats:
-    """Returns the seconds from each spec of a tensor to each other [source specs, target specs], infinite where there is no way."""
-    count = num_specs(len(kind.shape))
-    table = np.full((count, count), np.inf)
-    for source in range(count):
-        for target in range(count):
-            if not all(_exists(kind, spec, model.axis.size) for spec in (source, target)):
-                continue
-            move = reshard(kind, source, target, model.axis.size)
-            if move is not None:
-                table[source, target] = model.move_s(move) + model.slice_s(kind, source, target)
-    return table
+def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
+    """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no way."""
+    known = _affine(model, len(kind.shape))
+    rows = np.array([[known(g, n) for n in needed] for g in given], dtype=np.float64).reshape(len(given), len(needed), 2)
+    seconds: Floats = rows[:, :, 0] + rows[:, :, 1] * kind.num_bytes
+    return seconds
 
 
-def _exists(kind: TensorType, spec: int, axis_size: int) -> bool:
-    dim = split_dim(spec)
-    return dim is None or (kind.shape[dim] > 0 and kind.shape[dim] % axis_size == 0)
+_PROBE = 1 << 40
+"""Bytes of the tensor at which the slope is taken: a reshard's seconds are affine in the bytes, but for rounding to whole bytes."""
+
+
+@lru_cache(maxsize=256)
+def _affine(model: CostModel, rank: int) -> Callable[[int, int], tuple[float, float]]:
+    """Returns a function of two specs of a tensor of `rank`: seconds per reshard, and per byte of the whole tensor."""
+    known: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def seconds(source: int, target: int) -> tuple[float, float]:
+        pair = known.get((source, target))
+        if pair is None:
+            fixed, probe = (
+                inf if steps is None else sum(map(model.move_s, steps))
+                for steps in (moves(num_bytes, rank, source, target, model.sizes) for num_bytes in (0, _PROBE))
+            )
+            pair = known[source, target] = (fixed, 0.0 if isinf(fixed) else (probe - fixed) / _PROBE)
+        return pair
+
+    return seconds

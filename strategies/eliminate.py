@@ -147,23 +147,40 @@ class Elimination:
     """The state of one elimination: factors between alive nodes, and the steps taken so far."""
 
     def __init__(
-        self, problem: Problem, store: TableStore, node_costs: Sequence[int] | None = None, edge_costs: Sequence[int] | None = None
+        self,
+        problem: Problem,
+        store: TableStore,
+        node_costs: Sequence[int] | None = None,
+        edge_costs: Sequence[int] | None = None,
+        masks: Sequence[Mask] | None = None,
     ) -> None:
         self.problem = problem
         self.store = store
-        base = [store.intern(table) for table in problem.tables]
+        base = [store.intern(table) for table in problem.tables] if node_costs is None or edge_costs is None else []
         self.unary = list(node_costs) if node_costs is not None else [base[t] for t in problem.node_table]
         edges = edge_costs if edge_costs is not None else [base[t] for t in problem.edge_table]
         self.pairs: list[dict[int, int]] = [{} for _ in range(problem.num_nodes)]
         for u, v, table in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), edges, strict=True):
             self.pairs[u][v] = table
             self.pairs[v][u] = store.transpose(table)
-        self.masks: list[Mask] = [tuple(range(len(store.tables[t]))) for t in self.unary]
+        self.masks: list[Mask] = list(masks) if masks is not None else [tuple(range(len(store.tables[t]))) for t in self.unary]
+        if masks is not None:
+            self._keep(masks)
         self.wide: list[dict[tuple[int, ...], int]] = [{} for _ in range(problem.num_nodes)]
         self.constant = 0.0
         self.widest = 0
         self.steps: list[Step] = []
         self.alive = [True] * problem.num_nodes
+
+    def _keep(self, masks: Sequence[Mask]) -> None:
+        """Drops all states but those in `masks`."""
+        store = self.store
+        self.unary = [store.take(table, (mask,)) for table, mask in zip(self.unary, masks, strict=True)]
+        for u, pairs in enumerate(self.pairs):
+            for v, table in pairs.items():
+                if u < v:
+                    pairs[v] = store.take(table, (masks[u], masks[v]))
+                    self.pairs[v][u] = store.transpose(pairs[v])
 
     # States that cannot win
 
@@ -344,10 +361,26 @@ class Elimination:
         """Returns the alive nodes, and the problem that is left between them. Only while all factors are pairs."""
         nodes = [n for n, alive in enumerate(self.alive) if alive]
         number = {n: k for k, n in enumerate(nodes)}
-        edges = [(number[u], number[v], table) for u in nodes for v, table in sorted(self.pairs[u].items()) if u < v]
+        table_of: dict[int, int] = {}
+        edges = [
+            (number[u], number[v], table_of.setdefault(table, len(table_of)))
+            for u in nodes
+            for v, table in sorted(self.pairs[u].items())
+            if u < v
+        ]
         columns = np.array(edges, dtype=np.int64).reshape(-1, 3).T
-        unary = np.array([self.unary[n] for n in nodes], dtype=np.int64)
-        return nodes, Problem(tuple(self.store.tables), unary, columns[0], columns[1], columns[2])
+        unary = np.array([table_of.setdefault(self.unary[n], len(table_of)) for n in nodes], dtype=np.int64)
+        tables = tuple(self.store.tables[table] for table in table_of)
+        return nodes, Problem(tables, unary, columns[0], columns[1], columns[2], coordinates=self._coordinates(nodes))
+
+    def _coordinates(self, nodes: Sequence[int]) -> tuple[Ints, ...]:
+        """Returns the coordinates of the states that are left, one array for alike nodes."""
+        every, known = self.problem.coordinates, {}
+        for n in nodes if every else ():
+            key = (id(every[n]), self.masks[n])
+            if key not in known:
+                known[key] = every[n][list(self.masks[n])]
+        return tuple(known[id(every[n]), self.masks[n]] for n in nodes) if every else ()
 
     def copy(self) -> Elimination:
         """Returns an elimination in the same state, on the same store."""

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rhino.ir.graph import Graph, Loop, OpClass
-from rhino.ir.spec import PARTIAL, REPLICATED, Spec, split_dim
+from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.build import Choice
-from rhino.strategies.candidates import REPLICATE, State, following, strategies
-from rhino.strategies.cost import Move, reshard
+from rhino.strategies.candidates import State, following, strategies
 from rhino.strategies.problem import Ints
+from rhino.strategies.reshard import Move, moves, sent
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective of a plan: which value, for which op (None: to store or return it), from and to which spec, how often in a step."""
+    """A collective of a plan: which value, for which op (None: to store or return it), how often in a step.
+
+    It is a step of the way from spec `source` to spec `target`.
+    """
 
     value: int
     reader: int | None
@@ -28,13 +31,13 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """How one graph runs along one mesh axis.
+    """How one graph runs on a mesh with axes of `sizes`.
 
     `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function.
     """
 
     graph: Graph
-    axis_size: int
+    sizes: tuple[int, ...]
     ops: tuple[State, ...]
     specs: tuple[Spec, ...]
     returned: tuple[Spec, ...]
@@ -42,7 +45,7 @@ class Plan:
     def implied(self, op: int) -> State | None:
         """Returns how `op` would run if only the specs of its operands and results were known."""
         given = tuple(self.specs[value] for value in self.graph.operands(op).tolist())
-        return implied_state(self.graph.cls(op), given, tuple(self.specs[value] for value in self.graph.results(op)), self.axis_size)
+        return implied_state(self.graph.cls(op), given, tuple(self.specs[value] for value in self.graph.results(op)), self.sizes)
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
@@ -56,40 +59,47 @@ class Plan:
             yield from self._between(value, None, self.specs[value], wanted, 1)
 
     def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> Iterator[Transfer]:
-        move = reshard(self.graph.type_of(value), source, target, self.axis_size)
-        assert move is not None, (value, reader, source, target)
-        if move.kind is not None:
-            yield Transfer(value, reader, source, target, move, times)
+        kind = self.graph.type_of(value)
+        steps = moves(kind.num_bytes, len(kind.shape), source, target, self.sizes)
+        assert steps is not None, (value, reader, source, target)
+        for move in steps:
+            if move.kind != "slice":
+                yield Transfer(value, reader, source, target, move, times)
 
 
 @lru_cache(maxsize=65536)
-def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...], axis_size: int) -> State | None:
+def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]) -> State | None:
     """Returns how an op runs between operands that lie as `given` and results that are `stored`, if nothing else is said.
 
-    It is the way that sends the fewest bytes; of those one that shares the work, and of those the first. None where there is no way.
+    It is the way that sends the fewest bytes; of those one that shares the work among most devices, and of those the first. None where
+    there is no way.
     """
-    dim = split_dim(stored[0]) if stored else None
-    if dim is not None and cls.name == "stablehlo.iota":
-        return following(cls, stored[0], axis_size)
-    options = strategies(cls, axis_size)
-    sent = [
-        (num_bytes, s.strategy < 0, n)
+    if stored and split_axes(stored[0]) and cls.name == "stablehlo.iota":
+        return following(cls, stored[0], sizes)
+    options = strategies(cls, sizes)
+    found = [
+        (num_bytes, -s.num_shares(sizes), n)
         for n, s in enumerate(options)
-        if (num_bytes := sent_bytes(cls, s, given, stored, axis_size)) is not None
+        if (num_bytes := sent_bytes(cls, s, given, stored, sizes)) is not None
     ]
-    return options[min(sent)[2]] if sent else None
+    return options[min(found)[2]] if found else None
 
 
-def sent_bytes(cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], axis_size: int) -> int | None:
+def sent_bytes(cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]) -> int | None:
     """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no way."""
     pairs = [*zip(cls.operands, given, state.needs, strict=True), *zip(cls.results, state.comes, stored, strict=True)]
-    moves = [reshard(kind, source, target, axis_size) for kind, source, target in pairs]
-    return None if None in moves else sum(move.num_bytes for move in moves if move is not None)
+    total = 0
+    for kind, source, target in pairs:
+        steps = moves(kind.num_bytes, len(kind.shape), source, target, sizes) if source != target else ()
+        if steps is None:
+            return None
+        total += sent(steps)
+    return total
 
 
 def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
     """Returns the plan of a choice: nodes as chosen, free ops as their users want them."""
-    graph, size = choice.graph, choice.model.axis.size
+    graph, sizes = choice.graph, choice.model.sizes
     specs: list[Spec] = [REPLICATED] * graph.num_values
     ops: list[State | None] = [None] * graph.num_ops
     returned: list[Spec] = [REPLICATED] * len(graph.returns)
@@ -109,17 +119,17 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
                     returned[alias] = state.comes[0]
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
-    every = _with_free(graph, size, ops, specs, returned)
-    return Plan(graph, size, every, tuple(specs), tuple(returned))
+    every = _with_free(graph, sizes, ops, specs, returned)
+    return Plan(graph, sizes, every, tuple(specs), tuple(returned))
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:
     """Returns how a loop starts and how its body returns: both give what is carried as it is stored."""
     carried = tuple(specs[value] for value in graph.results(loop.op))
-    return State(REPLICATE, carried, carried), State(REPLICATE, carried, ())
+    return State((), carried, carried), State((), carried, ())
 
 
-def _with_free(graph: Graph, size: int, ops: list[State | None], specs: list[Spec], returned: list[Spec]) -> tuple[State, ...]:
+def _with_free(graph: Graph, sizes: tuple[int, ...], ops: list[State | None], specs: list[Spec], returned: list[Spec]) -> tuple[State, ...]:
     """Decides free ops, users first: as all users want it, or whole (a slice of what is everywhere sends nothing).
 
     A partial sum that its readers all want in the same other spec is stored in that one: the same collective, and plainer to read.
@@ -132,11 +142,11 @@ def _with_free(graph: Graph, size: int, ops: list[State | None], specs: list[Spe
         state = ops[op]
         values = graph.results(op)
         if state is None:
-            state = _free_state(graph, op, wanted[values.start], size)
+            state = _free_state(graph, op, wanted[values.start], sizes)
             limit = graph.fixed.get(values.start)
             specs[values.start] = state.comes[0] if limit is None else min(limit, key=lambda spec: (spec != state.comes[0], spec))
         for value in values:
-            if specs[value] == PARTIAL and len(wanted[value]) == 1 and value not in graph.fixed:
+            if partial_axes(specs[value]) and len(wanted[value]) == 1 and value not in graph.fixed:
                 specs[value] = next(iter(wanted[value]))
         for operand, need in zip(graph.operands(op).tolist(), state.needs, strict=True):
             wanted[operand][need] = None
@@ -144,9 +154,9 @@ def _with_free(graph: Graph, size: int, ops: list[State | None], specs: list[Spe
     return tuple(reversed(result))
 
 
-def _free_state(graph: Graph, op: int, wanted: dict[Spec, None], size: int) -> State:
+def _free_state(graph: Graph, op: int, wanted: dict[Spec, None], sizes: tuple[int, ...]) -> State:
     limit = graph.fixed.get(graph.results(op).start)
     one = next(iter(wanted)) if len(wanted) == 1 else REPLICATED
     if limit is not None and one not in limit:
         one = min(limit)
-    return following(graph.cls(op), one, size)
+    return following(graph.cls(op), one, sizes)

@@ -18,7 +18,7 @@ from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved, make_
 from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
-from rhino.strategies.solver import Prices, Solver
+from rhino.strategies.solver import Prices, Solved, Solver
 
 _MIXED = 8
 """How many of the smallest choices are mixed with each other where none of them fits."""
@@ -38,11 +38,12 @@ class PricedSearch:
     times: list[int] = field(default_factory=list)
     bound: float = -np.inf
     best: Answer | None = None
+    highest: Solved = field(init=False)
     tried: dict[tuple[int, int], Answer] = field(default_factory=dict)
 
     def run(self) -> Outcome:
         """Returns the best answer under the budget with the bound that the prices prove, or the proof that nothing fits."""
-        self.bound = self.first.bound
+        self.bound, self.highest = self.first.bound, Solved(self.first.states, self.first.bound, self.first.bound)
         self.note(self.first.states)
         infeasible = self.seek_feasible()
         if infeasible is not None:
@@ -51,21 +52,28 @@ class PricedSearch:
             value, prices = self.master()
             if self.closed(value):
                 break
-            states, reached = self.solver.solve(self.solver.reduce(prices, self.budget))
-            self.bound = max(self.bound, reached)
-            if not self.note(states):
+            if not self.note(self.at(prices).states):
                 break
             self.recombine()
         if self.best is None:
             self.mix_to_fit()
+        self.tighten()
         return self.close()
+
+    def at(self, prices: Prices) -> Solved:
+        """Returns the best choice at `prices`, and remembers where the bound is highest."""
+        solved = self.solver.solve(self.solver.reduce(prices, self.budget))
+        self.bound = max(self.bound, solved.bound)
+        if solved.value > self.highest.value:
+            self.highest = solved
+        return solved
 
     def closed(self, mixture_cost: float) -> bool:
         """Says whether the best answer is near enough to the bound, or the bound as high as prices can raise it."""
-        gap = self.solver.limits.gap
-        if self.best is not None and self.best.cost - self.bound <= gap * abs(self.best.cost):
+        gap, bound = self.solver.limits.gap, self.highest.value
+        if self.best is not None and self.best.cost - bound <= gap * abs(self.best.cost):
             return True
-        return bool(np.isfinite(mixture_cost)) and mixture_cost - self.bound <= gap / 10 * abs(mixture_cost)
+        return bool(np.isfinite(mixture_cost)) and mixture_cost - bound <= gap / 10 * abs(mixture_cost)
 
     def note(self, states: Ints) -> bool:
         """Takes up a choice: a column, its worst time as a row, and perhaps the best answer. Returns whether it taught anything."""
@@ -80,7 +88,7 @@ class PricedSearch:
             cost = problem.cost(states)
             self.columns.append((states, cost, memory))
             if memory[peak] <= self.budget and (self.best is None or cost < self.best.cost):
-                self.best = make_answer(problem, states, self.bound, "elimination at memory prices, recombined")
+                self.best = make_answer(problem, states, self.bound, f"{self.solver.method} at memory prices, recombined")
         return fresh or not known
 
     def seek_feasible(self) -> Infeasible | None:
@@ -92,12 +100,14 @@ class PricedSearch:
             if self.best is not None or excess <= 0:
                 return None
             total = sum(weights.values())
-            states, value = self.solver.solve(self.solver.reduce(weights, self.budget, costs=False))
+            solved = self.solver.solve(self.solver.reduce(weights, self.budget, costs=False))
+            if solved.value > 0:
+                solved = self.solver.tighten(solved)
             if total > 0:
-                least_peak = max(least_peak, self.budget + value / total)
-            if value > 0:
+                least_peak = max(least_peak, self.budget + solved.bound / total)
+            if solved.bound > 0:
                 return Infeasible(peak_bytes=least_peak)
-            if not self.note(states):
+            if not self.note(solved.states):
                 return None
         return None
 
@@ -108,9 +118,7 @@ class PricedSearch:
             if self.best is not None:
                 return
             prices = dict.fromkeys(self.times, factor * unit)
-            states, reached = self.solver.solve(self.solver.reduce(prices, self.budget))
-            self.bound = max(self.bound, reached)
-            self.note(states)
+            self.note(self.at(prices).states)
 
     def least_excess(self) -> tuple[float, Prices]:
         """Returns the least worst excess that mixing the columns reaches, and the weights of the times that stand against less."""
@@ -153,6 +161,14 @@ class PricedSearch:
         unit = scale / max(self.budget, 1.0)
         prices = {t: max(0.0, -float(d)) * unit for t, d in zip(self.times, result.ineqlin.marginals, strict=True)}
         return float(result.fun) * scale, {t: p for t, p in prices.items() if p > 0}
+
+    def tighten(self) -> None:
+        """Proves the bound that sweeps only estimate, where it is highest, and takes up the choice that comes with the proof."""
+        solved = self.solver.tighten(self.highest)
+        self.bound = max(self.bound, solved.bound)
+        if solved is not self.highest:
+            self.note(solved.states)
+            self.recombine()
 
     def recombine(self) -> None:
         """Improves the best answer by taking over, component by component, what cheaper columns do differently; each pair is tried once."""

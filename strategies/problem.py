@@ -51,7 +51,7 @@ class Problem:
     Shapes: `node_table` [nodes], `edge_u`, `edge_v`, `edge_table` [edges] with edge_u < edge_v and no pair twice;
     `tables[node_table[u]]` is [states of u], `tables[edge_table[e]]` is [states of u, states of v].
     Units: costs in seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive
-    whatever is chosen.
+    whatever is chosen. `coordinates[u]` [states of u, axes], where given, is what each state chooses along each mesh axis.
     """
 
     tables: tuple[Floats, ...]
@@ -63,6 +63,7 @@ class Problem:
     base_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     node_residents: Residents = field(default_factory=no_residents)
     edge_residents: Residents = field(default_factory=no_residents)
+    coordinates: tuple[Ints, ...] = ()
 
     @property
     def num_nodes(self) -> int:

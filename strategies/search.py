@@ -1,7 +1,7 @@
 """The whole search: the optimum, if it fits the memory of a device; else the best that does, with a proven bound.
 
-Without a budget (or where the optimum fits anyway) elimination gives the optimum, and the bound equals the cost. Where it does not fit,
-`strategies/prices.py` takes over. Limits are steps (solves), never seconds: the same problem gives the same answer.
+Without a budget (or where the optimum fits anyway) the answer is what `strategies/solver.py` finds, with its bound. Where that does not
+fit, `strategies/prices.py` takes over. Limits are steps (solves), never seconds: the same problem gives the same answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.strategies.answer import Infeasible, Outcome, Unsolved, make_answer
+from rhino.strategies.answer import Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.eliminate import TooWideError
 from rhino.strategies.problem import Problem
 from rhino.strategies.solver import Limits, Reduced, Solver, Statistics
@@ -40,10 +40,14 @@ class Search:
     def run(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
         """Returns the best choice under the budget, with a bound; or what stands against one. `first` is what `reduce` returned."""
         try:
-            states, bound = self.solver.solve(first or self.reduce())
-            if not np.isfinite(bound):
+            solved = self.solver.solve(first or self.reduce())
+            if budget_bytes is None or fits(self.problem, solved.states, budget_bytes):
+                solved = self.solver.tighten(solved)
+            if solved.bound == np.inf:
                 return Infeasible(None)
-            answer = make_answer(self.problem, states, bound, "elimination")
+            if solved.value == np.inf:
+                return Unsolved(solved.bound)
+            answer = make_answer(self.problem, solved.states, solved.bound, self.solver.method)
             if budget_bytes is None or answer.peak_bytes <= budget_bytes:
                 return answer
             from rhino.strategies.prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need

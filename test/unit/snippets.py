@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 
+from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir, make_context, run_pipeline, stablehlo
 from rhino.ir.program import read_program
 from rhino.ir.reader import entry_function, walk
@@ -51,9 +52,14 @@ def ruled(text):
     return module
 
 
+def mesh_of(axis, size):
+    """One axis of that name and size, or axes x, y, ... of several sizes."""
+    return mesh_of_shape(size) if isinstance(size, tuple) else Mesh(((axis, size),))
+
+
 def program_of(text, axis_size=2, axis="x", file="m.mlir"):
-    """The program of a module's entry, read for one axis."""
-    return read_program(entry_function(ruled(text)), axis, axis_size, file)
+    """The program of a module's entry, read for one axis, or for several if `axis_size` is a tuple."""
+    return read_program(entry_function(ruled(text)), mesh_of(axis, axis_size), file)
 
 
 def ops_of(text, name):

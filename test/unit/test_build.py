@@ -18,8 +18,9 @@ from rhino.passes.normalize import Normalize
 from rhino.strategies.answer import Answer, Infeasible
 from rhino.strategies.brute import brute_force, choice_costs, choice_peaks
 from rhino.strategies.build import ContradictionError, build
-from rhino.strategies.cost import CostModel, Move
+from rhino.strategies.cost import CostModel
 from rhino.strategies.plan import make_plan
+from rhino.strategies.reshard import Move
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
 
@@ -29,7 +30,7 @@ DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())
 
 def model(size=2, latency_s=1e-9):
     """1 GFLOP/s, 1 GB/s of memory, 1 GB/s between devices: on small tensors, everything counts."""
-    return CostModel(DEVICE, MeshAxis("x", size, latency_s, 1e9, 1e9, "ring", ("link",)))
+    return CostModel(DEVICE, (MeshAxis("x", size, latency_s, 1e9, 1e9, "ring", ("link",)),))
 
 
 def choice_of(text, size=2):
@@ -107,7 +108,7 @@ def test_a_shared_reshard_is_paid_once():
     choice = choice_of(function(body, {"a": tensor((4, 6)), "b": tensor((6, 8))}, {"p": tensor((4, 8)), "q": tensor((4, 8))}))
     states = pick(choice, {("argument", 0): S1, ("argument", 1): S0, ("op", 0): ((S1, S0), (P,))})
     compute = sum(choice.problem.tables[t][s] for t, s in zip(choice.problem.node_table, states, strict=True))
-    assert choice.problem.cost(states) - compute == pytest.approx(model().move_s(Move("all_reduce", 128)))
+    assert choice.problem.cost(states) - compute == pytest.approx(model().move_s(Move("all_reduce", (0,), 128)))
 
 
 # The user's word
@@ -145,7 +146,7 @@ def test_a_donated_argument_and_its_result_lie_alike():
     for spec in (R, S0, S1):
         assert make_plan(choice, pick(choice, {("argument", 0): spec})).returned == (spec,)
     # Stored whole: half of it is cut out for the op (48 bytes read and written at 1 GB/s), and the result's halves are gathered.
-    more = 96e-9 + model().move_s(Move("all_gather", 96))
+    more = 96e-9 + model().move_s(Move("all_gather", (0,), 96))
     same = choice.problem.cost(pick(choice, default=S0))
     assert choice.problem.cost(pick(choice, {("argument", 0): R}, S0)) - same == pytest.approx(more)
 
@@ -219,7 +220,7 @@ def test_a_body_costs_what_its_trips_cost():
         (product,) = [node.number for node in choice.nodes if node.kind == "op" and len(node.states) > 3]
         states = pick(choice, {("argument", 1): S1, ("op", product): ((R, S1), (S1,))})
         # 128 bytes read, 128 of the weight and 64 written at 1 GB/s (longer than 256 operations at 1 GFLOP/s), 128 gathered.
-        assert choice.problem.cost(states) == pytest.approx(trips * (320e-9 + model().move_s(Move("all_gather", 128))))
+        assert choice.problem.cost(states) == pytest.approx(trips * (320e-9 + model().move_s(Move("all_gather", (0,), 128))))
 
 
 def test_what_a_loop_carries_lies_in_one_way():
@@ -253,9 +254,9 @@ def random_choice(choice, seed, sums_late):
             table[[s.comes == (P,) for s in node.states]] = 1.0
     node_table = np.arange(len(problem.tables), len(problem.tables) + len(tables))
     solver = Solver(replace(problem, tables=(*problem.tables, *tables), node_table=node_table))
-    states, value = solver.solve(solver.reduce())
-    assert value < 1.0
-    return states
+    solved = solver.solve(solver.reduce())
+    assert solved.value < 1.0
+    return solved.states
 
 
 def plan_cost(choice, states):
@@ -265,7 +266,7 @@ def plan_cost(choice, states):
     # A scalar's sum is part of its op's node.
     moves = [t for t in plan.transfers() if graph.type_of(t.value).shape]
     assert moves
-    cut_bytes = sum(times * graph.type_of(value).num_bytes / plan.axis_size for value, times in slices(graph, plan))
+    cut_bytes = sum(times * graph.type_of(value).num_bytes / plan.sizes[0] for value, times in slices(graph, plan))
     return compute + sum(t.times * choice.model.move_s(t.move) for t in moves) + 2 * cut_bytes / DEVICE.memory_bytes_per_s
 
 
@@ -322,7 +323,7 @@ def test_a_plan_says_how_each_op_and_value_lies(name):
         else:
             assert (plan.returned[node.number],) == node.states[state].comes
     for value in range(graph.num_values):
-        assert plan.specs[value] in (*all_specs(graph.type_of(value).shape, 8), P)
+        assert plan.specs[value] in (*all_specs(graph.type_of(value).shape, (8,)), P)
     for number, argument in enumerate(graph.arguments):
         if argument.alias is not None:
             assert plan.returned[argument.alias] == plan.specs[number]

@@ -165,7 +165,7 @@ def test_a_random_plan_of_a_transformer_gives_the_answer_of_one_device():
 def check_random_plan(name: str, seed: int, mood: str) -> None:
     plan = random_plan(step(name), name, seed, mood)
     assert dict(plan.predicted.counts) == dict(plan.localized.counts)
-    assert sum(op.strategy >= 0 for op in plan.plan.ops) > 20
+    assert sum(max(op.strategy, default=-1) >= 0 for op in plan.plan.ops) > 20
     assert plan.localized.total.num > 20
     found = expected(name).difference(compile_module(plan.form("localized"), jax.devices()))
     assert found.passes, (ways_to_run(plan.plan), found)

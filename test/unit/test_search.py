@@ -143,11 +143,13 @@ def test_a_replayed_order_gives_the_value_of_a_new_one():
         solver, fresh = Solver(problem), Solver(problem)
         solver.solve(solver.reduce())
         assert solver.order is not None
-        states, value = solver.solve(solver.reduce(prices, budget))
-        other, wanted = fresh.solve(fresh.reduce(prices, budget))
+        again, other = solver.solve(solver.reduce(prices, budget)), fresh.solve(fresh.reduce(prices, budget))
+        value, wanted = again.value, other.value
         assert value == pytest.approx(wanted, rel=1e-9), seed
         if np.isfinite(wanted):
-            priced = [problem.cost(x) + sum(p * (problem.memory(x)[t] - budget) for t, p in prices.items()) for x in (states, other)]
+            priced = [
+                problem.cost(x) + sum(p * (problem.memory(x)[t] - budget) for t, p in prices.items()) for x in (again.states, other.states)
+            ]
             assert priced == pytest.approx([wanted, wanted], rel=1e-6, abs=1e-9), seed
 
 

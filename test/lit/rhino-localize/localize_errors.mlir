@@ -1,16 +1,8 @@
 // RUN: rhino-opt --rhino-localize --split-input-file --verify-diagnostics %s
-// What is localized needs a mesh of one axis, an entry, shardings that the mesh has, and strategies that the ops have.
+// What is localized needs a mesh, an entry, shardings that the mesh has, and strategies that the ops have.
 
 // expected-error@unknown {{[RHI-LOCAL-001] the module has no mesh}}
 // expected-note@unknown {{to fix: annotate it first, for example with rhino-opt --auto-shard}}
-func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
-  return %x : tensor<8xf32>
-}
-
-// -----
-
-// expected-error@unknown {{[RHI-MESH-003] localizing takes one mesh axis, and mesh x=2,y=2 has 2}}
-sdy.mesh @mesh = <["x"=2, "y"=2]>
 func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   return %x : tensor<8xf32>
 }
@@ -29,7 +21,7 @@ func.func private @helper() {
 sdy.mesh @mesh = <["x"=4]>
 // expected-error@+3 {{[RHI-SHARD-001] the sharding of argument 0 "arg0" cannot be honoured: dim 0 has size 6}}
 // expected-note@+2 {{the sharding is}}
-// expected-note@+1 {{to fix: choose a dim that the axis divides}}
+// expected-note@+1 {{to fix: choose dims that the axes divide}}
 func.func @main(%x: tensor<6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<6xf32> {
   return %x : tensor<6xf32>
 }
