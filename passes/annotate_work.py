@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rhino.ir.graph import WHILE, YIELD
-from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir
-from rhino.ir.program import read_program
-from rhino.ir.reader import entry_function
-from rhino.ir.shardings import module_mesh
 from rhino.passes.base import Pass, Remarks
-from rhino.passes.rules import with_rules
+from rhino.passes.whole import WHOLE_ERRORS, whole_program
 
 WORK = "rhino.work"
 
@@ -29,15 +25,11 @@ class AnnotateWork(Pass):
     """Write on every op its work: floating-point operations, and bytes of its tensors."""
 
     name: ClassVar[str] = "rhino-annotate-work"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-SHARD-001")
+    errors: ClassVar[tuple[str, ...]] = WHOLE_ERRORS
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
-        entry_function(module, remarks.file)
-        found = module_mesh(module)
-        mesh = found[1] if found is not None else mesh_of_shape((1,))  # work is that of the whole op, whatever the mesh
-        with with_rules(module):
-            program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
+        with whole_program(module, remarks) as program:
             written: dict[tuple[int, int], ir.Attribute] = {}
             for number, op in enumerate(program.ops):
                 cls = program.graph.cls(number)
