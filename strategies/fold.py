@@ -70,8 +70,8 @@ class _Colouring:
         for value, specs in graph.fixed.items():
             found[value].add(specs)
         taken = {argument.alias for argument in graph.arguments}
-        for number, (value, specs) in enumerate(zip(graph.returns, graph.return_fixed, strict=True)):
-            found[value].add(("returned", number in taken, specs))
+        for number, (value, limit) in enumerate(zip(graph.returns, graph.return_fixed, strict=True)):
+            found[value].add(("returned", number in taken, limit))
         for edge in edges:
             if not self.inside(edge):
                 found[edge[2]].add("read by another segment")
