@@ -207,6 +207,7 @@ _CLUSTERS: Final[dict[str, tuple[str, str]]] = {
     "a100x8x2": ("two DGX A100", _A100 + _network("infiniband", 2, 1, _HDR, _IB_REACHED) + _NVLINK3),
     "h100x8": ("one DGX H100", _H100 + _NVLINK4),
     "h100x8x4": ("four DGX H100", _H100 + _network("infiniband", 4, 1, _NDR, _IB_REACHED) + _NVLINK4),
+    "h100x8x8": ("eight DGX H100", _H100 + _network("infiniband", 8, 1, _NDR, _IB_REACHED) + _NVLINK4),
     "v5e-8": ("a 2x4 slice of TPU v5e", _V5E + _tpu_links(8, _ICI_V5E, (50e9, 50e9))),
     "v5p-8": ("a 2x2x1 slice of TPU v5p: 4 chips (the 8 in its name counts cores)", _V5P + _tpu_links(4, _ICI_V5P, (100e9,))),
 }

@@ -180,8 +180,8 @@ class Solver:
         nodes, core = elimination.core_problem()
         sweep, states = self._sweep(core), _positions(elimination, nodes, solved.states)
         base = elimination.constant + solved.left.offset
-        bound = solved.bound
-        for rounds in self.limits.rounds:
+        bound = solved.bound if nodes else base
+        for rounds in self.limits.rounds if nodes else ():
             classes = find_classes(core, rounds)
             if num_columns(core, classes) > self.limits.lp_columns:
                 break
