@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from phases import auto_shard
 
 from rhino.ir.collectives import tally_module
@@ -90,7 +89,7 @@ def reference(text: bytes, name: str, num_steps: int) -> Reference:
 
 def run_on(executable: Executable, inputs: Sequence[Host], num_steps: int) -> list[list[Host]]:
     """Returns every result of every step [steps][results]."""
-    return [[np.asarray(result) for result in step.results] for step in run_steps(executable, inputs, num_steps)]
+    return [executable.fetch(step.results) for step in run_steps(executable, inputs, num_steps)]
 
 
 def tolerance(name: str) -> float | None:

@@ -31,7 +31,8 @@ _MAX_MESSAGE_LINES: Final = 8
 class Executable:
     """A compiled program, loaded on its devices.
 
-    Shapes: arguments and results are global; `in_shardings` and `out_shardings` are XLA's own, one for each.
+    Shapes: arguments and results are global, on the devices in their stored shape, on the host in the logical one; `in_shardings` and
+    `out_shardings`, one for each, are XLA's own of the stored shapes.
     """
 
     signature: Signature
@@ -46,7 +47,7 @@ class Executable:
         return str(self._loaded.hlo_modules()[0].to_string())
 
     def put(self, index: int, value: Host | jax.Array) -> jax.Array:
-        """Returns `value` as argument `index`, laid out on the devices as the program wants it.
+        """Returns `value`, of the logical shape, as argument `index`: laid out on the devices as the program wants it.
 
         Raises:
             RhinoError: RHI-RUN-002 where shape or dtype are not the argument's.
@@ -54,9 +55,18 @@ class Executable:
         expected = self.signature.arguments[index]
         if tuple(value.shape) != expected.shape or value.dtype != expected.dtype:
             raise _bad_argument(expected, f"{value.dtype}{list(value.shape)}", str(expected))
+        held = value if expected.stored == expected.shape else np.asarray(value).reshape(expected.stored)
+        return self.move(index, held)
+
+    def move(self, index: int, value: Host | jax.Array) -> jax.Array:
+        """Returns `value`, of the stored shape of argument `index`, laid out on the devices as the program wants it."""
         with jax.enable_x64(True):  # else 64-bit host values would be narrowed
             array: jax.Array = jax.device_put(value, self.in_shardings[index])
         return array
+
+    def fetch(self, results: Sequence[jax.Array]) -> list[Host]:
+        """Returns the results of a launch on the host, in their logical shapes."""
+        return [np.asarray(array).reshape(value.shape) for value, array in zip(self.signature.results, results, strict=True)]
 
     def run(self, arguments: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Launches the program and returns its results, which may not be computed yet; donated arguments are gone.
@@ -152,7 +162,7 @@ def _shardings(
 
 
 def _handler(value: Value, sharding: jax.sharding.Sharding) -> _Handler:
-    aval = jax.core.ShapedArray(value.shape, value.dtype)
+    aval = jax.core.ShapedArray(value.stored, value.dtype)
     handler: _Handler = xla_client.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
     return handler
 
@@ -160,11 +170,11 @@ def _handler(value: Value, sharding: jax.sharding.Sharding) -> _Handler:
 def _check_argument(value: Value, array: jax.Array, sharding: jax.sharding.Sharding) -> None:
     if not isinstance(array, jax.Array):
         raise _bad_argument(value, f"a {type(array).__name__}", "a jax.Array")
-    if array.shape != value.shape or array.dtype != value.dtype:
-        raise _bad_argument(value, f"{array.dtype}{list(array.shape)}", str(value))
+    if array.shape != value.stored or array.dtype != value.dtype:
+        raise _bad_argument(value, f"{array.dtype}{list(array.shape)}", f"{value.dtype}{list(value.stored)}")
     if array.is_deleted():
         raise _bad_argument(value, "an array that was deleted or donated", "a live one")
-    if not _same_placement(array.sharding, sharding, len(value.shape)):
+    if not _same_placement(array.sharding, sharding, len(value.stored)):
         raise _bad_argument(value, f"sharding {array.sharding}", str(sharding))
 
 

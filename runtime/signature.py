@@ -1,4 +1,7 @@
-"""What a program takes and gives: names, shapes, dtypes, and which result takes over which argument's buffer."""
+"""What a program takes and gives: names, shapes, dtypes, and which result takes over which argument's buffer.
+
+A program may hold an argument or result in another shape than callers know it by (`rhino.view`). Callers see logical shapes alone.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
+from rhino.ir.boundary import Attributes, boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
+from rhino.ir.views import logical_shape
 
 _ALIAS: Final = "tf.aliasing_output"
 _RESULT_NAME: Final = "jax.result_info"
@@ -31,12 +36,16 @@ _DTYPES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An argument or result of a program, by its global shape; `name` may be empty."""
+    """An argument or result of a program; `name` may be empty.
+
+    Shapes: `shape` is the logical, global one; `stored` is that in which the program holds the same elements, in the same order.
+    """
 
     index: int
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    stored: tuple[int, ...]
 
     @property
     def label(self) -> str:
@@ -70,13 +79,16 @@ def read_signature(module: ir.Module) -> Signature:
     """Returns the signature of the module's entry function.
 
     Raises:
-        RhinoError: RHI-READ-005; RHI-RUN-002 where an argument or result is no tensor of a dtype that arrays have.
+        RhinoError: RHI-READ-005; RHI-READ-002 where a logical shape does not fit; RHI-RUN-002 where an argument or result is no tensor of a
+            dtype that arrays have.
     """
     with module.context:
         entry = entry_function(module)
-        inputs, outputs = _attributes(entry, "arg_attrs"), _attributes(entry, "res_attrs")
-        arguments = tuple(_value(i, _argument_name(arg.location), arg.type, entry) for i, arg in enumerate(entry.arguments))
-        results = tuple(_value(i, _result_name(outputs, i), kind, entry) for i, kind in enumerate(entry.type.results))
+        inputs, outputs = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
+        named = enumerate(zip(entry.arguments, inputs, strict=True))
+        arguments = tuple(_value(i, _argument_name(arg.location), arg.type, attrs, entry) for i, (arg, attrs) in named)
+        given = enumerate(zip(entry.type.results, outputs, strict=True))
+        results = tuple(_value(i, _result_name(attrs), kind, attrs, entry) for i, (kind, attrs) in given)
         feedback = {i: ir.IntegerAttr(attrs[_ALIAS]).value for i, attrs in enumerate(inputs) if _ALIAS in attrs}
     return Signature(arguments, results, feedback)
 
@@ -85,16 +97,11 @@ def _argument_name(location: ir.Location) -> str:
     return name_of(location).replace('\\"', '"')
 
 
-def _result_name(attributes: list[ir.DictAttr], index: int) -> str:
-    named = index < len(attributes) and _RESULT_NAME in attributes[index]
-    return str(ir.StringAttr(attributes[index][_RESULT_NAME]).value) if named else ""
+def _result_name(attributes: Attributes) -> str:
+    return str(ir.StringAttr(attributes[_RESULT_NAME]).value) if _RESULT_NAME in attributes else ""
 
 
-def _attributes(entry: func.FuncOp, key: str) -> list[ir.DictAttr]:
-    return [ir.DictAttr(attrs) for attrs in ir.ArrayAttr(entry.attributes[key])] if key in entry.attributes else []
-
-
-def _value(index: int, name: str, kind: ir.Type, entry: func.FuncOp) -> Value:
+def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: func.FuncOp) -> Value:
     if not isinstance(kind, ir.RankedTensorType) or str(kind.element_type) not in _DTYPES:
         raise RhinoError(
             "RHI-RUN-002",
@@ -102,4 +109,7 @@ def _value(index: int, name: str, kind: ir.Type, entry: func.FuncOp) -> Value:
             place_of(entry.location),
             fix="keep tokens, tuples and quantized tensors inside the program",
         )
-    return Value(index, name, tuple(kind.shape), jnp.dtype(_DTYPES[str(kind.element_type)]))
+    stored = tuple(kind.shape)
+    return Value(
+        index, name, logical_shape(attributes, stored, place_of(entry.location)), jnp.dtype(_DTYPES[str(kind.element_type)]), stored
+    )

@@ -18,7 +18,7 @@ Fresh = Callable[[int], Mapping[int, Host]]
 class Step:
     """One finished step: its number from 0, its wall time, and its results.
 
-    Results that are fed back live until the next step starts: copy them to the host before.
+    Results have their stored shapes, and those that are fed back live until the next step starts: `Executable.fetch` them before.
     """
 
     number: int
@@ -65,7 +65,7 @@ def _feed(executable: Executable, index: int, result: jax.Array) -> jax.Array:
     """`result` as argument `index`: as it is where the layouts agree, which XLA need not grant."""
     if result.sharding.is_equivalent_to(executable.in_shardings[index], result.ndim):
         return result
-    return executable.put(index, result)
+    return executable.move(index, result)
 
 
 def typical_time_s(times_s: Sequence[float]) -> float:

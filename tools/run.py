@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, Final, NoReturn, TextIO
 
 import jax
-import numpy as np
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
@@ -254,7 +253,7 @@ def _compared_steps(
     ours = run_steps(executable, inputs.values, options.steps, inputs.fresh)
     theirs = run_steps(reference, inputs.values, options.steps, inputs.fresh)
     for step, expected in zip(ours, theirs, strict=True):
-        got, want = [np.asarray(array) for array in step.results], [np.asarray(array) for array in expected.results]
+        got, want = executable.fetch(step.results), reference.fetch(expected.results)
         yield step, differences(executable.signature, got, want, options.tolerance)
 
 

@@ -74,7 +74,7 @@ def drawn(text: str, seed: int = 0, int_range: int = 2) -> list[Host]:
 
 
 def value(dtype: str, shape: tuple[int, ...] = (64,), index: int = 0) -> Value:
-    return Value(index, "v", shape, jax.numpy.dtype(dtype))
+    return Value(index, "v", shape, jax.numpy.dtype(dtype), shape)
 
 
 def raises(id: str, what: str = "") -> pytest.RaisesExc[RhinoError]:
