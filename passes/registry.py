@@ -14,6 +14,7 @@ from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.cones import AnnotateCones
 from rhino.passes.critical_path import AnnotateCriticalPath
 from rhino.passes.localize import Localize
+from rhino.passes.materialize_strides import MaterializeStrides
 from rhino.passes.normalize import Normalize
 from rhino.passes.segments import AnnotateSegments
 from rhino.passes.strip import Strip
@@ -28,6 +29,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     AnnotateCones,
     AnnotateCriticalPath,
     Localize,
+    MaterializeStrides,
     Normalize,
     AnnotateSegments,
     Strip,

@@ -1,0 +1,34 @@
+// RUN: rhino-opt --rhino-materialize-strides --split-input-file %s | filecheck %s
+// An op that cannot take a view reads and gives the dim whole, through reshapes; where more would be moved there than the cuts save,
+// nothing is viewed.
+
+// CHECK-LABEL: func.func @main(
+// CHECK-SAME: %{{.*}}: tensor<64x6xf32>, %[[W:.*]]: tensor<6x2x6xf32>
+// CHECK: %[[WHOLE:.*]] = stablehlo.reshape %[[W]] : (tensor<6x2x6xf32>) -> tensor<6x12xf32>
+// CHECK-NEXT: %[[R:.*]] = stablehlo.reverse %[[WHOLE]], dims = [1] : tensor<6x12xf32>
+// CHECK-NEXT: %[[V:.*]] = stablehlo.reshape %[[R]] : (tensor<6x12xf32>) -> tensor<6x2x6xf32>
+// CHECK-NEXT: stablehlo.add %[[V]], %[[W]] : tensor<6x2x6xf32>
+func.func @main(%x: tensor<64x6xf32>, %w: tensor<6x12xf32>) -> (tensor<64x6xf32>, tensor<6x12xf32>) {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x6xf32>, tensor<6x12xf32>) -> tensor<64x12xf32>
+  %a = stablehlo.slice %y [0:64, 0:6] : (tensor<64x12xf32>) -> tensor<64x6xf32>
+  %b = stablehlo.slice %y [0:64, 6:12] : (tensor<64x12xf32>) -> tensor<64x6xf32>
+  %ab = stablehlo.multiply %a, %b : tensor<64x6xf32>
+  %r = stablehlo.reverse %w, dims = [1] : tensor<6x12xf32>
+  %s = stablehlo.add %r, %w : tensor<6x12xf32>
+  return %ab, %s : tensor<64x6xf32>, tensor<6x12xf32>
+}
+
+// -----
+
+// CHECK-LABEL: func.func @main(
+// CHECK-SAME: %{{.*}}: tensor<2x6xf32>, %{{.*}}: tensor<6x12xf32>)
+// CHECK-NOT: stablehlo.reshape
+func.func @main(%x: tensor<2x6xf32>, %w: tensor<6x12xf32>) -> (tensor<2x6xf32>, tensor<6x12xf32>) {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<2x6xf32>, tensor<6x12xf32>) -> tensor<2x12xf32>
+  %a = stablehlo.slice %y [0:2, 0:6] : (tensor<2x12xf32>) -> tensor<2x6xf32>
+  %b = stablehlo.slice %y [0:2, 6:12] : (tensor<2x12xf32>) -> tensor<2x6xf32>
+  %ab = stablehlo.multiply %a, %b : tensor<2x6xf32>
+  %r = stablehlo.reverse %w, dims = [1] : tensor<6x12xf32>
+  %s = stablehlo.add %r, %w : tensor<6x12xf32>
+  return %ab, %s : tensor<2x6xf32>, tensor<6x12xf32>
+}

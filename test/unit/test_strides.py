@@ -1,0 +1,369 @@
+"""Views of dims that are cut into blocks: the rewritten program computes the same, moves less, and shows its callers logical shapes."""
+
+import dataclasses
+import functools
+import re
+
+import gpt
+import jax
+import jax.numpy as jnp
+import llama
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning import reference
+from snippets import context, evaluate, function, parse, tensor
+from strides import cases, planned, sent, viewed
+from training import export_step
+from zoo import GPT
+
+from rhino.ir.boundary import boundary_attributes
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import entry_function, read_module, walk
+from rhino.ir.views import VIEW
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline import build_pass_manager
+from rhino.runtime.executable import compile_module
+from rhino.runtime.signature import read_signature
+
+PASS = "rhino-materialize-strides"
+FUSED = dataclasses.replace(GPT, layers=2, fused_qkv=True)
+GATED = llama.LlamaConfig(layers=2, hidden=32, heads=4, kv_heads=2, ffn=32, vocab=64, seq=8, batch=8, fused_gate_up=True)
+
+
+def run_pass(text, options=""):
+    """The module after the pass, and the views that it found."""
+    module, remarks = parse(text), Remarks()
+    build_pass_manager(f"{PASS}{options}", module.context, remarks).run(module.operation)
+    assert module.operation.verify()
+    return module, remarks.statistics["views"]
+
+
+def kinds(module):
+    """The types of the entry's arguments and results."""
+    entry = entry_function(module)
+    return [str(kind) for kind in entry.type.inputs], [str(kind) for kind in entry.type.results]
+
+
+def names(module):
+    return [op.name.removeprefix("stablehlo.") for op in walk(module.operation)][2:]
+
+
+def check_same(text, module, seed=0, atol=1e-5):
+    """The interpreter gives the same for the original and the rewritten program."""
+    random = np.random.default_rng(seed)
+    with context():
+        before = parse(text).body.operations[0].type
+        inputs = [random.standard_normal(ir.RankedTensorType(kind).shape).astype(np.float32) for kind in before.inputs]
+        stored = [tuple(ir.RankedTensorType(kind).shape) for kind in entry_function(module).type.inputs]
+    want = evaluate(text, inputs)
+    got = evaluate(str(module), [value.reshape(shape) for value, shape in zip(inputs, stored, strict=True)])
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.reshape(b.shape), b, rtol=1e-3, atol=atol)
+
+
+FUSED_PROJECTION = function(
+    """
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
+    %a = stablehlo.slice %y [0:4, 0:4] : (tensor<4x12xf32>) -> tensor<4x4xf32>
+    %b = stablehlo.slice %y [0:4, 4:8] : (tensor<4x12xf32>) -> tensor<4x4xf32>
+    %c = stablehlo.slice %y [0:4, 8:12] : (tensor<4x12xf32>) -> tensor<4x4xf32>
+    %ab = stablehlo.multiply %a, %b : tensor<4x4xf32>
+    %abc = stablehlo.add %ab, %c : tensor<4x4xf32>
+    """,
+    {"x": tensor((4, 6)), "w": tensor((6, 12))},
+    {"abc": tensor((4, 4))},
+)
+
+
+def test_a_fused_projection_is_viewed():
+    module, views = run_pass(FUSED_PROJECTION)
+    assert kinds(module) == (["tensor<4x6xf32>", "tensor<6x3x4xf32>"], ["tensor<4x4xf32>"])
+    assert [(region.block, region.cut_bytes, region.border_bytes) for region in views.regions] == [(4, 4 * 12 * 4, 0)]
+    logical = boundary_attributes(entry_function(module), "arg")[1][VIEW]
+    assert list(ir.DenseI64ArrayAttr(logical)) == [6, 12]
+    check_same(FUSED_PROJECTION, module)
+
+
+@pytest.mark.parametrize(("parts", "is_viewed"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
+def test_a_block_must_divide_into_the_parts_that_it_is_for(parts: int, is_viewed: bool):
+    module, views = run_pass(FUSED_PROJECTION, f"{{parts={parts}}}")
+    assert (VIEW in str(module), bool(views.regions)) == (is_viewed, is_viewed)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%y [0:4, 8:12]", "%y [0:4, 7:11]"),  # not at a border of blocks
+        ("%y [0:4, 8:12]", "%y [0:4, 4:8]"),  # a block is left out
+    ],
+)
+def test_other_cuts_are_left_as_they_are(old: str, new: str):
+    text = FUSED_PROJECTION.replace(old, new)
+    module, views = run_pass(text)
+    assert views.regions == ()
+    assert str(module) == str(parse(text))
+
+
+def test_a_cut_of_integers_is_left_as_it_is():
+    text = FUSED_PROJECTION.replace("f32", "i32")
+    assert str(run_pass(text)[0]) == str(parse(text))
+
+
+def test_what_a_constant_of_many_values_gives_is_reshaped():
+    """It is computed on every device, whatever its shape; the rest of the region needs no reshape."""
+    noise = np.arange(48, dtype=np.float32).reshape(4, 12).tolist()
+    text = FUSED_PROJECTION.replace(
+        "%a = ", f"%n = stablehlo.constant dense<{noise}> : tensor<4x12xf32>\n%z = stablehlo.add %y, %n : tensor<4x12xf32>\n%a = "
+    )
+    text = text.replace("slice %y", "slice %z")
+    module, views = run_pass(text)
+    assert views.regions[0].border_bytes == 0
+    assert names(module).count("reshape") == 4
+    check_same(text, module, atol=1e-4)
+
+
+def test_a_view_ends_in_a_reshape_where_an_op_cannot_take_it():
+    """The weight is reversed as well: a small border beside the cuts of many rows."""
+    body = """
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x6xf32>, tensor<6x12xf32>) -> tensor<64x12xf32>
+    %a = stablehlo.slice %y [0:64, 0:6] : (tensor<64x12xf32>) -> tensor<64x6xf32>
+    %b = stablehlo.slice %y [0:64, 6:12] : (tensor<64x12xf32>) -> tensor<64x6xf32>
+    %ab = stablehlo.multiply %a, %b : tensor<64x6xf32>
+    %r = stablehlo.reverse %w, dims = [1] : tensor<6x12xf32>
+    %s = stablehlo.add %r, %w : tensor<6x12xf32>
+    """
+    text = function(body, {"x": tensor((64, 6)), "w": tensor((6, 12))}, {"ab": tensor((64, 6)), "s": tensor((6, 12))})
+    module, views = run_pass(text)
+    assert views.regions[0].border_bytes == 2 * 6 * 12 * 4  # read and given by the reverse
+    assert kinds(module) == (["tensor<64x6xf32>", "tensor<6x2x6xf32>"], ["tensor<64x6xf32>", "tensor<6x2x6xf32>"])
+    check_same(text, module)
+    again, _ = run_pass(str(module))
+    assert str(again) == str(module)
+    few_rows = text.replace("64", "2")
+    assert str(run_pass(few_rows)[0]) == str(parse(few_rows))
+
+
+def test_a_projection_that_is_reshaped_before_it_is_cut():
+    """[4, 12] as [4, 3, 2, 2]: three matrices of two heads of two."""
+    cuts = "\n".join(
+        f"%{name} = stablehlo.slice %h [0:4, {k}:{k + 1}, 0:2, 0:2] : (tensor<4x3x2x2xf32>) -> tensor<4x1x2x2xf32>"
+        for k, name in enumerate("abc")
+    )
+    body = f"""
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
+    %h = stablehlo.reshape %y : (tensor<4x12xf32>) -> tensor<4x3x2x2xf32>
+    {cuts}
+    %ab = stablehlo.multiply %a, %b : tensor<4x1x2x2xf32>
+    %abc = stablehlo.add %ab, %c : tensor<4x1x2x2xf32>
+    """
+    text = function(body, {"x": tensor((4, 6)), "w": tensor((6, 12))}, {"abc": tensor((4, 1, 2, 2))})
+    module, _ = run_pass(text)
+    assert kinds(module)[0][1] == "tensor<6x3x4xf32>"
+    check_same(text, module)
+
+
+def test_rotary_positions_are_left_as_they_are():
+    """Halves of heads are cut and joined inside of attention, where heads are split."""
+    angles = jnp.ones((8, 4))
+
+    def scores(x, w):
+        q = (x @ w).reshape(8, 2, 8)
+        left, right = jnp.split(q, 2, axis=-1)
+        turned = jnp.concatenate([left * angles[:, None], right * angles[:, None]], axis=-1)
+        return jnp.einsum("qhd,khd->hqk", turned, turned)
+
+    text = str(jax.jit(scores).lower(jnp.ones((8, 4)), jnp.ones((4, 16))).as_text())
+    with context():
+        module = ir.Module.parse(text)
+        build_pass_manager("rhino-normalize", module.context).run(module.operation)
+        text = str(module)
+    assert str(run_pass(text)[0]) == text
+
+
+def test_a_dim_that_the_user_splits_stays():
+    """The split of 12 in two is another than that of each block of 4 in two."""
+    mesh = 'sdy.mesh @mesh = <["x"=2]>\n'
+    pinned = FUSED_PROJECTION.replace("%w: tensor<6x12xf32>", '%w: tensor<6x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}')
+    assert VIEW not in str(run_pass(mesh + pinned)[0])
+    other = FUSED_PROJECTION.replace("%w: tensor<6x12xf32>", '%w: tensor<6x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}')
+    module, _ = run_pass(mesh + other)
+    assert '<@mesh, [{"x"}, {?}, {?}]>' in str(module)
+
+
+# Random programs: a value grows by ops chosen from those that follow a view, cut it, or cannot follow it.
+
+ROWS, INNER = 32, 4
+BLOCKS = st.sampled_from([2, 3])
+OPS = (
+    "cut",
+    "bias",
+    "tanh",
+    "product",
+    "transpose twice",
+    "reverse",
+    "pad and add",
+    "join",
+    "mean",
+    "heads",
+    "softmax",
+    "mask",
+    "loop",
+    "turn weight",
+)
+
+
+@st.composite
+def programs(draw):
+    """A JAX function of [ROWS, INNER] and its weights, of random ops; a concrete array may appear in it."""
+    blocks, block = draw(BLOCKS), draw(st.sampled_from([2, 4]))
+    chain = ["cut", *draw(st.lists(st.sampled_from(OPS), min_size=1, max_size=6))]
+    draw(st.randoms(use_true_random=False)).shuffle(chain)
+    gradient = draw(st.booleans())
+    wide = blocks * block
+
+    def forward(x, w, b, v):
+        y = x @ w
+        for op in chain:
+            y = step(op, y, x, w, b, v)
+        return y
+
+    def step(op, y, x, w, b, v):
+        match op:
+            case "cut":
+                first, *others = jnp.split(y, blocks, axis=1)
+                return jnp.concatenate([first * 2, *(other + first for other in others)], axis=1)
+            case "bias":
+                return y + b
+            case "tanh":
+                return jnp.tanh(y)
+            case "product":
+                return y @ v
+            case "transpose twice":
+                return (y.T * 0.5).T
+            case "reverse":
+                return y[:, ::-1] + y
+            case "pad and add":
+                return sum(jnp.pad(y[:, k * block : (k + 1) * block], ((0, 0), (k * block, wide - (k + 1) * block))) for k in range(blocks))
+            case "join":
+                return jnp.concatenate([y[:, :block]] * blocks, axis=1)
+            case "mean":
+                return y - y.mean(axis=1, keepdims=True)
+            case "heads":
+                return (y.reshape(ROWS, blocks, block) * jnp.arange(1.0, blocks + 1)[:, None]).reshape(ROWS, wide)
+            case "loop":
+                return jax.lax.scan(lambda h, _: (jnp.tanh(h @ v), None), y, length=2)[0]
+            case "turn weight":
+                return y + x @ w[:, ::-1]
+            case "softmax":
+                return jax.nn.softmax(y, axis=1)
+            case _:
+                return jnp.where(jnp.tri(ROWS, wide, dtype=bool), y, 0.0)
+
+    def both(x, w, b, v):
+        loss = lambda w, b, v: (forward(x, w, b, v) ** 2).sum()  # noqa: E731
+        return jax.grad(loss, argnums=(0, 1, 2))(w, b, v)
+
+    shapes = [(ROWS, INNER), (INNER, wide), (wide,), (wide, wide)]
+    lowered = jax.jit(both if gradient else forward).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    return str(lowered.as_text())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(programs())
+def test_a_random_program_computes_the_same(text: str):
+    with context():
+        module = ir.Module.parse(text)
+        build_pass_manager("rhino-normalize", module.context).run(module.operation)
+        text = str(module)
+    module, _ = run_pass(text)
+    check_same(text, module, atol=1e-3)
+    again, _ = run_pass(str(module))
+    assert str(again) == str(module)
+
+
+MODELS = {
+    "gpt": gpt.model(FUSED),
+    "gpt-scan": gpt.model(dataclasses.replace(FUSED, scan=True)),
+    "llama": llama.model(GATED),
+    "llama-scan-remat": llama.model(dataclasses.replace(GATED, scan=True, remat=True)),
+}
+
+
+@functools.cache
+def step(name: str) -> bytes:
+    return export_step(MODELS[name]).encode()
+
+
+def callers_view(value):
+    """What the callers of a program know of an argument or result."""
+    return value.index, value.name, value.shape, value.dtype
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_fused_weight_of_a_model_and_its_state_is_viewed(name: str):
+    signature, original = read_signature(viewed(step(name), name)), read_signature(read_module(step(name), name, make_context()))
+    for ours, theirs in ((signature.arguments, original.arguments), (signature.results, original.results)):
+        assert [*map(callers_view, ours)] == [*map(callers_view, theirs)]
+        changed = {value.name for value in ours if value.stored != value.shape}
+        assert changed == {value.name for value in ours if re.search("qkv|gate_up", value.name)}
+        assert len(changed) == (3 if "scan" in name else 6)
+    assert signature.feedback == original.feedback
+    for index, result in signature.feedback.items():
+        assert signature.results[result].stored == signature.arguments[index].stored
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_second_run_changes_nothing(name: str):
+    once = viewed(step(name), name)
+    text = str(once)
+    build_pass_manager(PASS, once.context).run(once.operation)
+    assert str(once) == text
+
+
+@pytest.mark.parametrize("form", ["annotated", "localized"])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_of_a_viewed_model_on_eight_devices_give_the_answer_of_one(name: str, form: str):
+    plan = planned(step(name), name, "cpu8", views=True)
+    executable = compile_module(plan.form(form), jax.devices())
+    split = [s for v, s in zip(executable.signature.arguments, executable.in_shardings, strict=True) if v.stored != v.shape]
+    assert any(not sharding.is_fully_replicated for sharding in split)
+    found = reference(step(name), name, 3).difference(executable)
+    assert found.passes, found
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "gpt-scan", "llama-scan"])
+def test_a_viewed_model_sends_what_one_with_separate_weights_sends(name: str):
+    separate, fused, seen = sent(*cases(1, 256, 128)[name], name, "v100x8")
+    assert seen == separate
+    assert seen[0] < fused[0]
+
+
+RETURNED = function(
+    FUSED_PROJECTION.split("{", 1)[1].rsplit("return", 1)[0] + "%v = stablehlo.negate %w : tensor<6x12xf32>",
+    {"x": tensor((4, 6)), "w": tensor((6, 12))},
+    {"abc": tensor((4, 4)), "v": tensor((6, 12))},
+)
+
+
+def test_logical_values_go_in_and_come_out():
+    module, _ = run_pass(RETURNED)
+    executable = compile_module(module, jax.devices()[:1])
+    x, w = np.ones((4, 6), np.float32), np.arange(72, dtype=np.float32).reshape(6, 12)
+    arguments = [executable.put(0, x), executable.put(1, w)]
+    assert [array.shape for array in arguments] == [(4, 6), (6, 3, 4)]
+    product, negated = executable.fetch(executable.run(arguments))
+    np.testing.assert_array_equal(negated, -w)
+    a, b, c = np.split(x @ w, 3, axis=1)
+    np.testing.assert_allclose(product, a * b + c)
+    with pytest.raises(RhinoError, match="RHI-RUN-002"):
+        executable.put(1, w.reshape(6, 3, 4))
+
+
+@pytest.mark.parametrize("view", ["array<i64: 6, 13>", "array<i64: -6, -12>", '"6, 12"'])
+def test_a_logical_shape_that_does_not_fit_is_refused(view: str):
+    text = re.sub("array<i64: 6, 12>", view, str(run_pass(FUSED_PROJECTION)[0]))
+    with pytest.raises(RhinoError, match="RHI-READ-002"):
+        read_signature(parse(text))
