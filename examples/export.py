@@ -39,6 +39,7 @@ import llama
 import mlp
 import moe
 import resnet
+import t5
 import two_tower
 import vgg
 from jax.extend import mlir
@@ -66,6 +67,7 @@ MODELS: Final = {
     "mlp": Entry(mlp.MLPConfig, mlp.model, mlp.PRESETS),
     "moe": Entry(moe.MoEConfig, moe.model, moe.TABLE2),
     "resnet": Entry(resnet.ResNetConfig, resnet.model, resnet.PRESETS),
+    "t5": Entry(t5.T5Config, t5.model, t5.PRESETS),
     "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),
     "vgg": Entry(vgg.VGGConfig, vgg.model, vgg.PRESETS),
 }

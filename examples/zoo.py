@@ -14,6 +14,7 @@ import llama
 import mlp
 import moe
 import resnet
+import t5
 import two_tower
 import vgg
 from training import Model
@@ -28,6 +29,7 @@ TOWERS: Final = two_tower.TwoTowerConfig(
 VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=128, image=32, batch=8, dropout=0.0)
 BERT: Final = bert.BERTConfig(layers=1, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
 RESNET: Final = resnet.ResNetConfig(blocks=(1, 1), channels=8, width_factor=2, classes=64, image=16, batch=8)
+T5: Final = t5.T5Config(layers=1, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, encoder_seq=32, decoder_seq=16, batch=8)
 
 ZOO: Final[dict[str, Model]] = {
     "bert": bert.model(BERT),
@@ -44,6 +46,7 @@ ZOO: Final[dict[str, Model]] = {
     "mlp-dropout": mlp.model(MLP),
     "moe": moe.model(MOE),
     "resnet": resnet.model(RESNET),
+    "t5": t5.model(T5),
     "two-tower": two_tower.model(TOWERS),
     "vgg": vgg.model(VGG),
 }

@@ -20,6 +20,7 @@ import moe
 import numpy as np
 import pytest
 import resnet
+import t5
 import transformer
 import two_tower
 import vgg
@@ -30,6 +31,7 @@ from rhino.ir.mlir import ir, make_context, stablehlo
 GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch=4)
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
 LLAMA = llama.LlamaConfig(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, batch=4)
+T5 = t5.T5Config(layers=1, hidden=16, heads=2, head_dim=4, ffn=32, vocab=32, encoder_seq=12, decoder_seq=8, batch=4)
 MODELS = {
     "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
     "bert-scan-convs": bert.model(bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)),
@@ -42,6 +44,8 @@ MODELS = {
     "llama-scan-fused": llama.model(dataclasses.replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "moe": moe.model(moe.MoEConfig(layers=2, hidden=16, heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4)),
     "resnet": resnet.model(resnet.ResNetConfig(blocks=(1, 1), channels=4, width_factor=2, classes=6, image=16, batch=4)),
+    "t5": t5.model(T5),
+    "t5-scan-dropout": t5.model(dataclasses.replace(T5, layers=2, scan=True, dropout=0.1)),
     "two-tower": two_tower.model(TOWERS),
     "vgg": vgg.model(vgg.VGGConfig(channels=(4, 6), convs=(1, 2), hidden=16, classes=6, image=8, batch=4, dropout=0.0)),
 }
@@ -194,6 +198,24 @@ def test_a_masked_token_is_hidden_and_alone_counts():
     assert max(probabilities) > 1.1 / cfg.vocab
 
 
+def test_distances_have_the_buckets_worked_by_hand():
+    """Both ways, 16 buckets a side: 0 to 7 by themselves, then 8 that each reach the eighth root of 16 farther."""
+    distances = jnp.array([0, -1, -7, -8, -11, -12, -45, -90, -91, -500, 1, 7, 500])
+    assert t5.bucket(distances, both_ways=True).tolist() == [0, 1, 7, 8, 8, 9, 12, 14, 15, 15, 17, 23, 31]
+    assert t5.bucket(jnp.array([5, 0, -15, -16, -500]), both_ways=False).tolist() == [0, 0, 15, 16, 31]
+
+
+def test_a_decoder_sees_all_of_its_source_and_nothing_of_its_future():
+    key = jax.random.key(13)
+    params, batch = t5.init(T5, key), t5.sample(T5, key)
+    inputs, previous = batch["inputs"], batch["targets"][:, :-1]
+    predict = jax.jit(lambda inputs, previous: t5.predict(T5, params, inputs, previous, key)[0])
+    logits = predict(inputs, previous)
+    other_source, other_token = inputs.at[0, -1].set((inputs[0, -1] + 1) % 32), previous.at[0, 3].set((previous[0, 3] + 1) % 32)
+    assert (predict(other_source, previous) != logits).any(-1).all()
+    assert (predict(inputs, other_token) != logits).any(-1).tolist() == [False] * 3 + [True] * 5
+
+
 def route_by_hand(places, gates):
     """GShard's algorithm 1 for one sequence, token by token."""
     order = np.argsort(-gates, axis=1)
@@ -242,6 +264,9 @@ def test_uneven_choices_cost_more():
         ("resnet", "wr-0.5b", 500),
         ("resnet", "wr-6.8b", 6800),
         ("resnet", "wr-13b", 13000),
+        ("t5", "t5-large", 737.7),
+        ("t5", "t5-3b", 2850),
+        ("t5", "t5-11b", 11300),
         ("vgg", "vgg-1m-classes", 4200),
     ],
 )
