@@ -43,7 +43,8 @@ class OpClass:
     `rule` is None for an op that cannot be split (it is replicated). `reduction` is the monoid ("add", "max", "min") with which the parts
     of a split reduction factor combine, or None. Each set in `linear` names operands such that the op commutes with addition over them
     jointly, the others held: when exactly these are partial sums, so is the result. A `free` op depends on constants alone: it is
-    computed wherever it is needed. A `fusible` op can be computed inside its consumer's loop.
+    computed wherever it is needed. A `fusible` op can be computed inside its consumer's loop. `moved_bytes` is what the op reads and writes
+    where somebody has said so; otherwise that follows from its operands and results.
     """
 
     name: str
@@ -55,6 +56,7 @@ class OpClass:
     free: bool
     fusible: bool
     flops: int
+    moved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class Graph:
     Shapes: `op_class` [ops]; operands of op `o` are `uses[use_start[o] : use_start[o + 1]]`, its results are the values
     `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument.
     Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that
-    the user's own shardings leave open, for the values and results that have one.
+    the user's own shardings leave open, for the values and results that have one. `roles` says what each axis of the mesh is for ("batch",
+    "model" or ""), and is empty where the user has not said it.
     """
 
     classes: tuple[OpClass, ...]
@@ -106,6 +109,7 @@ class Graph:
     return_fixed: tuple[frozenset[Spec] | None, ...]
     fixed: dict[int, frozenset[Spec]]
     loops: tuple[Loop, ...] = ()
+    roles: tuple[str, ...] = ()
 
     def times(self) -> Ints:
         """Returns how often each op runs in a step [ops]."""

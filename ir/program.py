@@ -18,8 +18,8 @@ from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
 from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
-from rhino.ir.shardings import MESH_NAME, SHARDING, NamedMesh, allowed_specs, module_mesh
-from rhino.ir.spec import REPLICATED, Spec
+from rhino.ir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
+from rhino.ir.spec import REPLICATED, Spec, all_specs
 from rhino.ir.tally import KINDS
 
 RULE = "sdy.sharding_rule"
@@ -29,7 +29,7 @@ GSPMD = "mhlo.sharding"
 _USE_SHARDY = "export the program with Shardy's shardings (jax_use_shardy_partitioner)"
 _EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 _PARALLEL = frozenset(f"stablehlo.{name}" for name in (*KINDS, "collective_broadcast", "partition_id", "replica_id"))
-_CONSTRAINT = "sdy.sharding_constraint"
+CONSTRAINT = "sdy.sharding_constraint"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +49,11 @@ class Program:
             return f'argument {value} "{graph.arguments[value].name}" {graph.type_of(value)}'
         name = name_of(self.ops[op].location)
         return f"{self.ops[op].name}{f' in {name!r}' if name else ''} {graph.type_of(value)}"
+
+
+def argument_name(value: ir.Value[Any], number: int) -> str:
+    """Returns the name that argument `number` is known by."""
+    return name_of(value.location) or f"arg{number}"
 
 
 def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
@@ -90,7 +95,7 @@ class _Reader:
         for number, value in enumerate(entry.arguments):
             attrs = attributes[number]
             self.define(value, -1)
-            name = name_of(value.location) or f"arg{number}"
+            name = argument_name(value, number)
             alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
             if not isinstance(value.type, ir.RankedTensorType):
                 what = f'argument {number} "{name}" is a {value.type}, no tensor'
@@ -102,6 +107,8 @@ class _Reader:
                 raise _foreign(f'argument {number} "{name}" with a GSPMD sharding', _USE_SHARDY, place_of(value.location, self.file))
             if SHARDING in attrs:
                 self.fix(number, attrs[SHARDING], value.location, f'argument {number} "{name}"')
+            if FORBIDDEN in attrs:
+                self.forbid(number, attrs[FORBIDDEN], value.location, f'argument {number} "{name}"')
             result.append(Argument(name, alias))
         return tuple(result)
 
@@ -116,6 +123,15 @@ class _Reader:
     def fix(self, value: int, attribute: ir.Attribute, location: ir.Location, what: str) -> None:
         shape = self.type_list[self.value_type[value]].shape
         self.fixed[value] = allowed_specs(attribute, self.mesh, shape, place_of(location, self.file), what)
+
+    def forbid(self, value: int, shardings: ir.Attribute, location: ir.Location, what: str) -> None:
+        """Takes away from how a value may be stored; of what is then left open, an op's result may be a sum too."""
+        shape, sizes = self.type_list[self.value_type[value]].shape, self.mesh.mesh.shape
+        sums = range(len(sizes)) if self.value_op[value] >= 0 and not self.free[value] else ()
+        allowed = self.fixed.get(value, frozenset(all_specs(shape, sizes, tuple(sums))))
+        for one in ir.ArrayAttr(shardings):
+            allowed -= allowed_specs(one, self.mesh, shape, place_of(location, self.file), what)
+        self.fixed[value] = allowed
 
     def type_number(self, kind: ir.Type) -> int:
         if kind not in self.types:
@@ -138,11 +154,14 @@ class _Reader:
         self.op_class.append(self.class_number(op, operands, captured, free))
         self.uses += operands + captured
         self.use_start.append(len(self.uses))
-        if SHARDING in op.attributes and op.name != _CONSTRAINT:
+        if SHARDING in op.attributes and op.name != CONSTRAINT:
             for offset, sharding in enumerate(_shardings(op)[: len(op.results)]):
                 self.fix(self.result_start[-1] + offset, sharding, op.location, f"'{op.name}' result {offset}")
-        elif op.name == _CONSTRAINT:
+        elif op.name == CONSTRAINT:
             self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
+        if FORBIDDEN in op.attributes:
+            for offset, shardings in enumerate(ir.ArrayAttr(op.attributes[FORBIDDEN])):
+                self.forbid(self.result_start[number] + offset, shardings, op.location, f"'{op.name}' result {offset}")
         if op.name == WHILE:
             self.loop(number, op)
 
@@ -200,7 +219,7 @@ class _Reader:
     ) -> OpClass:
         operand_types, result_types = (tuple(self.type_list[t] for t in side) for side in (types, results))
         table = parse_rule(str(rule)) if rule is not None else None
-        if op.name == _CONSTRAINT:
+        if op.name == CONSTRAINT:
             table = elementwise_rule(result_types[0].shape)
         if table is not None:
             table = _localizable(op, table)
@@ -232,7 +251,14 @@ class _Reader:
             return_fixed=self.return_fixed(entry, returns),
             fixed=self.fixed,
             loops=tuple(sorted(self.loops, key=lambda loop: loop.op)),
+            roles=self.roles(entry.operation.parent),
         )
+
+    def roles(self, module: ir.Operation | None) -> tuple[str, ...]:
+        if module is None or ROLES not in module.attributes:
+            return ()
+        given = {one.name: ir.StringAttr(one.attr).value for one in ir.DictAttr(module.attributes[ROLES])}
+        return tuple(given.get(name, "") for name in self.mesh.mesh.names)
 
     def return_fixed(self, entry: func.FuncOp, returns: tuple[int, ...]) -> tuple[frozenset[Spec] | None, ...]:
         attributes = boundary_attributes(entry, "res")
@@ -241,8 +267,12 @@ class _Reader:
             attrs = attributes[number]
             shape = self.type_list[self.value_type[value]].shape
             place = place_of(entry.location, self.file)
-            known = SHARDING in attrs
-            fixed.append(allowed_specs(attrs[SHARDING], self.mesh, shape, place, f"result {number}") if known else None)
+            what = f"result {number}"
+            limit = allowed_specs(attrs[SHARDING], self.mesh, shape, place, what) if SHARDING in attrs else None
+            if FORBIDDEN in attrs:
+                limit = limit if limit is not None else frozenset(all_specs(shape, self.mesh.mesh.shape))
+                limit -= {spec for one in ir.ArrayAttr(attrs[FORBIDDEN]) for spec in allowed_specs(one, self.mesh, shape, place, what)}
+            fixed.append(limit)
         return tuple(fixed)
 
 

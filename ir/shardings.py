@@ -12,6 +12,12 @@ from rhino.ir.mlir import ir, sdy
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, dim_axes, dim_parts, fits, pack, partial_axes, split, split_dim
 
 SHARDING = "sdy.sharding"
+FORBIDDEN = "rhino.forbidden"
+"""Shardings that a tensor must not have: on an argument or a result a list of them, on an op a list for each of its results."""
+SAID = "rhino.said"
+"""On an argument, a result or an op: the user's words that its constraints come from."""
+ROLES = "rhino.axis_roles"
+"""On the module: what axes of the mesh are for."""
 MESH_NAME = "mesh"
 
 
