@@ -211,6 +211,7 @@ class _Inserter:
     def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
         """Returns `result` brought to the spec that it is stored in; its readers read that."""
         summed = [axis for axis in partial_axes(comes) if state.strategy[axis] >= 0] if op.name in _CHECKED else []
+        summed.sort(key=lambda axis: state.strategy[axis])  # factor by factor, as the conversion insists
         if not summed and comes == stored:
             return result
         uses = list(result.uses)
