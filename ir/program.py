@@ -23,6 +23,8 @@ from rhino.ir.spec import REPLICATED, Spec, all_specs
 from rhino.ir.tally import KINDS
 
 RULE = "sdy.sharding_rule"
+COST = "rhino.cost"
+"""On a custom call: the floating-point operations and bytes moved that its owner says it takes, unsplit."""
 CARRIED = "rhino.carried"
 """On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/choose_shardings.py)."""
 GSPMD = "mhlo.sharding"
@@ -30,6 +32,7 @@ _USE_SHARDY = "export the program with Shardy's shardings (jax_use_shardy_partit
 _EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 _PARALLEL = frozenset(f"stablehlo.{name}" for name in (*KINDS, "collective_broadcast", "partition_id", "replica_id"))
 CONSTRAINT = "sdy.sharding_constraint"
+CUSTOM_CALL = "stablehlo.custom_call"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +57,16 @@ class Program:
 def argument_name(value: ir.Value[Any], number: int) -> str:
     """Returns the name that argument `number` is known by."""
     return name_of(value.location) or f"arg{number}"
+
+
+def is_ruled(op: ir.Operation) -> bool:
+    """Says whether `op` has its rule from Shardy. One on a custom call may be its owner's, and says nothing about the other ops."""
+    return RULE in op.attributes and op.name != CUSTOM_CALL
+
+
+def is_custom(rule: ir.Attribute) -> bool:
+    """Says whether a sharding rule is marked as one that its op's owner gives."""
+    return str(rule).endswith("custom>")
 
 
 def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
@@ -208,7 +221,7 @@ class _Reader:
         results = tuple(self.value_type[v] for v in range(self.result_start[-1], len(self.value_type)))
         rule = op.attributes.get(RULE, None)
         reduction, linear = reduction_of(op), linear_in(op)
-        key = (op.name, types, results, rule, reduction, linear, free)
+        key = (op.name, types, results, rule, reduction, linear, free, op.attributes.get(COST, None))
         if key not in self.class_keys:
             cls = self.make_class(op, types, results, rule, free)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
@@ -223,16 +236,18 @@ class _Reader:
             table = elementwise_rule(result_types[0].shape)
         if table is not None:
             table = _localizable(op, table)
+        cost = _given_cost(op)
         return OpClass(
             name=op.name,
             operands=operand_types,
             results=result_types,
             rule=table,
-            reduction=reduction_of(op),
+            reduction="add" if rule is not None and is_custom(rule) else reduction_of(op),  # a rule's reductions are sums
             linear=linear_in(op),
             free=free,
             fusible=op.name in FUSIBLE,
-            flops=_flops(op, table, operand_types, result_types),
+            flops=cost.get("flops", _flops(op, table, operand_types, result_types)),
+            moved_bytes=cost.get("bytes"),
         )
 
     def graph(self, entry: func.FuncOp, arguments: tuple[Argument, ...], terminator: ir.Operation) -> Graph:
@@ -281,8 +296,8 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
     match op.name:
         case "stablehlo.dynamic_update_slice":  # where it writes is a global place
             return rule.keeping_whole(rule.factors_of(0) - rule.factors_of(1))
-        case "stablehlo.custom_call":  # nobody knows what it does with its shapes
-            return None
+        case _ if op.name == CUSTOM_CALL:  # only its owner knows what it does with its shapes
+            return rule if is_custom(op.attributes[RULE]) else None
         case "stablehlo.convolution":
             return _convolution_rule(op, rule)
         case "stablehlo.pad":
@@ -314,6 +329,12 @@ def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
     return rule.keeping_whole(
         frozenset(f for dim, (a, b) in enumerate(zip(low, high, strict=True)) if a or b for f in rule.operands[0][dim])
     )
+
+
+def _given_cost(op: ir.Operation) -> dict[str, int]:
+    """Returns the "flops" and "bytes" that somebody has written on an op."""
+    given = ir.DictAttr(op.attributes[COST]) if COST in op.attributes else ()
+    return {one.name: ir.IntegerAttr(one.attr).value for one in given}
 
 
 def _count(op: ir.Operation, name: str) -> int:

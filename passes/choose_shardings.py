@@ -23,12 +23,12 @@ from rhino.ir.graph import WHILE, YIELD
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import CARRIED, Program
-from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute, sharding_attribute
+from rhino.ir.shardings import SHARDING, per_value_attribute, sharding_attribute
 from rhino.ir.spec import Spec, spec_text
 from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks, opt
-from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, write_mesh
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
@@ -109,8 +109,7 @@ def predicted_tally(plan: Plan) -> Tally:
 def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Target) -> None:
     """Writes a plan onto the module that it was made for."""
     graph = program.graph
-    if module_mesh(module) is None:
-        _write_mesh(module, target)
+    write_mesh(module, target)
     shardings: dict[tuple[Spec, int], ir.Attribute] = {}
 
     def sharding(spec: Spec, rank: int) -> ir.Attribute:
@@ -142,14 +141,6 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
     for side, new in sides.items():
         present = boundary_attributes(entry, side)
         set_boundary_attributes(entry, side, [{**old, SHARDING: one} for old, one in zip(present, new, strict=True)])
-
-
-def _write_mesh(module: ir.Operation, target: Target) -> None:
-    axes = ", ".join(f'"{name}"={size}' for name, size in target.mesh.axes)
-    body = module.regions[0].blocks[0]
-    text = f"sdy.mesh @{target.mesh_name} = <[{axes}]>"
-    mesh = ir.Module.parse(text).body.operations[0].operation
-    mesh.clone(ip=ir.InsertionPoint.at_block_begin(body))
 
 
 def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget: float, remarks: Remarks) -> None:

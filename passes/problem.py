@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rhino.ir.boundary import boundary_attributes
 from rhino.ir.cluster import default_mesh, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh, parse_mesh
 from rhino.ir.mlir import ir, passmanager
-from rhino.ir.program import RULE, Program, read_program
+from rhino.ir.program import Program, is_ruled, read_program
 from rhino.ir.reader import entry_function
-from rhino.ir.shardings import MESH_NAME, module_mesh
+from rhino.ir.shardings import MESH_NAME, SAID, module_mesh
 from rhino.ir.spec import spec_text
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.strategies.build import Choice, ContradictionError, build
 from rhino.strategies.cost import CostModel
+from rhino.strategies.roles import Roles
 
 PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-READ-005", "RHI-SHARD-001")
 
@@ -62,9 +64,17 @@ class PlanningPass(Pass):
     def read(self, module: ir.Operation, target: Target, remarks: Remarks) -> Program:
         """Returns the program behind the module, whose ops get their rules if they have none."""
         entry = entry_function(module, remarks.file)
-        if not any(RULE in op.attributes for op in entry.regions[0].blocks[0].operations):
+        if not any(is_ruled(op.operation) for op in entry.regions[0].blocks[0].operations):
             passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
         return read_program(entry, target.mesh, remarks.file)
+
+
+def write_mesh(module: ir.Operation, target: Target) -> None:
+    """Writes the mesh that is planned for onto a module that has none."""
+    if module_mesh(module) is None:
+        axes = ", ".join(f'"{name}"={size}' for name, size in target.mesh.axes)
+        mesh = ir.Module.parse(f"sdy.mesh @{target.mesh_name} = <[{axes}]>").body.operations[0].operation
+        mesh.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
 
 
 def build_choice(program: Program, target: Target) -> Choice:
@@ -74,16 +84,35 @@ def build_choice(program: Program, target: Target) -> Choice:
     except ContradictionError as contradiction:
         value = contradiction.value
         graph = program.graph
+        said = [f"{words} says so" for words in _said(program, value)]
+        if contradiction.by_role:
+            roles = ", ".join(f"{name}={role}" for name, role in zip(target.names, graph.roles, strict=True) if role)
+            said.append(f"axis-role {roles} leaves none of these: its dims of the batch are {_listed(Roles(graph).batch_dims(value))}")
         given = [graph.fixed.get(value), *(limit for v, limit in zip(graph.returns, graph.return_fixed, strict=True) if v == value)]
         if value < len(graph.arguments) and (alias := graph.arguments[value].alias) is not None:
             given.append(graph.return_fixed[alias])  # the result that takes over its buffer lies as it does
         limits = ", and ".join(" or ".join(spec_text(spec, target.names) for spec in sorted(limit)) for limit in given if limit is not None)
         op = int(program.graph.value_op[value])
         place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
+        why = "cannot be reached from how its op can run" if op >= 0 and limits and not said else "contradicts what else is said of it"
         raise RhinoError(
             "RHI-SHARD-001",
-            f"the sharding of {program.describe(value)} cannot be reached from how its op can run",
+            f"the sharding of {program.describe(value)} {why}",
             place,
-            (f"it allows {limits} (R: whole on every device, P: partial sums, S0: split along dim 0)",),
+            (f"it allows {limits or 'nothing'} (R: whole on every device, P: partial sums, S0: split along dim 0)", *said),
             "leave the sharding open, or choose a dim that the op can split",
         ) from None
+
+
+def _said(program: Program, value: int) -> list[str]:
+    """Returns the user's words about a value, and about the results that it is."""
+    op = int(program.graph.value_op[value])
+    attributes = [boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes]
+    alias = program.graph.arguments[value].alias if op < 0 else None
+    results = boundary_attributes(program.entry, "res")
+    attributes += [results[n] for n, returned in enumerate(program.graph.returns) if returned == value or n == alias]
+    return [ir.StringAttr(words).value for one in attributes if SAID in one for words in ir.ArrayAttr(one[SAID])]
+
+
+def _listed(dims: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(dims))) or "none"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rhino.ir.mlir import ir, passmanager
-from rhino.ir.program import RULE
+from rhino.ir.program import is_ruled
 from rhino.ir.reader import walk
 
 
@@ -16,7 +16,7 @@ def with_rules(module: ir.Operation) -> Iterator[None]:
 
     Passes run on both sides: hold no handle of an op across either.
     """
-    if any(RULE in op.attributes for op in walk(module)):
+    if any(map(is_ruled, walk(module))):
         yield
         return
     _run(module, "sdy-populate-op-sharding-rules")

@@ -21,17 +21,18 @@ from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
 from rhino.strategies.memory import Memory, written_in_place
 from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.roles import Roles
 
 _READS_PART = frozenset({"stablehlo.gather", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
 
 
 class ContradictionError(Exception):
-    """The user's shardings leave a node without a state. `value` is the value that they speak of."""
+    """The user's word leaves a node without a state. `value` is the value that it speaks of, `by_role` whether it takes an axis's role."""
 
-    def __init__(self, value: int) -> None:
+    def __init__(self, value: int, *, by_role: bool) -> None:
         super().__init__(f"value {value}")
-        self.value = value
+        self.value, self.by_role = value, by_role
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Builder:
         self.in_memory = self.has_memory.tolist()
         self.times = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
+        self.roles = Roles(graph) if any(graph.roles) else None
         self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
 
     def build(self) -> Choice:
@@ -184,13 +186,15 @@ class Builder:
     def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
         """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
         shape = self.graph.types[self.value_type[value]].shape
-        key = ("stored", shape, limit, partial)
+        batch = self.roles.batch_dims(value) if self.roles else frozenset()
+        key = ("stored", shape, limit, partial, batch)
         if key not in self.states_of:
-            specs = all_specs(shape, self.sizes, partial)
-            self.states_of[key] = tuple(_storage(spec) for spec in specs if limit is None or spec in limit)
+            specs = [spec for spec in all_specs(shape, self.sizes, partial) if limit is None or spec in limit]
+            left = [spec for spec in specs if self.roles is None or self.roles.allows_spec(spec, batch)]
+            if not left:
+                raise ContradictionError(value, by_role=bool(specs))
+            self.states_of[key] = tuple(map(_storage, left))
         options = self.states_of[key]
-        if not options:
-            raise ContradictionError(value)
         return self.add(Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options))))
 
     def returned(self, number: int, value: int) -> None:
@@ -223,9 +227,10 @@ class Builder:
         known = tuple([self.giver[v] >= 0 for v in operands])
         memory = tuple([self.in_memory[v] for v in (*operands, *results)])
         in_place = bool(results) and results[0] in self.in_place
-        key = (self.op_class[op], known, memory, self.times[op], in_place)
+        batch = self.roles.batch_factors(op) if self.roles else frozenset()
+        key = (self.op_class[op], known, memory, self.times[op], in_place, batch)
         if key not in self.states_of:
-            self.states_of[key] = self.op_states(op, known)
+            self.states_of[key] = self.op_states(op, known, batch)
         options = self.states_of[key]
         cost = self.remembered(("cost", key), lambda: self.times[op] * np.array([self.state_s(op, state) for state in options]))
         node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
@@ -248,9 +253,11 @@ class Builder:
         waits = all(state.monoid == "add" for state in options)
         return bool(self.graph.types[self.value_type[value]].shape) and (bool(self.num_uses[value] > 1) or not waits)
 
-    def op_states(self, op: int, known: tuple[bool, ...]) -> tuple[State, ...]:
-        """Returns the strategies of an op. A free operand is whole on every device: it is no partial sum."""
+    def op_states(self, op: int, known: tuple[bool, ...], batch: frozenset[int]) -> tuple[State, ...]:
+        """Returns the strategies of an op, whose factors `batch` are of the batch. A free operand is whole everywhere: no partial sum."""
         every = strategies(self.graph.cls(op), self.sizes)
+        if self.roles:
+            every = tuple(s for s in every if self.roles.allows_strategy(s.strategy, batch))
         return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
 
     def state_s(self, op: int, state: State) -> float:
@@ -264,6 +271,8 @@ class Builder:
     def moved_bytes(self, op: int, state: State) -> int:
         """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes."""
         graph, cls = self.graph, self.graph.cls(op)
+        if cls.moved_bytes is not None:
+            return cls.moved_bytes // state.num_shares(self.sizes)
         values = graph.results(op)
         if values and values[0] in self.in_place:
             return 2 * sum(self.local_bytes(kind, spec) for kind, spec in zip(cls.operands[1:], state.needs[1:], strict=True))

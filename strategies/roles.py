@@ -1,0 +1,111 @@
+"""What an axis is for, taken from the graph alone: no name and no position of a dim says that it is the batch.
+
+A *batch dim* is a dim of an argument that a step only reads (its inputs), or any dim that one of those becomes, if it nowhere becomes or
+meets a dim of an argument that is carried from step to step (parameters and what the optimizer keeps, whose buffers results take over).
+Dims become each other where a factor of an op's rule leads both; as loops pass values on, so do they their dims. A sequence is a batch dim
+in this sense too, unless something carried has it (learned positions, say).
+
+    "batch"   along the axis an op that has a batch factor is split by one or runs whole; what has a batch dim is split by one, or not.
+              Ops and tensors without are free: that is how parameters, their gradients and updates may be split.
+    "model"   along the axis no batch factor and no batch dim is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rhino.ir.graph import Graph, Ints
+from rhino.ir.rules import Mapping, Rule
+from rhino.ir.spec import Spec, entry, split_dim
+
+
+class Roles:
+    """Which dims and factors of a graph are of the batch, and what the roles of axes make of that."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.start = np.concatenate([[0], np.cumsum([len(graph.type_of(value).shape) for value in range(graph.num_values)])]).tolist()
+        joined = _Joined(self.start[-1])
+        for op in range(graph.num_ops):
+            rule = graph.cls(op).rule
+            if rule is not None:
+                for dims in self.places(op, rule):
+                    joined.join(dims)
+        for loop in graph.loops:
+            for values in zip(graph.operands(loop.op), graph.results(loop.op), graph.operands(loop.end), strict=True):
+                for dims in zip(*(self.dims(int(value)) for value in values), strict=True):
+                    joined.join(dims)
+        inputs, carried = (
+            {joined.root(dim) for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
+            for reads in (True, False)
+        )
+        batch = inputs - carried
+        self.is_batch = [joined.root(dim) in batch for dim in range(self.start[-1])]
+
+    def dims(self, value: int) -> range:
+        """Returns the dims of a value, among those of all values."""
+        return range(self.start[value], self.start[value + 1])
+
+    def batch_dims(self, value: int) -> frozenset[int]:
+        """Returns which dims of a value are of the batch."""
+        return frozenset(number for number, dim in enumerate(self.dims(value)) if self.is_batch[dim])
+
+    def batch_factors(self, op: int) -> frozenset[int]:
+        """Returns which factors of an op are of the batch."""
+        rule = self.graph.cls(op).rule
+        places = self.places(op, rule) if rule is not None else []
+        return frozenset(factor for factor, dims in enumerate(places) if any(self.is_batch[dim] for dim in dims))
+
+    def places(self, op: int, rule: Rule) -> list[list[int]]:
+        """Returns for each factor of an op the dims that it leads, among those of all values [factors]."""
+        found: list[list[int]] = [[] for _ in rule.sizes]
+        sides: list[tuple[Mapping, Ints | range]] = [(m, self.graph.operands(op)[n : n + 1]) for n, m in enumerate(rule.operands)]
+        sides += [(m, self.graph.results(op)[n : n + 1]) for n, m in enumerate(rule.results)]
+        for mapping, values in sides:
+            for number, factors in enumerate(mapping):
+                leading = next((factor for factor in factors if rule.sizes[factor] > 1), None)
+                if leading is not None:
+                    found[leading].append(self.start[int(values[0])] + number)
+        return found
+
+    def allows_strategy(self, strategy: Sequence[int], batch_factors: frozenset[int]) -> bool:
+        """Says whether an op with these batch factors may run so."""
+        return all(
+            choice < 0 or _allowed(role, choice in batch_factors, bool(batch_factors))
+            for role, choice in zip(self.graph.roles, strategy, strict=True)
+        )
+
+    def allows_spec(self, spec: Spec, batch_dims: frozenset[int]) -> bool:
+        """Says whether a value with these batch dims may be stored so."""
+        split = [(role, split_dim(entry(spec, axis))) for axis, role in enumerate(self.graph.roles)]
+        return all(dim is None or _allowed(role, dim in batch_dims, bool(batch_dims)) for role, dim in split)
+
+
+def _allowed(role: str, is_batch: bool, has_batch: bool) -> bool:
+    match role:
+        case "batch":
+            return is_batch or not has_batch
+        case "model":
+            return not is_batch
+    return True
+
+
+class _Joined:
+    """Things joined into classes (union-find, by path halving)."""
+
+    def __init__(self, count: int) -> None:
+        self.parent = list(range(count))
+
+    def root(self, one: int) -> int:
+        parent = self.parent
+        while parent[one] != one:
+            parent[one] = parent[parent[one]]
+            one = parent[one]
+        return one
+
+    def join(self, things: Sequence[int]) -> None:
+        for other in things[1:]:
+            a, b = self.root(things[0]), self.root(other)
+            self.parent[max(a, b)] = min(a, b)
