@@ -1,4 +1,5 @@
 // RUN: rhino-opt --rhino-materialize-strides %s | filecheck %s
+// RUN: rhino-opt --rhino-materialize-strides %s | rhino-run --compare=%s
 // Gradients of the blocks, put together by a concatenation or by paddings that are added, make the gradient of the weight in its view;
 // the updated weight, which takes over the weight's buffer, is returned in it.
 

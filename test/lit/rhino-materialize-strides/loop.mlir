@@ -1,4 +1,5 @@
 // RUN: rhino-opt --rhino-materialize-strides %s | filecheck %s
+// RUN: rhino-opt --rhino-materialize-strides %s | rhino-run --compare=%s
 // Stacked weights that a loop over layers carries are viewed where it begins, in its body and where it ends.
 
 // CHECK-LABEL: func.func @main(

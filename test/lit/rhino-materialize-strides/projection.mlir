@@ -1,4 +1,5 @@
 // RUN: rhino-opt --rhino-materialize-strides %s | filecheck %s
+// RUN: rhino-opt --rhino-materialize-strides %s | rhino-run --compare=%s
 // RUN: rhino-opt --rhino-materialize-strides %s | rhino-opt --rhino-materialize-strides | filecheck %s
 // A projection whose result is cut in three equal blocks gets a dim for the blocks, from its weight to the slices; a second run
 // changes nothing.
