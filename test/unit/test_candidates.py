@@ -6,23 +6,28 @@ says which strategies are right. A strategy that is not among them is wrong; one
 
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import jax
 import numpy as np
 import pytest
+from grids import assembled, coordinates_of, dealt
 from snippets import DTYPES, class_of, context, evaluate, function, parse, tensor
 
 from rhino.ir.manual import strip_shardings, wrap_manual
+from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir
 from rhino.ir.shardings import sharding_attribute
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, spec_text, split, split_dim
+from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, at, dim_parts, entry, partial_axes, spec_text, split, unpack, without_partial
 from rhino.passes.localize import localized_copy
 from rhino.runtime.executable import compile_module
 from rhino.runtime.steps import run_steps
+from rhino.strategies import reshard
 from rhino.strategies.candidates import REPLICATE, State, following, strategies, strategy_name
 
 R, P, S0, S1, S2 = REPLICATED, PARTIAL, split(0), split(1), split(2)
 ZERO, ONE = (f"%zero = stablehlo.constant dense<{value}> : tensor<f32>\n" for value in ("0.0", "1.0"))
+LEAST, MOST = (f"%zero = stablehlo.constant dense<{bits}> : tensor<f32>\n" for bits in ("0xFF800000", "0x7F800000"))
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class Op:
         return class_of(self.text(self.operands, self.result), self.name, axis_size)
 
     def states(self, axis_size=2):
-        return strategies(self.cls(axis_size), (axis_size,))
+        """On one axis of that size, or on axes of several sizes."""
+        return strategies(self.cls(axis_size), axis_size if isinstance(axis_size, tuple) else (axis_size,))
 
 
 class Kind(str):
@@ -68,18 +74,18 @@ def dot(left, right, result, dims="contracting_dims = [1] x [0]"):
     return Op(f"stablehlo.dot_general %a, %b, {dims} : ({{0}}, {{1}}) -> {{r}}", (tensor(left), tensor(right)), tensor(result))
 
 
-def elementwise(name, count, dtype="f32"):
+def elementwise(name, count, dtype="f32", shape=(4, 6)):
     names = ", ".join(f"%{letter}" for letter in "abc"[:count])
-    return Op(f"stablehlo.{name} {names} : {{r}}", (tensor((4, 6), dtype),) * count, tensor((4, 6), dtype))
+    return Op(f"stablehlo.{name} {names} : {{r}}", (tensor(shape, dtype),) * count, tensor(shape, dtype))
 
 
 def shaped(name, source, target, options=""):
     return Op(f"stablehlo.{name} %a{options} : ({{0}}) -> {{r}}", (tensor(source),), tensor(target))
 
 
-def reduce(monoid, init=ZERO):
+def reduce(monoid, init=ZERO, shape=(4, 6)):
     body = f"stablehlo.reduce(%a init: %zero) applies stablehlo.{monoid} across dimensions = [1] : ({{0}}, tensor<f32>) -> {{r}}"
-    return Op(body, (tensor((4, 6)),), tensor((4,)), init)
+    return Op(body, (tensor(shape),), tensor(shape[:1]), init)
 
 
 OPS = {
@@ -109,7 +115,7 @@ OPS = {
     "reshape behind a dim of one": shaped("reshape", (1, 8), (8,)),
     "reduce by add": reduce("add"),
     "reduce by add from one": reduce("add", ONE),
-    "reduce by max": reduce("maximum"),
+    "reduce by max": reduce("maximum", LEAST),
     "reduce by max from one": reduce("maximum", ONE),
     "reduce by multiply": reduce("multiply", ONE),
     "reverse": Op("stablehlo.reverse %a, dims = [1] : {r}", (tensor((4, 6)),), tensor((4, 6))),
@@ -203,10 +209,11 @@ def test_free_ops_follow_their_users():
 # By enumeration
 
 
-def local(kind, spec):
-    """The type on one of two devices."""
-    dim, kind = split_dim(spec), Kind(kind)
-    return tensor([n // 2 if d == dim else n for d, n in enumerate(kind.shape)], kind.dtype)
+def local(kind, spec, sizes):
+    """The type on one device."""
+    kind = Kind(kind)
+    parts = dim_parts(spec, sizes, len(kind.shape))
+    return tensor([extent // count for extent, count in zip(kind.shape, parts, strict=True)], kind.dtype)
 
 
 def draw(kind, rng):
@@ -216,67 +223,60 @@ def draw(kind, rng):
     return np.asarray(values).astype(DTYPES[kind.dtype])
 
 
-def parts_of(value, spec, rng):
-    """What each of two devices holds of a value."""
-    dim = split_dim(spec)
-    if dim is not None:
-        return np.split(value, 2, dim)
-    if spec == PARTIAL:
-        # Never 0 where something is divided: values are at most 8.
-        part = draw(tensor(value.shape), rng).astype(value.dtype) * 16
-        return [part, value - part]
-    return [value, value]
-
-
-def joined(parts, spec, monoid):
-    """What two devices' results are together, or None where they should be equal and are not."""
-    dim = split_dim(spec)
-    if dim is not None:
-        return np.concatenate(parts, dim)
-    if spec == PARTIAL:
-        return np.maximum(*parts) if monoid == "max" else parts[0] + parts[1]
-    return parts[0] if np.array_equal(*parts) else None
-
-
-def is_right(op, needs, comes, monoid, seeds=2):
-    """Whether two devices that hold operands as `needs` and run `op` on them hold its result as `comes`."""
-    text = op.text([local(kind, spec) for kind, spec in zip(op.operands, needs, strict=True)], local(op.result, comes))
+def is_right(op, needs, comes, monoid, sizes=(2,), seeds=2):
+    """Whether devices that hold operands as `needs` and run `op` on them hold its result as `comes`."""
+    text = op.text([local(kind, spec, sizes) for kind, spec in zip(op.operands, needs, strict=True)], local(op.result, comes, sizes))
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         values = [draw(kind, rng) for kind in op.operands]
-        held = zip(*(parts_of(value, spec, rng) for value, spec in zip(values, needs, strict=True)), strict=True)
+        held = [dealt(value, spec, sizes, rng) for value, spec in zip(values, needs, strict=True)]
         try:
-            together = joined([evaluate(text, one)[0] for one in held], comes, monoid)
+            given = {at: evaluate(text, [parts[at] for parts in held])[0] for at in coordinates_of(sizes)}
         except ir.MLIRError:
             return False  # no op of these shapes
+        together = assembled(given, comes, sizes, len(Kind(op.result).shape), JOINS[monoid])
         whole = evaluate(op.text(op.operands, op.result), values)[0]
         if together is None or not np.allclose(together, whole, rtol=1e-4):
             return False
     return True
 
 
-def lies(kind):
+JOINS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def lies(kind, sizes=(2,)):
     """All ways in which a value of this type could lie."""
     kind = Kind(kind)
-    return [*all_specs(tuple(kind.shape), (2,)), *([PARTIAL] if kind.dtype != "i1" else [])]
+    return all_specs(tuple(kind.shape), sizes, () if kind.dtype == "i1" else range(len(sizes)))
 
 
-def follows(way, states, monoid):
-    """Whether `way` is a strategy after slicing operands that are whole, or before slicing a whole result: neither sends anything."""
+def follows(way, states, monoid, ranks, num_axes=1):
+    """Whether `way` is a strategy after slicing operands that are whole, or before slicing a whole result: neither sends anything.
 
-    def is_free(source, target):
-        return source == target or (source == R and (target >= 2 or (target == P and monoid == "max")))
+    For a maximum (of what is everywhere the same) to be whole is to be in parts, too.
+    """
+
+    def is_free(source, target, rank):
+        if monoid != "add":
+            whole = [axis for axis in partial_axes(target) if entry(source, axis) == R]
+            target -= sum(at(P, axis) for axis in whole)
+        steps = reshard.way(rank, source, target, num_axes)
+        return steps is not None and all(step.kind == "slice" for step in steps)
 
     needs, comes = way
-    return any(all(map(is_free, needs, s.needs[: len(needs)])) and is_free(s.comes[0], comes) for s in states)
+    return any(all(map(is_free, needs, s.needs, ranks)) and is_free(s.comes[0], comes, ranks[-1]) for s in states)
 
 
-def ways_of(op):
-    return list(product(product(*map(lies, op.operands)), lies(op.result)))
+def ranks_of(op):
+    return [len(Kind(kind).shape) for kind in (*op.operands, op.result)]
 
 
-def spell(way):
-    return "".join(map(spec_text, way[0])) + "->" + spec_text(way[1])
+def ways_of(op, sizes=(2,)):
+    return list(product(product(*(lies(kind, sizes) for kind in op.operands)), lies(op.result, sizes)))
+
+
+def spell(way, names=()):
+    return "".join(spec_text(spec, names) for spec in way[0]) + "->" + spec_text(way[1], names)
 
 
 MISSING = {
@@ -293,7 +293,8 @@ def test_strategies_are_those_that_are_right(name):
     assert all(need == R for s in states for need in s.needs[count:])
     wrong = {spell(way) for way in claimed if not is_right(op, *way, monoid)}
     assert not wrong
-    right = [way for way in ways_of(op) if not follows(way, states, monoid) and is_right(op, *way, monoid)]
+    ranks = ranks_of(op)
+    right = [way for way in ways_of(op) if not follows(way, states, monoid, ranks) and is_right(op, *way, monoid)]
     assert {spell(way) for way in right} == MISSING.get(name, set())
 
 
@@ -305,6 +306,97 @@ def test_the_simulation_tells_right_from_wrong():
     assert not is_right(OPS["tanh"], (P,), P, "add")
     assert not is_right(OPS["reduce by add from one"], (S1,), P, "add")
     assert not is_right(OPS["reshape behind an odd dim"], (S1,), S0, "add")
+
+
+# On two axes
+
+GRID = (2, 2)
+GRID_OPS = {
+    "dot": dot((4, 8), (8, 4), (4, 4)),
+    "dot of which two axes divide one dim": dot((4, 2), (2, 2), (4, 2)),
+    "tanh": elementwise("tanh", 1, shape=(4, 8)),
+    "negate": elementwise("negate", 1, shape=(4, 8)),
+    "add": elementwise("add", 2, shape=(4, 2)),
+    "multiply": elementwise("multiply", 2, shape=(4, 2)),
+    "reduce by add": reduce("add", shape=(4, 8)),
+    "reduce by max": reduce("maximum", LEAST, (4, 8)),
+    "reduce by min": reduce("minimum", MOST, (4, 8)),
+    "reduce by add from one": reduce("add", ONE, (4, 8)),
+    "transpose": shaped("transpose", (4, 8), (8, 4), ", dims = [1, 0]"),
+    "broadcast along a new dim": shaped("broadcast_in_dim", (4,), (4, 8), ", dims = [0]"),
+    "reshape that joins": shaped("reshape", (2, 4), (8,)),
+    "reshape that joins more": shaped("reshape", (4, 4), (16,)),
+    "reshape that parts": shaped("reshape", (8,), (2, 4)),
+    "reshape across": shaped("reshape", (4, 6), (2, 12)),
+    "reshape behind an odd dim": shaped("reshape", (3, 4), (12,)),
+}
+
+
+@pytest.mark.parametrize("name", GRID_OPS)
+def test_strategies_on_two_axes_are_those_that_are_right(name):
+    op = GRID_OPS[name]
+    states, count, monoid, ranks = op.states(GRID), len(op.operands), op.cls(GRID).reduction or "add", ranks_of(op)
+    claimed = {(s.needs[:count], s.comes[0]) for s in states}
+    assert not {spell(way, "xy") for way in claimed if not is_right(op, *way, monoid, GRID)}
+    others = [way for way in ways_of(op, GRID) if not follows(way, states, monoid, ranks, 2)]
+    assert not {spell(way, "xy") for way in others if is_right(op, *way, monoid, GRID)}
+
+
+def needs_and_comes(op, sizes):
+    """The strategies by name, as pairs of entries of each operand and of the result."""
+    cls, count = op.cls(sizes), len(op.operands)
+    specs = {strategy_name(cls, s.strategy): (*s.needs[:count], s.comes[0]) for s in op.states(sizes)}
+    return {name: tuple(unpack(spec, len(sizes)) for spec in entries) for name, entries in specs.items()}
+
+
+def test_two_axes_may_split_one_factor_if_both_divide_it():
+    """The outer one takes blocks, the inner one parts of them: 4 rows for 2 x 2 devices, but 2 columns for one of the axes alone."""
+    found = needs_and_comes(GRID_OPS["dot of which two axes divide one dim"], GRID)
+    assert found["i, i"] == ((S0, S0), (R, R), (S0, S0))
+    assert found["i, j"] == ((S0, R), (R, S1), (S0, S1))
+    assert {"j, replicate", "replicate, j"} < set(found)
+    assert "j, j" not in found
+    assert "k, k" not in found
+
+
+def test_sums_over_both_axes_come_in_parts_of_both():
+    found = needs_and_comes(GRID_OPS["dot"], GRID)
+    assert found["k, k"] == ((S1, S1), (S0, S0), (P, P))
+    assert found["k, partial 0"] == ((S1, P), (S0, R), (P, P))
+    assert found["i, k"] == ((S0, S1), (R, S0), (S0, P))
+
+
+@pytest.mark.parametrize(("name", "monoid"), [("max", "max"), ("min", "min"), ("add", "add")])
+def test_a_reduction_over_both_axes_keeps_its_monoid(name, monoid):
+    op = GRID_OPS[f"reduce by {name}"]
+    parts = {s.strategy: s for s in op.states(GRID) if P in unpack(s.comes[0], 2) and min(s.strategy) >= REPLICATE}
+    assert {s.monoid for s in parts.values()} == {monoid}
+    assert {unpack(s.comes[0], 2) for s in parts.values()} == {(P, P), (P, R), (R, P), (P, S0), (S0, P)}
+
+
+def test_an_inner_axis_splits_what_is_behind_a_factor_used_up():
+    """Of [2, 4] joined to [8], x takes the 2 whole, and then y may cut the 4; as may x, had y not been there before."""
+    joins, more = (needs_and_comes(GRID_OPS[name], GRID) for name in ("reshape that joins", "reshape that joins more"))
+    assert joins["i, j"] == ((S0, S1), (S0, S0))
+    assert not [name for name in joins if name.startswith("j") or name == "replicate, j"]
+    assert "i, i" not in joins  # there are 2 of it
+    assert more["i, i"] == ((S0, S0), (S0, S0))
+    assert "i, j" not in more  # half of the 4 rows are left on each device
+
+
+def test_axes_of_one_device_change_nothing():
+    op = GRID_OPS["dot"]
+    assert {s.needs for s in op.states((1, 2))} >= {tuple(at(spec, 1) for spec in s.needs) for s in op.states(2)}
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 3), (3, 2)])
+def test_sizes_that_are_no_powers_of_two(sizes):
+    """12 divides by all of them, 4 by two alone, 9 by three, 5 by none: what does not divide is not split."""
+    cls = dot((12, 5), (5, 4), (12, 4)).cls(sizes)
+    found = strategies(cls, sizes)
+    split_by = {factor: {prod(n for n, f in zip(sizes, s.strategy, strict=True) if f == factor) for s in found} for factor in range(3)}
+    every = {1, 6} if sizes == (6,) else {1, 2, 3, 6}
+    assert split_by == {0: every, 1: every & {1, 2, 4}, 2: {1}}
 
 
 # By what Shardy makes of them: ops whose local form is another op, with masks and offsets
@@ -350,21 +442,22 @@ SHARDY = {
 }
 
 
-def annotated(op, state):
+def annotated(op, state, sizes):
     """The op with operands, results and strategy as `state` says; what comes in parts is stored whole."""
-    module = parse('sdy.mesh @mesh = <["x"=2]>\n' + op.text(op.operands, op.result))
+    names = mesh_of_shape(sizes).names
+    axes = ", ".join(f'"{name}"={size}' for name, size in zip(names, sizes, strict=True))
+    module = parse(f"sdy.mesh @mesh = <[{axes}]>\n" + op.text(op.operands, op.result))
     main = module.body.operations[1]
     with context():
-        stored = [R if spec == P else spec for spec in state.comes]
         shardings = [
-            sharding_attribute("mesh", ("x",), spec, len(Kind(kind).shape)) for kind, spec in zip(op.operands, state.needs, strict=False)
+            sharding_attribute("mesh", names, spec, len(Kind(kind).shape)) for kind, spec in zip(op.operands, state.needs, strict=False)
         ]
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get({"sdy.sharding": one}) for one in shardings])
-        result = sharding_attribute("mesh", ("x",), stored[0], len(Kind(op.result).shape))
+        result = sharding_attribute("mesh", names, without_partial(state.comes[0]), len(Kind(op.result).shape))
         main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get({"sdy.sharding": result})])
         found = next(view.operation for view in main.regions[0].blocks[0].operations if view.operation.name == op.name)
         found.attributes["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{str(result).removeprefix('#sdy.sharding')}]>")
-        found.attributes["rhino.strategy"] = ir.StringAttr.get(strategy_name(op.cls(), state.strategy))
+        found.attributes["rhino.strategy"] = ir.StringAttr.get(strategy_name(op.cls(sizes), state.strategy))
     return module
 
 
@@ -373,15 +466,27 @@ def run(module, values, num_devices):
     return np.asarray(step.results[0])
 
 
-@pytest.mark.parametrize("name", SHARDY)
-def test_shardy_makes_the_same_op_of_every_split(name):
-    op, rng = SHARDY[name], np.random.default_rng(0)
+def splits_of(op, sizes):
+    """The strategies that an op of stored operands can have by itself: those that split something, and read no sum."""
+    return [s for s in op.states(sizes) if min(s.strategy) >= REPLICATE and max(s.strategy) > REPLICATE]
+
+
+IMPLEMENTATION_DEFINED = {"reduce by max from one"}
+"""StableHLO leaves open how often an init counts; XLA leaves out one that is no identity, where a dim of one is reduced."""
+
+LOCAL = [*SHARDY.items(), *GRID_OPS.items(), *((name, op) for name, op in OPS.items() if name not in {*SHARDY, *IMPLEMENTATION_DEFINED})]
+
+
+@pytest.mark.parametrize(("name", "op"), LOCAL, ids=[f"{number} {name}" for number, (name, _) in enumerate(LOCAL)])
+def test_shardy_makes_the_same_op_of_every_split(name, op):
+    rng = np.random.default_rng(0)
     values = [np.asarray(rng.integers(0, 6, Kind(kind).shape), np.int32) if "i32" in kind else draw(kind, rng) for kind in op.operands]
     plain = parse(op.text(op.operands, op.result))
     strip_shardings(plain)
-    wanted = run(plain, values, 1)
-    splits = [state for state in op.states() if state.strategy[0] >= 0]
-    assert splits
-    for state in splits:
-        got = run(wrap_manual(localized_copy(annotated(op, state))), values, 2)
-        np.testing.assert_allclose(got, wanted, rtol=1e-6, err_msg=strategy_name(op.cls(), state.strategy))
+    wanted, met = run(plain, values, 1), 0
+    for sizes in [(2,), (2, 2), (3, 2)]:
+        for state in splits_of(op, sizes):
+            got = run(wrap_manual(localized_copy(annotated(op, state, sizes))), values, prod(sizes))
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, err_msg=f"{name} on {sizes}: {strategy_name(op.cls(sizes), state.strategy)}")
+            met += 1
+    assert met

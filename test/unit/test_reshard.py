@@ -10,8 +10,9 @@ from math import prod
 
 import numpy as np
 import pytest
+from grids import assembled, block, combined, dealt, group, layout_of
 
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, dim_axes, num_parts, pack, partial_axes, spec_text, split, unpack
+from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, num_parts, pack, partial_axes, spec_text, split, unpack
 from rhino.strategies.reshard import count_parts, moves, sent, way
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
@@ -20,7 +21,7 @@ GRIDS = {
     "line": ((4,), [(8,), (4, 3), (4, 8, 12)]),
     "2x2": ((2, 2), [(4,), (2,), (4, 8), (2, 2), (3, 4), (4, 2, 8)]),
     "2x3": ((2, 3), [(6,), (4,), (6, 12), (2, 3), (6, 2, 3)]),
-    "2x2x2": ((2, 2, 2), [(8,), (4, 8), (4, 2)]),
+    "2x2x2": ((2, 2, 2), [(8,), (4, 2)]),
 }
 CASES = [(grid, shape) for grid, (_, shapes) in GRIDS.items() for shape in shapes]
 
@@ -29,65 +30,18 @@ def specs_of(shape, sizes):
     return all_specs(shape, sizes, range(len(sizes)))
 
 
-# The grid
-
-
-def block(layout, sizes, coordinates):
-    """Which block of each dim a device has [rank]: the axes of a dim are the digits of its number, outermost first."""
-    numbers = []
-    for axes in layout:
-        number = 0
-        for axis in axes:
-            number = number * sizes[axis] + coordinates[axis]
-        numbers.append(number)
-    return tuple(numbers)
-
-
-def blocks_of(value, layout, sizes):
-    """What each device has of `value`, by its coordinates."""
-    held = {}
-    for coordinates in product(*map(range, sizes)):
-        part = value
-        for dim, (axes, number) in enumerate(zip(layout, block(layout, sizes, coordinates), strict=True)):
-            part = np.split(part, prod(sizes[axis] for axis in axes), dim)[number]
-        held[coordinates] = part
-    return held
-
-
-def layout_of(spec, sizes, rank):
-    return tuple(map(tuple, dim_axes(spec, len(sizes), rank)))
-
-
-def dealt(value, spec, sizes, seed=0):
-    """What each device has of a tensor in `spec`: of a sum over some axes, random terms."""
-    rng, sums = np.random.default_rng(seed), partial_axes(spec)
-    terms = {at: rng.integers(-99, 99, value.shape) for at in product(*[range(sizes[axis]) for axis in sums])}
-    *_, last = terms
-    terms[last] = value - sum((term for at, term in terms.items() if at != last), np.zeros_like(value))
-    layout = layout_of(spec, sizes, value.ndim)
-    parts = {at: blocks_of(term, layout, sizes) for at, term in terms.items()}
-    return {at: parts[tuple(at[axis] for axis in sums)][at] for at in product(*map(range, sizes))}
-
-
-def moved(at, axis, number):
-    return (*at[:axis], number, *at[axis + 1 :])
-
-
-def group(at, axis, size):
-    return [moved(at, axis, number) for number in range(size)]
+# Collectives on a grid
 
 
 def run_step(step, held, sizes):
     """What each device has after one step."""
     if step.kind == "all_reduce":
-        for axis in step.axes:
-            held = {at: sum(held[other] for other in group(at, axis, sizes[axis])) for at in held}
-        return held
+        return combined(held, step.axes, sizes)
     if step.kind == "collective_permute":
         return {at: held[sender(step, sizes, at)] for at in held}
     (axis,) = step.axes
     size = sizes[axis]
-    groups = {at: group(at, axis, size) for at in held}
+    groups = {at: group(at, axis, sizes) for at in held}
     match step.kind:
         case "slice":
             return {at: np.split(mine, size, step.target)[at[axis]] for at, mine in held.items()}
@@ -113,18 +67,6 @@ def sender(step, sizes, at):
     return found[0]
 
 
-def assert_same(held, wanted):
-    for at, mine in held.items():
-        np.testing.assert_array_equal(mine, wanted[at])
-
-
-def total(held, spec, sizes):
-    """The blocks with sums over the partial axes taken."""
-    for axis in partial_axes(spec):
-        held = {at: sum(held[other] for other in group(at, axis, sizes[axis])) for at in held}
-    return held
-
-
 def pairs(shape, sizes):
     return product(specs_of(shape, sizes), repeat=2)
 
@@ -141,12 +83,11 @@ def test_every_way_ends_in_the_blocks_of_its_target(grid, shape):
     for source, target in pairs(shape, sizes):
         steps = way(rank, source, target, len(sizes))
         assert (steps is not None) == is_reachable(source, target, len(sizes))
-        held = dealt(value, source, sizes)
+        held = dealt(value, source, sizes, np.random.default_rng(0))
         for step in steps or ():
             held = run_step(step, held, sizes)
         if steps is not None:
-            wanted = blocks_of(value, layout_of(target, sizes, rank), sizes)
-            assert_same(total(held, target, sizes), wanted)
+            np.testing.assert_array_equal(assembled(held, target, sizes, rank), value)
 
 
 @pytest.mark.parametrize(("grid", "shape"), CASES)
@@ -172,7 +113,7 @@ def test_payloads_are_the_bytes_of_blocks(grid, shape):
     for source, target in pairs(shape, sizes):
         steps, sized = way(rank, source, target, len(sizes)), moves(value.nbytes, rank, source, target, sizes)
         assert (steps is None) == (sized is None)
-        held = dealt(value, source, sizes)
+        held = dealt(value, source, sizes, np.random.default_rng(0))
         for step, move in zip(steps or (), sized or (), strict=True):
             after = run_step(step, held, sizes)
             (before_bytes,), (after_bytes,) = ({part.nbytes for part in parts.values()} for parts in (held, after))
