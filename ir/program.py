@@ -10,7 +10,8 @@ import numpy as np
 
 from rhino.ir.boundary import boundary_attributes
 from rhino.ir.collectives import element_bytes, trip_count
-from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mesh import Mesh
@@ -20,17 +21,13 @@ from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec, all_specs
-from rhino.ir.tally import KINDS
 
 RULE = "sdy.sharding_rule"
 COST = "rhino.cost"
 """On a custom call: the floating-point operations and bytes moved that its owner says it takes, unsplit."""
 CARRIED = "rhino.carried"
 """On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/choose_shardings.py)."""
-GSPMD = "mhlo.sharding"
-_USE_SHARDY = "export the program with Shardy's shardings (jax_use_shardy_partitioner)"
 _EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
-_PARALLEL = frozenset(f"stablehlo.{name}" for name in (*KINDS, "collective_broadcast", "partition_id", "replica_id"))
 CONSTRAINT = "sdy.sharding_constraint"
 CUSTOM_CALL = "stablehlo.custom_call"
 
@@ -117,7 +114,7 @@ class _Reader:
                 what = f'argument {number} "{name}" takes over result {alias}, of {num_results}'
                 raise RhinoError("RHI-READ-002", what, place_of(value.location, self.file), fix="remove its tf.aliasing_output")
             if GSPMD in attrs:
-                raise _foreign(f'argument {number} "{name}" with a GSPMD sharding', _USE_SHARDY, place_of(value.location, self.file))
+                raise cannot_honour(f'argument {number} "{name}" with a GSPMD sharding', USE_SHARDY, place_of(value.location, self.file))
             if SHARDING in attrs:
                 self.fix(number, attrs[SHARDING], value.location, f'argument {number} "{name}"')
             if FORBIDDEN in attrs:
@@ -154,7 +151,7 @@ class _Reader:
 
     def op(self, op: ir.Operation) -> None:
         """Adds an op, and the body of a loop after it."""
-        self.refuse_foreign(op)
+        refuse_foreign(op, self.file)
         number = len(self.ops)
         self.ops.append(op)
         operands = [self.numbers[value] for value in op.operands]
@@ -177,16 +174,6 @@ class _Reader:
                 self.forbid(self.result_start[number] + offset, shardings, op.location, f"'{op.name}' result {offset}")
         if op.name == WHILE:
             self.loop(number, op)
-
-    def refuse_foreign(self, op: ir.Operation) -> None:
-        """Refuses what would be a constraint if it were understood: it must not be dropped in silence."""
-        if op.name in _PARALLEL:
-            fix = "plan for the program of one device, from before it was made parallel"
-            raise RhinoError("RHI-READ-003", f"'{op.name}' is of a program for several devices", place_of(op.location, self.file), fix=fix)
-        if op.name == "sdy.manual_computation":
-            raise _foreign("a manual computation", "plan for the program without it", place_of(op.location, self.file))
-        if GSPMD in op.attributes:
-            raise _foreign(f"'{op.name}' with a GSPMD sharding", _USE_SHARDY, place_of(op.location, self.file))
 
     def loop(self, number: int, op: ir.Operation) -> None:
         """Adds the body of a `while`. What it carries is one value, inside and outside; the condition reads it whole."""
@@ -213,6 +200,8 @@ class _Reader:
 
     def captured(self, op: ir.Operation) -> list[int]:
         inside = [inner for inner in walk(op) if inner is not op]
+        for inner in inside:
+            refuse_foreign(inner, self.file)
         found = {self.numbers[v]: None for inner in inside for v in inner.operands if v in self.numbers}
         return sorted(found)
 
@@ -339,10 +328,6 @@ def _given_cost(op: ir.Operation) -> dict[str, int]:
 
 def _count(op: ir.Operation, name: str) -> int:
     return int(ir.IntegerAttr(op.attributes[name]).value)
-
-
-def _foreign(what: str, fix: str, place: Place) -> RhinoError:
-    return RhinoError("RHI-SHARD-001", f"{what} cannot be honoured", place, fix=fix)
 
 
 def _shardings(op: ir.Operation) -> list[ir.Attribute]:

@@ -1,7 +1,8 @@
 """Bring a module into the form that the planner reads: one function, StableHLO alone, nothing dead, nothing twice.
 
 Reads     any StableHLO / CHLO module with calls and composites.
-Writes    the entry function with every call inlined, CHLO and composites legalized, common subexpressions merged, dead code gone.
+Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, common subexpressions
+          merged, dead code gone.
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
 """
@@ -28,13 +29,29 @@ class Normalize(Pass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Normalizes `module` in place."""
         entry = entry_function(module, remarks.file)
-        _nested(module, "func.func(chlo-legalize-to-stablehlo,stablehlo-legalize-composite-to-call)")
+        _nested(module, f"func.func({_LEGALIZE})")
         Inliner(module, remarks.file).inline(entry)
+        _unpack_tuples(entry)
         _nested(module, "symbol-dce,func.func(cse)")
+
+
+_LEGALIZE = (
+    "stablehlo-legalize-deprecated-ops{fail-on-unused=false},chlo-legalize-to-stablehlo,stablehlo-canonicalize-dynamism,"
+    "stablehlo-legalize-composite-to-call"
+)
 
 
 def _nested(module: ir.Operation, pipeline: str) -> None:
     passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context).run(module)
+
+
+def _unpack_tuples(entry: func.FuncOp) -> None:
+    """Replaces the elements taken from tuples by what the tuples were made of, outer tuples first."""
+    for op in [op for op in walk(entry.operation) if op.name == "stablehlo.get_tuple_element"]:
+        made = op.operands[0].owner
+        if not isinstance(made, ir.Block) and made.name == "stablehlo.tuple":
+            op.results[0].replace_all_uses_with(made.operands[ir.IntegerAttr(op.attributes["index"]).value])
+            op.erase()
 
 
 class Inliner:

@@ -1,0 +1,118 @@
+"""Small programs under plans that nobody would choose: drawn among all that are legal, localized, run, and compared with one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import jax
+import numpy as np
+from random_plans import random_costs
+
+from rhino.ir.collectives import tally_module
+from rhino.ir.manual import wrap_manual
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.program import Program
+from rhino.ir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.choose_shardings import ChooseShardings, predicted_tally, write_plan
+from rhino.passes.localize import localized_copy
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.problem import Target, build_choice
+from rhino.runtime.compare import Difference, differences, worst
+from rhino.runtime.executable import Executable, Host, compile_module
+from rhino.runtime.signature import Value
+from rhino.runtime.steps import run_steps
+from rhino.strategies.answer import Answer
+from rhino.strategies.build import Choice
+from rhino.strategies.plan import Plan, make_plan
+from rhino.strategies.problem import Problem
+from rhino.strategies.search import Search
+
+_RULES = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
+_FILE = "drawn.mlir"
+_REWARD = -1000.0
+"""Far below all costs of a small program together, so that a state with it is chosen if it is legal at all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawable:
+    """A program with its choices on one mesh."""
+
+    module: ir.Module
+    program: Program
+    target: Target
+    choice: Choice
+
+    def plan(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> Plan:
+        """Returns a random legal plan, in which the node `wanted[0]` is in its state `wanted[1]`, and annotates the module with it."""
+        problem = random_costs(self.choice, seed, mood)
+        outcome = Search(_preferring(problem, wanted) if wanted else problem).run(None)
+        assert isinstance(outcome, Answer), outcome
+        plan = make_plan(self.choice, outcome.states)
+        with self.module.context, ir.Location.unknown():
+            write_plan(self.module.operation, self.program, plan, self.target)
+            build_pass_manager("func.func(sdy-drop-sharding-rules)", self.module.context).run(self.module.operation)
+        return plan
+
+
+def drawable(text: str, mesh: str) -> Drawable:
+    """Returns the program in `text`, read for `mesh` on the host's devices; each is good for one plan."""
+    module, remarks = read_module(text.encode(), _FILE, make_context()), Remarks(_FILE)
+    with module.context, ir.Location.unknown():
+        build_pass_manager(_RULES, module.context, remarks).run(module.operation)
+        chooser = ChooseShardings(cluster="cpu8", mesh=mesh)
+        target = chooser.target(module.operation, remarks)
+        program = chooser.read(module.operation, target, remarks)
+        return Drawable(module, program, target, build_choice(program, target))
+
+
+def _preferring(problem: Problem, wanted: tuple[int, int]) -> Problem:
+    node, state = wanted
+    table = problem.tables[problem.node_table[node]].copy()
+    table[state] += _REWARD
+    node_table = problem.node_table.copy()
+    node_table[node] = len(problem.tables)
+    return replace(problem, tables=(*problem.tables, table), node_table=node_table)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneDevice:
+    """What one device makes of a program, from drawn inputs."""
+
+    inputs: list[Host]
+    results: list[Host]
+
+    def difference(self, plan: Plan, module: ir.Module) -> Difference:
+        """Returns how far the local program of a plan is from that: its worst result.
+
+        The local program must have the collectives that the plan foresees.
+        """
+        local = localized_copy(module, _FILE)
+        assert predicted_tally(plan) == tally_module(local), (predicted_tally(plan), tally_module(local))
+        executable = compile_module(wrap_manual(local), jax.devices()[: prod(plan.sizes)])
+        found = worst(differences(executable.signature, _run(executable, self.inputs), self.results))
+        assert found is not None
+        return found
+
+
+def one_device(text: str, seed: int = 0) -> OneDevice:
+    """Runs the program in `text` as it is."""
+    executable = compile_module(read_module(text.encode(), _FILE, make_context()), jax.devices()[:1])
+    inputs = [_draw(value, np.random.default_rng([seed, value.index])) for value in executable.signature.arguments]
+    return OneDevice(inputs, _run(executable, inputs))
+
+
+def _run(executable: Executable, inputs: Sequence[Host]) -> list[Host]:
+    (step,) = run_steps(executable, inputs, 1)
+    return executable.fetch(step.results)
+
+
+def _draw(value: Value, random: np.random.Generator) -> Host:
+    """Floats of both signs; integers that index the dims of small tensors, and counts."""
+    kind, shape = value.dtype.kind, value.shape
+    if kind == "c":
+        return np.asarray(random.uniform(-2, 2, shape) + 1j * random.uniform(-2, 2, shape)).astype(value.dtype)
+    drawn = random.integers(0, 4 if kind in "iu" else 2, shape) if kind in "iub" else random.uniform(-2, 2, shape)
+    return np.asarray(drawn).astype(value.dtype)

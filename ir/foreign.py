@@ -1,0 +1,69 @@
+"""What the planner refuses in a program, because it would mean something else there, or would be a constraint if it were understood."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import ir
+from rhino.ir.tally import KINDS
+
+GSPMD: Final = "mhlo.sharding"
+USE_SHARDY: Final = "export the program with Shardy's shardings (jax_use_shardy_partitioner)"
+_TOKEN: Final = "!stablehlo.token"
+
+
+def _stablehlo(*names: str) -> frozenset[str]:
+    return frozenset(f"stablehlo.{name}" for name in names)
+
+
+_PARALLEL: Final = _stablehlo(
+    *KINDS, "collective_broadcast", "cross-replica-sum", "partition_id", "replica_id", "async_start", "async_done"
+)
+_OUTSIDE: Final = _stablehlo("infeed", "outfeed", "send", "recv")
+_UNSEEDED: Final = _stablehlo("rng")
+_SIZED_BY_VALUES: Final = _stablehlo(
+    "real_dynamic_slice", *(f"dynamic_{op}" for op in ("broadcast_in_dim", "conv", "gather", "iota", "pad", "reshape"))
+)
+_WHY: Final = (
+    (
+        "RHI-READ-003",
+        _PARALLEL,
+        "is of a program for several devices",
+        "plan for the program of one device, from before it was made parallel",
+    ),
+    (
+        "RHI-READ-003",
+        _OUTSIDE,
+        "speaks to another program, and each of several devices would do it",
+        "pass what it moves as an argument or a result",
+    ),
+    ("RHI-READ-003", _UNSEEDED, "draws other numbers on each device", "draw from a key, with rng_bit_generator or jax.random"),
+    ("RHI-READ-004", _SIZED_BY_VALUES, "has sizes that are values, not constants", "export the program for fixed shapes, or refine it"),
+)
+"""Ids, the ops that get them, why, and what to do."""
+
+
+def refuse_foreign(op: ir.Operation, file: str) -> None:
+    """Refuses an op that is not the same op when each of several devices does it, or whose sharding is in another's words.
+
+    Raises:
+        RhinoError: RHI-READ-003, RHI-READ-004, RHI-SHARD-001.
+    """
+    for identifier, names, why, fix in _WHY:
+        if op.name in names:
+            raise RhinoError(identifier, f"'{op.name}' {why}", place_of(op.location, file), fix=fix)
+    for kind in (result.type for result in op.results):
+        if not isinstance(kind, ir.RankedTensorType) and str(kind) != _TOKEN:
+            what = f"'{op.name}' gives a {kind}, no tensor"
+            raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix="give each of its parts as a result")
+    if op.name == "sdy.manual_computation":
+        raise cannot_honour("a manual computation", "plan for the program without it", place_of(op.location, file))
+    if GSPMD in op.attributes:
+        raise cannot_honour(f"'{op.name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
+
+
+def cannot_honour(what: str, fix: str, place: Place) -> RhinoError:
+    """Returns the error for a constraint that is not understood."""
+    return RhinoError("RHI-SHARD-001", f"{what} cannot be honoured", place, fix=fix)

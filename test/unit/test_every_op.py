@@ -1,0 +1,94 @@
+"""Every op of StableHLO and CHLO: planned or refused with a reason, and the same answer in every way that a plan can run it."""
+
+import io
+from functools import cache
+
+import jax
+import pytest
+from drawn_plans import OneDevice, drawable, one_device
+from every_op import CHLO, ELEMENTWISE, STABLEHLO, Case
+from jax.extend.mlir.dialects import chlo
+
+from rhino.ir.mlir import stablehlo
+from rhino.passes.localize import localized_copy
+from rhino.tools import opt as tool
+
+CASES = {**{f"stablehlo.{name}": case for name, case in STABLEHLO.items()}, **{f"chlo.{name}": case for name, case in CHLO.items()}}
+ALIKE = {f"stablehlo.{name}" for name in ELEMENTWISE} | {f"chlo.{name}" for name in CHLO}
+"""Element by element, or made of ops that are tested beside them: one plan will do."""
+LONG = {f"chlo.{name}" for name in ["_asin_acos_kernel", "polygamma", "broadcast_polygamma", "zeta", "broadcast_zeta"]}
+"""Hundreds of ops of StableHLO: along one axis will do."""
+PLANNED = [name for name, case in CASES.items() if not case.refused]
+RUN = [name for name in PLANNED if not CASES[name].not_run]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_optimizations():
+    """Compiling takes nearly all the time here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@cache
+def expected(name: str) -> OneDevice:
+    return one_device(CASES[name].text)
+
+
+def auto_shard(case: Case, mesh: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of rhino-opt."""
+    out, err = io.BytesIO(), io.StringIO()
+    code = tool.run(["--auto-shard", "--localize", "--cluster=cpu8", f"--mesh={mesh}"], io.BytesIO(case.text.encode()), out, err)
+    return code, out.getvalue().decode(), err.getvalue()
+
+
+@pytest.mark.parametrize(("dialect", "table"), [(stablehlo, STABLEHLO), (chlo, CHLO)], ids=["stablehlo", "chlo"])
+def test_every_op_of_the_dialect_has_a_case(dialect, table):
+    classes = (getattr(dialect, name) for name in dir(dialect))
+    names = {cls.OPERATION_NAME.split(".", 1)[1] for cls in classes if isinstance(cls, type) and hasattr(cls, "OPERATION_NAME")}
+    assert names == table.keys()
+    for name, case in table.items():
+        assert f"{dialect.__name__.split('.')[-1]}.{name}" in case.text or name == "return"
+
+
+@pytest.mark.parametrize(("name", "mesh"), [(name, mesh) for name in CASES for mesh in (["4"] if name in LONG else ["4", "2x2"])])
+def test_every_op_is_planned_or_refused_with_a_reason(name, mesh):
+    case = CASES[name]
+    code, out, err = auto_shard(case, mesh)
+    if not case.refused:
+        assert code == 0, err
+        return
+    assert (code, out) == (1, "")
+    head, *notes = err.splitlines()
+    assert head.startswith("<stdin>:")
+    assert f"error: [{case.refused}]" in head
+    assert any(note.startswith("  note: to fix: ") for note in notes)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_plan_gives_the_answer_of_one_device(name):
+    drawn = drawable(CASES[name].text, "4" if name in LONG else "2x2")
+    plan = drawn.plan(0, "near")
+    assert expected(name).difference(plan, drawn.module).passes
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name not in ALIKE])
+def test_every_split_of_an_op_gives_the_answer_of_one_device(name):
+    """Sums that flow on have to come from somewhere: they are in the random programs."""
+    nodes = drawable(CASES[name].text, "4").choice.nodes
+    for number, split in [
+        (number, state) for number, node in enumerate(nodes) for state in node.states if max(state.strategy, default=-1) >= 0
+    ]:
+        drawn = drawable(CASES[name].text, "4")
+        op = nodes[number].number
+        if drawn.program.ops[op].name == name:
+            plan = drawn.plan(0, "any", (number, nodes[number].states.index(split)))
+            assert plan.ops[op] == split
+            assert expected(name).difference(plan, drawn.module).passes, split
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNED if CASES[name].not_run])
+def test_what_cannot_be_run_here_is_localized(name):
+    drawn = drawable(CASES[name].text, "4")
+    drawn.plan(0, "split")
+    assert localized_copy(drawn.module).operation.verify()
