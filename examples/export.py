@@ -41,6 +41,7 @@ import moe
 import resnet
 import t5
 import two_tower
+import unet
 import vgg
 from jax.extend import mlir
 from jax.extend.mlir import ir
@@ -69,6 +70,7 @@ MODELS: Final = {
     "resnet": Entry(resnet.ResNetConfig, resnet.model, resnet.PRESETS),
     "t5": Entry(t5.T5Config, t5.model, t5.PRESETS),
     "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),
+    "unet": Entry(unet.UNetConfig, unet.model, unet.PRESETS),
     "vgg": Entry(vgg.VGGConfig, vgg.model, vgg.PRESETS),
 }
 

@@ -16,6 +16,7 @@ import moe
 import resnet
 import t5
 import two_tower
+import unet
 import vgg
 from training import Model
 
@@ -30,6 +31,7 @@ VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=12
 BERT: Final = bert.BERTConfig(layers=1, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
 RESNET: Final = resnet.ResNetConfig(blocks=(1, 1), channels=8, width_factor=2, classes=64, image=16, batch=8)
 T5: Final = t5.T5Config(layers=1, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, encoder_seq=32, decoder_seq=16, batch=8)
+UNET: Final = unet.UNetConfig(channels=16, multipliers=(1, 2), blocks=1, groups=8, image=16, batch=8)
 
 ZOO: Final[dict[str, Model]] = {
     "bert": bert.model(BERT),
@@ -48,5 +50,6 @@ ZOO: Final[dict[str, Model]] = {
     "resnet": resnet.model(RESNET),
     "t5": t5.model(T5),
     "two-tower": two_tower.model(TOWERS),
+    "unet": unet.model(UNET),
     "vgg": vgg.model(VGG),
 }

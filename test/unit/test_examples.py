@@ -23,6 +23,7 @@ import resnet
 import t5
 import transformer
 import two_tower
+import unet
 import vgg
 from training import Adam, init_state, jit_step, lower_step, num_params
 
@@ -32,6 +33,7 @@ GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
 LLAMA = llama.LlamaConfig(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, batch=4)
 T5 = t5.T5Config(layers=1, hidden=16, heads=2, head_dim=4, ffn=32, vocab=32, encoder_seq=12, decoder_seq=8, batch=4)
+UNET = unet.UNetConfig(channels=4, multipliers=(1, 2), blocks=1, groups=2, image=8, batch=4)
 MODELS = {
     "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
     "bert-scan-convs": bert.model(bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)),
@@ -47,10 +49,19 @@ MODELS = {
     "t5": t5.model(T5),
     "t5-scan-dropout": t5.model(dataclasses.replace(T5, layers=2, scan=True, dropout=0.1)),
     "two-tower": two_tower.model(TOWERS),
+    "unet": unet.model(UNET),
     "vgg": vgg.model(vgg.VGGConfig(channels=(4, 6), convs=(1, 2), hidden=16, classes=6, image=8, batch=4, dropout=0.0)),
 }
 ARGS = ["mlp", "--sizes=8,16,4", "--batch=4"]
 ARGUMENT_NAMES = ["state.params[0]['bias']", "state.mu[1]['weight']", "state.step", "batch['x']", "batch['y']"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_optimizations():
+    """Compiling takes nearly all the time here, and what it optimizes is not what is tested."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
@@ -216,6 +227,17 @@ def test_a_decoder_sees_all_of_its_source_and_nothing_of_its_future():
     assert (predict(inputs, other_token) != logits).any(-1).tolist() == [False] * 3 + [True] * 5
 
 
+def test_skips_bring_each_pixel_its_surroundings():
+    """Also where the smallest images pass nothing on; far pixels then meet in the norms alone."""
+    cfg = dataclasses.replace(UNET, image=32)
+    params = unet.init(cfg, jax.random.key(14))
+    cut = {**params, "up": [{**size, "double": jax.tree.map(jnp.zeros_like, size["double"])} for size in params["up"]]}
+    predict = jax.jit(lambda x: unet.predict(cfg, cut, x, jnp.zeros(1))[0])
+    x = jax.random.normal(jax.random.key(15), (1, 32, 32, 3))
+    moved = jnp.abs(predict(x.at[0, 0, 0, 0].add(1.0)) - predict(x)).max(-1)
+    assert moved[0, 0] > 100 * moved[31, 31]
+
+
 def route_by_hand(places, gates):
     """GShard's algorithm 1 for one sequence, token by token."""
     order = np.argsort(-gates, axis=1)
@@ -267,6 +289,7 @@ def test_uneven_choices_cost_more():
         ("t5", "t5-large", 737.7),
         ("t5", "t5-3b", 2850),
         ("t5", "t5-11b", 11300),
+        ("unet", "unet-33m", 33),
         ("vgg", "vgg-1m-classes", 4200),
     ],
 )
