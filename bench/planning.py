@@ -55,10 +55,10 @@ class Planned:
         return self.annotated if name == "annotated" else wrap_manual(self.local)
 
 
-def plan_step(text: bytes, name: str, cluster: str, budget: str = "") -> Planned:
-    """Returns the training step in `text` planned for a cluster (a preset or a file); `budget` is bytes per device, as "16GiB"."""
+def plan_step(text: bytes, name: str, cluster: str, budget: str = "", mesh: str = "") -> Planned:
+    """Returns the training step in `text` planned for a cluster (preset or file) and a mesh; `budget` is bytes per device, as "16GiB"."""
     module, remarks = read_module(text, name, make_context()), Remarks(name)
-    pipeline = auto_shard(cluster, budget=budget)
+    pipeline = auto_shard(cluster, mesh, budget)
     build_pass_manager(pipeline, module.context, remarks).run(module.operation)
     return Planned(module, localized_copy(module, name), remarks.statistics["plan"], remarks.statistics["answer"])
 

@@ -1,6 +1,6 @@
 """Localize plans that nobody would choose, and compare them with one device.
 
-    python bench/random_plans.py [--models=mlp,gpt] [--seeds=0:8] [--moods=any,near,split,sums]
+    python bench/random_plans.py [--models=mlp,gpt] [--meshes=8,2x3] [--seeds=0:8] [--moods=any,near,split,sums]
 
 A plan is drawn by solving the model's own choice problem with random costs: what is legal stays as it is, what is good does not. So
 every strategy of every op is met, beside every other that the problem allows, and every way of resharding in between. Moods:
@@ -19,12 +19,14 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, Final
 
 import jax
 import numpy as np
-from planning import Planned, Reference, reference, tolerance, zoo_step
+from planning import Planned, Reference, reference, tolerance, zoo, zoo_step
 
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
@@ -35,28 +37,31 @@ from rhino.passes.localize import localized_copy
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import build_choice
 from rhino.runtime.devices import request_host_devices
-from rhino.runtime.executable import compile_module
+from rhino.runtime.executable import Executable, compile_module
 from rhino.strategies.answer import Answer
 from rhino.strategies.build import Choice, Node
 from rhino.strategies.candidates import REPLICATE, State
 from rhino.strategies.plan import Plan, make_plan
 from rhino.strategies.problem import Floats, Problem
-from rhino.strategies.search import Search
+from rhino.strategies.search import Limits, Search
 
 MOODS: Final = ("any", "near", "split", "sums")
+_LIMITS: Final = Limits(table_entries=1 << 18, rounds=())
+"""Any legal plan will do: on several axes that of a few sweeps, without a bound."""
+
 _RULES: Final = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
 
 
-def random_plan(text: bytes, name: str, seed: int, mood: str) -> Planned:
-    """Returns a random legal plan of the training step in `text` on eight devices."""
+def random_plan(text: bytes, name: str, seed: int, mood: str, mesh: str = "8") -> Planned:
+    """Returns a random legal plan of the training step in `text` on at most eight devices."""
     module, remarks = read_module(text, name, make_context()), Remarks(name)
     with module.context, ir.Location.unknown():
         build_pass_manager(_RULES, module.context, remarks).run(module.operation)
-        chooser = ChooseShardings(cluster="cpu8")
+        chooser = ChooseShardings(cluster="cpu8", mesh=mesh)
         target = chooser.target(module.operation, remarks)
         program = chooser.read(module.operation, target, remarks)
         choice = build_choice(program, target)
-        outcome = Search(random_costs(choice, seed, mood)).run(None)
+        outcome = Search(random_costs(choice, seed, mood), _LIMITS).run(None)
         assert isinstance(outcome, Answer), outcome
         plan = make_plan(choice, outcome.states)
         write_plan(module.operation, program, plan, target)
@@ -75,7 +80,8 @@ def random_costs(choice: Choice, seed: int, mood: str) -> Problem:
     tables = [problem.tables[t] for t in problem.edge_table]
     edges = [redraw(t, np.zeros(t.shape)) * (t > 0) if mood == "near" else np.where(np.isfinite(t), 0.0, np.inf) for t in tables]
     first = np.arange(len(nodes) + len(edges))
-    return Problem((*nodes, *edges), first[: len(nodes)], problem.edge_u, problem.edge_v, first[len(nodes) :])
+    ends = (problem.edge_u, problem.edge_v)
+    return Problem((*nodes, *edges), first[: len(nodes)], *ends, first[len(nodes) :], coordinates=problem.coordinates)
 
 
 def _bias(node: Node, mood: str) -> Floats:
@@ -98,11 +104,11 @@ def ways_to_run(plan: Plan) -> str:
     return ", ".join(f"{ways[way]} {way}" for way in ("whole", "split", "partial"))
 
 
-def try_plan(text: bytes, name: str, seed: int, mood: str, expected: Reference) -> tuple[bool, str]:
+def try_plan(text: bytes, name: str, seed: int, mood: str, mesh: str, expected: Reference) -> tuple[bool, str]:
     """Returns whether a random plan does what it should, and a line about it."""
     try:
-        planned = random_plan(text, name, seed, mood)
-        found = expected.difference(compile_module(planned.form("localized"), jax.devices()), tolerance(name))
+        planned = random_plan(text, name, seed, mood, mesh)
+        found = expected.difference(compile_planned(planned), tolerance(name))
     except Exception as error:  # a crash is a finding like any other, and the next plan may have another
         return False, f"{type(error).__name__}: {error}"
     exact = planned.predicted == planned.localized
@@ -110,10 +116,35 @@ def try_plan(text: bytes, name: str, seed: int, mood: str, expected: Reference) 
     return found.passes and exact, f"{line}; worst result {found.value.label}, relative error {found.max_rel:.2g}"
 
 
+def sixes() -> Mapping[str, Any]:
+    """Returns small models by name all of whose sizes are multiples of six, for meshes that are no powers of two."""
+    zoo()  # makes what follows importable
+    import gpt  # noqa: PLC0415
+    import mlp  # noqa: PLC0415
+
+    transformer = gpt.GPTConfig(layers=1, hidden=24, heads=6, ffn=48, vocab=48, seq=12, batch=12)
+    return {"gpt-sixes": gpt.model(transformer), "mlp-sixes": mlp.model(mlp.MLPConfig(sizes=(24, 48, 24), batch=12))}
+
+
+def model_step(name: str) -> bytes:
+    """Returns the training step of a model of examples/zoo.py, or of `sixes`, as StableHLO text."""
+    if name not in sixes():
+        return zoo_step(name)
+    from training import export_step  # noqa: PLC0415 - found beside the zoo
+
+    return export_step(sixes()[name]).encode()
+
+
+def compile_planned(planned: Planned) -> Executable:
+    """Returns the localized program of a plan, compiled for as many devices as its mesh has."""
+    return compile_module(planned.form("localized"), jax.devices()[: prod(planned.plan.sizes)])
+
+
 def run(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--models", default="mlp,mlp-dropout,two-tower,gpt", help="names in examples/zoo.py")
+    parser.add_argument("--models", default="mlp,mlp-dropout,two-tower,gpt", help="names in examples/zoo.py, or gpt-sixes, mlp-sixes")
+    parser.add_argument("--meshes", default="8,2x4,2x2x2,6,2x3", help="as in rhino-opt --mesh, each of at most 8 devices")
     parser.add_argument("--seeds", default="0:3", help="first:end")
     parser.add_argument("--moods", default=",".join(MOODS))
     options = parser.parse_args(argv)
@@ -122,13 +153,12 @@ def run(argv: Sequence[str]) -> int:
     first, end = map(int, options.seeds.split(":"))
     failures = 0
     for name in options.models.split(","):
-        text = zoo_step(name)
+        text = model_step(name)
         expected = reference(text, name, num_steps=2)
-        for seed in range(first, end):
-            for mood in options.moods.split(","):
-                passes, line = try_plan(text, name, seed, mood, expected)
-                failures += not passes
-                print(f"{'ok   ' if passes else 'WRONG'} {name} seed {seed} {mood}: {line}", flush=True)
+        for mesh, seed, mood in product(options.meshes.split(","), range(first, end), options.moods.split(",")):
+            passes, line = try_plan(text, name, seed, mood, mesh, expected)
+            failures += not passes
+            print(f"{'ok   ' if passes else 'WRONG'} {name} on {mesh} seed {seed} {mood}: {line}", flush=True)
     return int(failures > 0)
 
 

@@ -15,7 +15,7 @@ import mlp
 import numpy as np
 import pytest
 from planning import Planned, Reference, plan_step, reference, tolerance
-from random_plans import MOODS, random_plan, ways_to_run
+from random_plans import MOODS, compile_planned, random_plan, sixes, ways_to_run
 from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT, MLP, ZOO
@@ -23,7 +23,7 @@ from zoo import GPT, MLP, ZOO
 from rhino.ir.hlo_collectives import tally_hlo
 from rhino.ir.mlir import make_context
 from rhino.ir.reader import read_module
-from rhino.ir.spec import split_dim
+from rhino.ir.spec import split_axes, split_dim
 from rhino.runtime.compare import differences, worst
 from rhino.runtime.executable import Executable, compile_module
 from rhino.runtime.signature import read_signature
@@ -51,7 +51,7 @@ def without_optimizations() -> Iterator[None]:
 def step(name: str) -> bytes:
     if name == "many-ops":
         return many_ops.text()
-    return export_step({**ZOO, **SMALL}[name]).encode()
+    return export_step({**ZOO, **SMALL, **sixes()}[name]).encode()
 
 
 @functools.cache
@@ -60,8 +60,8 @@ def expected(name: str) -> Reference:
 
 
 @functools.cache
-def planned(name: str, cluster: str, budget: str = "") -> Planned:
-    return plan_step(step(name), name, cluster, budget)
+def planned(name: str, cluster: str, budget: str = "", mesh: str = "") -> Planned:
+    return plan_step(step(name), name, cluster, budget, mesh)
 
 
 @functools.cache
@@ -162,10 +162,39 @@ def test_a_random_plan_of_a_transformer_gives_the_answer_of_one_device():
     check_random_plan("gpt-small", 0, "near")
 
 
-def check_random_plan(name: str, seed: int, mood: str) -> None:
-    plan = random_plan(step(name), name, seed, mood)
+@pytest.mark.parametrize(
+    ("name", "mesh", "seed", "mood"),
+    [
+        ("mlp-small", "2x4", 0, "any"),
+        ("mlp-small", "2x2x2", 1, "sums"),
+        ("mlp-sixes", "2x3", 2, "split"),
+        ("mlp-sixes", "6", 3, "sums"),
+        ("many-ops", "2x2", 0, "split"),
+        ("many-ops", "4x2", 1, "sums"),
+        ("many-ops", "3x2", 2, "any"),
+        ("gpt-sixes", "2x3", 0, "near"),
+    ],
+)
+def test_a_random_plan_on_a_mesh_of_several_axes_gives_the_answer_of_one_device(name: str, mesh: str, seed: int, mood: str):
+    """Also on six devices, where what does not divide is not split."""
+    check_random_plan(name, seed, mood, mesh)
+
+
+@pytest.mark.parametrize("mesh", ["2x4", "4x2"])
+def test_a_plan_for_two_axes_splits_along_both(mesh: str, splitting: str):
+    """The search, not chance: what it chooses runs as it foresees, in both forms."""
+    plan = planned("mlp", splitting, mesh=mesh)
+    arguments = plan.plan.specs[: len(plan.plan.graph.arguments)]
+    assert {axis for spec in arguments for axis in split_axes(spec)} == {0, 1}
+    assert dict(plan.predicted.counts) == dict(plan.localized.counts)
+    for form in FORMS:
+        assert expected("mlp").difference(compile_module(plan.form(form), jax.devices())).passes, form
+
+
+def check_random_plan(name: str, seed: int, mood: str, mesh: str = "8") -> None:
+    plan = random_plan(step(name), name, seed, mood, mesh)
     assert dict(plan.predicted.counts) == dict(plan.localized.counts)
     assert sum(max(op.strategy, default=-1) >= 0 for op in plan.plan.ops) > 20
     assert plan.localized.total.num > 20
-    found = expected(name).difference(compile_module(plan.form("localized"), jax.devices()))
+    found = expected(name).difference(compile_planned(plan))
     assert found.passes, (ways_to_run(plan.plan), found)
