@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -108,6 +108,15 @@ def make_pass(cls: type[Pass], options: Mapping[str, str], owner: str = "") -> P
             raise RhinoError("RHI-PASS-001", f"'{owner or cls.name}' has no option '{key}'; its options: {known}", fix=_OPTION_SYNTAX)
         values[fields[key].name] = _convert(owner or cls.name, fields[key], value)
     return cls(**values)
+
+
+def make_passes(classes: Sequence[type[Pass]], options: Mapping[str, str], owner: str) -> tuple[Pass, ...]:
+    """Returns a pass of each class; each takes of the options those that it has, and none may be left over."""
+    known = {name: cls for cls in classes for name in option_names(cls)}
+    for key in options:
+        if key not in known:
+            raise RhinoError("RHI-PASS-001", f"'{owner}' has no option '{key}'; its options: {', '.join(known)}", fix=_OPTION_SYNTAX)
+    return tuple(make_pass(cls, {key: options[key] for key in options if key in option_names(cls)}, owner) for cls in classes)
 
 
 def _convert(owner: str, option: dataclasses.Field[Any], value: str) -> Any:  # noqa: ANN401

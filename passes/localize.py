@@ -27,15 +27,27 @@ from rhino.ir.manual import LOCAL, copy_module
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
 from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
-from rhino.ir.program import CARRIED, Program, read_program
+from rhino.ir.program import CARRIED, COST, RULE, Program, read_program
 from rhino.ir.reader import entry_function, walk
-from rhino.ir.shardings import SHARDING, axis_names, layout_attribute, module_mesh, per_value_attribute, sharding_attribute
+from rhino.ir.shardings import (
+    FORBIDDEN,
+    SAID,
+    SHARDING,
+    axis_names,
+    layout_attribute,
+    module_mesh,
+    per_value_attribute,
+    sharding_attribute,
+)
 from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes, without_partial
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.plan import Plan, implied_state, loop_states, sent_bytes
 from rhino.strategies.reshard import Step, way
+
+_GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, SAID)
+"""What annotates ops of the global program."""
 
 _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
@@ -290,7 +302,7 @@ def _finish(module: ir.Operation) -> None:
     entry = entry_function(module)
     reductions = [op for op in walk(entry.operation) if op.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")]
     for op in walk(entry.operation):
-        for name in (SHARDING, STRATEGY, CARRIED):
+        for name in _GLOBAL:
             if name in op.attributes:
                 del op.attributes[name]
     for op in reductions:

@@ -9,13 +9,15 @@ from typing import Final
 
 from rhino.passes.annotate_candidates import AnnotateCandidates
 from rhino.passes.annotate_work import AnnotateWork
-from rhino.passes.base import Pass, make_pass
+from rhino.passes.base import Pass, make_pass, make_passes
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.cones import AnnotateCones
 from rhino.passes.critical_path import AnnotateCriticalPath
 from rhino.passes.localize import Localize
 from rhino.passes.materialize_strides import MaterializeStrides
 from rhino.passes.normalize import Normalize
+from rhino.passes.op_rules import OpRules
+from rhino.passes.pin import PinShardings
 from rhino.passes.segments import AnnotateSegments
 from rhino.passes.strip import Strip
 
@@ -31,6 +33,8 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     Localize,
     MaterializeStrides,
     Normalize,
+    OpRules,
+    PinShardings,
     AnnotateSegments,
     Strip,
 )
@@ -39,19 +43,25 @@ PASSES: Final[tuple[type[Pass], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A named list of passes. `takes` is the pass whose options it has; `build` makes the list from their values."""
+    """A named list of passes. `takes` are the passes whose options it has; `build` makes the list from their values."""
 
     doc: str
-    takes: type[Pass]
+    takes: tuple[type[Pass], ...]
     build: Callable[[Mapping[str, str]], tuple[Item, ...]]
 
 
+_CHOICE: Final = (ChooseShardings, PinShardings, OpRules)
+
+
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
+    choose, pin, rules = make_passes(_CHOICE, options, "auto-shard")
     return (
         Normalize(),  # First: a sharding has to be chosen across calls, and dead or doubled ops would count as work and memory.
+        rules,  # Before Shardy's own rules, which spare what has one.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads from the rules what each op can split.
-        make_pass(ChooseShardings, options, "auto-shard"),  # From here on attributes alone change.
-        "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from the ops, and are longer than they.
+        pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
+        choose,  # From here on attributes alone change.
+        "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from the ops, and are longer than they; users' own stay.
     )
 
 
@@ -60,8 +70,8 @@ def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 PIPELINES: Final[dict[str, Pipeline]] = {
-    "auto-shard": Pipeline("Choose a sharding for every tensor, and write it on the module.", ChooseShardings, _auto_shard),
-    "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", Localize, _localize),
+    "auto-shard": Pipeline("Choose a sharding for every tensor, and write it on the module.", _CHOICE, _auto_shard),
+    "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
 }
 """Sorted by name."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from rhino.ir.cluster import preset_names
+from rhino.ir.constraints import parse_forbid, parse_pin, parse_role
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
 from rhino.ir.units import parse_size
@@ -17,13 +18,16 @@ from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.pipeline import parse_pipeline
 from rhino.passes.registry import PASSES, PIPELINES, Item, build_named
 
-_TARGET: Final = ("cluster", "mesh", "budget", "level")
+_SHARED: Final = ("cluster", "mesh", "budget", "level", "pin", "forbid", "axis-role", "constraints", "op-rules")
+"""Options of passes that the command line has for all that take them."""
+
+_CHECKS: Final = {"pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role}
 _DESCRIPTION: Final = """\
 Reads a module, runs passes on it, and prints it. Input is StableHLO text, MLIR bytecode, a portable artifact or a jax.export blob.
 """
 _EPILOG: Final = f"""\
 Each pass and named pipeline of --list-passes is an option too: --NAME, or --NAME="option=value option=value". They run in the order
-given, --localize after --auto-shard; --cluster, --mesh, --budget and -O are for all that take them.
+given, --localize after --auto-shard; --cluster, --mesh, --budget, -O and the constraints are for all that take them.
 
 Locations hold the names of arguments. Text on stdout is for reading and leaves them out; a file of -o is for other tools and keeps them.
 --mlir-print-debuginfo and --no-mlir-print-debuginfo decide otherwise. Bytecode always keeps them.
@@ -59,6 +63,9 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         parse_mesh(options.mesh)
     if options.budget is not None:
         parse_size(options.budget)
+    for name, check in _CHECKS.items():
+        for text in getattr(options, name) or ():
+            check(text)
     if options.emit_bytecode and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--emit-bytecode writes one module, and --split-input-file makes several", fix="leave one out")
     options.localize = any(name == "localize" for name, _ in options.steps)
@@ -76,21 +83,21 @@ def list_text() -> str:
     for name, pipeline in PIPELINES.items():
         lines += [f"  {name}", f"      {pipeline.doc}"]
         lines += [f"      - {re.split('{', item.text())[0] if isinstance(item, Pass) else item}" for item in pipeline.build({})]
-        lines += _option_lines(pipeline.takes)
+        lines += _option_lines(*pipeline.takes)
     lines.append("passes:")
     for cls in PASSES:
         lines += [f"  {cls.name}", f"      {(cls.__doc__ or '').splitlines()[0]}", *_option_lines(cls)]
     return "\n".join(lines) + "\n"
 
 
-def _option_lines(cls: type[Pass]) -> list[str]:
-    fields = zip(option_names(cls), dataclasses.fields(cls), strict=True)
-    return [f"      {f'{name}={f.default}':<16} {f.metadata['help']}" for name, f in fields]
+def _option_lines(*classes: type[Pass]) -> list[str]:
+    fields = {name: f for cls in classes for name, f in zip(option_names(cls), dataclasses.fields(cls), strict=True)}
+    return [f"      {f'{name}={f.default}':<16} {f.metadata['help']}" for name, f in fields.items()]
 
 
 def steps(options: argparse.Namespace) -> tuple[Item, ...]:
     """Returns the passes to run. Raises RHI-CLI-001 for options that contradict or miss each other, RHI-PASS-001."""
-    given = {name: str(value) for name in _TARGET if (value := getattr(options, name)) is not None}
+    given = {name: text for name in _SHARED if (text := _given(options, name)) is not None}
     if options.pass_pipeline is not None:
         if options.steps or given:
             other = f"--{options.steps[0][0]}" if options.steps else _spelled(next(iter(given)))
@@ -108,6 +115,12 @@ def steps(options: argparse.Namespace) -> tuple[Item, ...]:
     return tuple(items)
 
 
+def _given(options: argparse.Namespace, name: str) -> str | None:
+    """The value of a shared option as passes take it: what was given several times in one text."""
+    value = getattr(options, name.replace("-", "_"))
+    return value if value is None else "; ".join(value) if isinstance(value, list) else str(value)
+
+
 def _in_order(asked: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The steps as given, but --localize after the last --auto-shard: what is local cannot be sharded."""
     names = [name for name, _ in asked]
@@ -120,7 +133,8 @@ def _in_order(asked: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _takes(name: str) -> tuple[str, ...]:
     by_name: Mapping[str, type[Pass]] = {cls.name: cls for cls in PASSES}
-    return option_names(PIPELINES[name].takes if name in PIPELINES else by_name[name])
+    classes = PIPELINES[name].takes if name in PIPELINES else (by_name[name],)
+    return tuple(option for cls in classes for option in option_names(cls))
 
 
 def _spelled(key: str) -> str:
@@ -166,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(steps=[])
     _add_files(parser.add_argument_group("input and output"))
     _add_steps(parser.add_argument_group("passes"))
+    _add_constraints(parser.add_argument_group("constraints, see docs/constraints.md"))
     _add_reports(parser.add_argument_group("reports, on stderr"))
     return parser
 
@@ -191,6 +206,15 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
     add("--pass-pipeline", metavar="TEXT", help="run this textual pipeline, of our passes and MLIR's own")
     add("--list-passes", action="store_true", help="print our passes and pipelines with their options, and exit")
+
+
+def _add_constraints(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--pin", action="append", metavar="N=S", help="tensors with names like N lie as S, as 'layers.*.up=[{}, {\"y\"}]'; repeatable")
+    add("--forbid", action="append", metavar="N=S", help="they do not lie as S, or if S is an axis are not split along it; repeatable")
+    add("--axis-role", action="append", metavar="A=ROLE", help="along axis A only the batch is split, or never: batch or model; repeatable")
+    add("--constraints", metavar="FILE", help="a TOML file of the same")
+    add("--op-rules", metavar="FILE", help="a TOML file of sharding rules for custom calls, by target")
 
 
 def _add_reports(group: argparse._ArgumentGroup) -> None:

@@ -12,6 +12,8 @@ from rhino.passes.base import Pass, Remarks, make_pass, opt, read_options
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.localize import Localize
 from rhino.passes.normalize import Normalize
+from rhino.passes.op_rules import OpRules
+from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline import build_pass_manager, parse_pipeline, pipeline_text
 from rhino.passes.registry import PASSES, PIPELINES, build_named, known_names
 from rhino.passes.strip import Strip
@@ -124,7 +126,10 @@ def test_passes_and_pipelines_are_sorted_and_distinct():
             "func.func(cse, canonicalize{max-iterations=3}),rhino-strip",
             ("func.func(cse, canonicalize{max-iterations=3})", Strip()),
         ),
-        ("auto-shard{cluster=cpu2}", (Normalize(), RULES, ChooseShardings(cluster="cpu2"), NO_RULES)),
+        (
+            "auto-shard{cluster=cpu2}",
+            (Normalize(), OpRules(), RULES, PinShardings(cluster="cpu2"), ChooseShardings(cluster="cpu2"), NO_RULES),
+        ),
         ("localize", (Localize(),)),
     ],
 )

@@ -1,0 +1,214 @@
+"""Write what the user says of tensors and axes onto the module, as constraints that the search must keep.
+
+Reads     arguments and results by name, ops by the names of their locations; existing shardings, with which constraints must agree.
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis speaks of (existing and new ones taken together),
+          `rhino.forbidden` where a sharding is banned, `rhino.said` beside both: the user's words, for messages. `rhino.axis_roles` on the
+          module. Where nothing is asked for, nothing is written.
+Errors    RHI-CLI-001 a constraint does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a
+          constraint speaks of nothing that is there, RHI-SHARD-001 constraints that contradict each other or what the mesh can do,
+          RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
+          malformed file, RHI-READ-005 no entry function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from rhino.ir.constraints import AxisBan, AxisRole, Ban, Constraint, Pin, parse_forbid, parse_pin, parse_role, read_constraints
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph import YIELD
+from rhino.ir.mlir import ir
+from rhino.ir.patterns import dotted, matches, nearest
+from rhino.ir.program import Program
+from rhino.ir.reader import entry_function
+from rhino.ir.shardings import ROLES, NamedMesh, allowed_specs
+from rhino.ir.spec import REPLICATED, fits, pack, split
+from rhino.ir.spots import (
+    Spot,
+    argument_spots,
+    both,
+    dims_attribute,
+    op_spots,
+    result_spots,
+    without_axis,
+    write_boundary,
+    write_op,
+)
+from rhino.passes.base import Remarks, opt
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, write_mesh
+from rhino.passes.rules import with_rules
+from rhino.strategies.roles import Roles
+
+_RESULT: Final = "result:"
+_PLACE: Final = "loc:"
+_MODULE: Final = "the module"
+_SHOWN: Final = 5
+"""How many of the tensors that a pattern matches a remark names."""
+
+
+@dataclass(frozen=True)
+class PinShardings(PlanningPass):
+    """Write the user's constraints onto arguments, results, ops and axes."""
+
+    name: ClassVar[str] = "rhino-pin"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-001", "RHI-CLI-002", "RHI-PIN-001", "RHI-PIN-002", *PLANNING_ERRORS)
+
+    pin: str = opt("", "NAME=SHARDING, several with ; between: these tensors lie so")
+    forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: these tensors do not lie so")
+    axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
+    constraints: str = opt("", "a TOML file of the same, see docs/constraints.md")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Writes the constraints onto `module`."""
+        constraints, roles = self.said()
+        if not constraints and not roles:
+            return
+        target = self.target(module, remarks)
+        _check_axes(constraints, roles, target)
+        entry_function(module, remarks.file)
+        write_mesh(module, target)
+        _Boundary(module, target, remarks).write(constraints)
+        scopes = [one for one in constraints if one.pattern.startswith(_PLACE)]
+        if scopes or roles:
+            with with_rules(module):
+                program = self.read(module, target, remarks)
+                _write_ops(program, scopes, target, remarks)
+                _write_roles(module, program, roles, remarks)
+
+    def said(self) -> tuple[tuple[Constraint, ...], tuple[AxisRole, ...]]:
+        """Returns the constraints and roles of all options."""
+        constraints, roles = read_constraints(self.constraints) if self.constraints else ((), ())
+        own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
+        return (*own, *constraints), (*map(parse_role, _each(self.axis_role)), *roles)
+
+
+def _each(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _check_axes(constraints: Sequence[Constraint], roles: Sequence[AxisRole], target: Target) -> None:
+    used = [(axis, one.said) for one in constraints for axis in _axes_of(one)] + [(role.axis, role.said) for role in roles]
+    for axis, said in used:
+        if axis not in target.names:
+            what = f'{said}: the mesh has no axis "{axis}"; it is {target.mesh}'
+            raise RhinoError("RHI-PIN-002", what, fix=f"name one of {', '.join(target.names)}, or say --mesh")
+    known: dict[str, AxisRole] = {}
+    for role in roles:
+        if known.setdefault(role.axis, role).role != role.role:
+            what = f"{role.said} contradicts {known[role.axis].said}"
+            raise RhinoError("RHI-SHARD-001", what, fix="leave one out: an axis has one role")
+
+
+def _axes_of(constraint: Constraint) -> Iterator[str]:
+    match constraint:
+        case AxisBan(axis=axis):
+            yield axis
+        case Pin(dims=dims) | Ban(dims=dims):
+            yield from (axis for dim in dims for axis in dim.axes)
+
+
+class _Boundary:
+    """The arguments and results of the entry."""
+
+    def __init__(self, module: ir.Operation, target: Target, remarks: Remarks) -> None:
+        self.target, self.remarks = target, remarks
+        self.entry = entry_function(module, remarks.file)
+        self.arguments = argument_spots(self.entry, remarks.file)
+        self.results = result_spots(self.entry, remarks.file)
+
+    def write(self, constraints: Sequence[Constraint]) -> None:
+        for one in constraints:
+            if one.pattern.startswith(_PLACE):
+                continue
+            is_result = one.pattern.startswith(_RESULT)
+            pattern = dotted(one.pattern.removeprefix(_RESULT))
+            _constrain(one, pattern, ".", self.results if is_result else self.arguments, self.target, self.remarks)
+        write_boundary(self.entry, "arg", self.arguments)
+        write_boundary(self.entry, "res", self.results)
+
+
+def _write_ops(program: Program, constraints: Sequence[Constraint], target: Target, remarks: Remarks) -> None:
+    """Writes what is said of ops. Those that depend on constants alone have no place of their own: nothing is said of them."""
+    graph = program.graph
+    numbers = [op for op in range(graph.num_ops) if constraints and not graph.cls(op).free and graph.cls(op).name != YIELD]
+    spots = {op: op_spots(program, op) for op in numbers}
+    every = [spot for op in numbers for spot in spots[op]]
+    for one in constraints:
+        _constrain(one, one.pattern.removeprefix(_PLACE), "/", every, target, remarks)
+    for op in numbers:
+        if any(spot.said for spot in spots[op]):
+            write_op(program.ops[op], spots[op], target.mesh_name)
+
+
+def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRole], remarks: Remarks) -> None:
+    if not roles:
+        return
+    graph = program.graph
+    found = Roles(graph)
+    batch = [(argument.name, dims) for number, argument in enumerate(graph.arguments) if (dims := found.batch_dims(number))]
+    if not batch:
+        carried = sum(argument.alias is not None for argument in graph.arguments)
+        why = f"of {len(graph.arguments)} arguments {carried} are carried from step to step, and no other has a dim that these lack"
+        fix = "donate the state (tf.aliasing_output tells it from the inputs), or pin arguments instead"
+        raise RhinoError("RHI-PIN-002", f"{roles[0].said}: the program has no batch dim", Place(remarks.file), (why,), fix)
+    words = ", ".join(f'"{name}" {"dim" if len(dims) == 1 else "dims"} {", ".join(map(str, sorted(dims)))}' for name, dims in batch)
+    remarks.add(PinShardings.name, Place(remarks.file), f"of the batch are {words}")
+    old = {one.name: one.attr for one in ir.DictAttr(module.attributes[ROLES])} if ROLES in module.attributes else {}
+    module.attributes[ROLES] = ir.DictAttr.get({**old, **{role.axis: ir.StringAttr.get(role.role) for role in roles}})
+
+
+def _constrain(one: Constraint, pattern: str, separator: str, spots: Sequence[Spot], target: Target, remarks: Remarks) -> None:
+    """Notes one constraint on all tensors that it speaks of."""
+    found = [spot for spot in spots if any(matches(pattern, name, separator) for name in spot.names)]
+    if not found:
+        close = nearest(pattern, (spot.names[-1 if separator == "." else 0] for spot in spots), separator)
+        fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
+        raise RhinoError("RHI-PIN-002", f"{one.said} matches no tensor", Place(remarks.file), fix=fix)
+    shown = ", ".join(spot.what for spot in found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+    remarks.add(PinShardings.name, Place(remarks.file), f"{one.said} speaks of {shown} ({len(found)} in all)")
+    for spot in found:
+        _note(one, spot, target)
+
+
+def _note(one: Constraint, spot: Spot, target: Target) -> None:
+    mesh, rank = NamedMesh(target.mesh_name, target.mesh), len(spot.shape)
+    if not isinstance(one, AxisBan) and len(one.dims) != rank:
+        what = f"the sharding of {spot.what} cannot be honoured: it lists {len(one.dims)} dims, and the tensor has {rank}"
+        raise RhinoError("RHI-SHARD-001", what, spot.place, (f"{one.said} says so",), "list every dim, or say more exactly which tensors")
+    match one:
+        case AxisBan(axis=axis):
+            if rank:
+                _limit(one, without_axis(target.mesh_name, axis, rank), spot, mesh)
+        case Pin(dims=dims):
+            _limit(one, dims_attribute(target.mesh_name, dims), spot, mesh)
+        case Ban(dims=dims):
+            if _divides(one, spot, target):
+                spot.forbidden.append(dims_attribute(target.mesh_name, dims))
+                spot.said.append(one.said)
+
+
+def _limit(one: Constraint, sharding: ir.Attribute, spot: Spot, mesh: NamedMesh) -> None:
+    """Makes a tensor lie as `sharding` leaves open, and as it had to lie before."""
+    try:
+        allowed_specs(sharding, mesh, spot.shape, spot.place, spot.what)
+    except RhinoError as error:
+        error.notes = (f"{one.said} says so",)
+        raise
+    if spot.sharding is not None and not spot.said:
+        spot.said.append(_MODULE)
+    together = sharding if spot.sharding is None else both(spot.sharding, sharding, mesh, spot)
+    if together is None:
+        notes = (f"{one.said} asks for {sharding}", f"against it stands {spot.sharding}, of {' and '.join(spot.said)}")
+        raise RhinoError(
+            "RHI-SHARD-001", f"the sharding of {spot.what} contradicts what else is said of it", spot.place, notes, "leave one out"
+        )
+    spot.sharding = together
+    spot.said.append(one.said)
+
+
+def _divides(one: Ban, spot: Spot, target: Target) -> bool:
+    """Says whether a tensor could lie so: if not, there is nothing to forbid."""
+    used = {target.names.index(axis): split(number) for number, dim in enumerate(one.dims) for axis in dim.axes}
+    return fits(pack(used.get(axis, REPLICATED) for axis in range(len(target.names))), spot.shape, target.mesh.shape)
