@@ -1,4 +1,4 @@
-"""The attributes of a function's arguments and results, as plain dictionaries."""
+"""Attributes as plain dictionaries: those of a function's arguments and results, and those that hold others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ def boundary_attributes(function: func.FuncOp, side: Side) -> list[Attributes]:
     key = f"{side}_attrs"
     if key not in function.attributes:
         return [{} for _ in range(count)]
-    dictionaries = [ir.DictAttr(one) for one in ir.ArrayAttr(function.attributes[key])]
-    return [{one[number].name: one[number].attr for number in range(len(one))} for one in dictionaries]
+    return [entries(one) for one in ir.ArrayAttr(function.attributes[key])]
+
+
+def entries(attribute: ir.Attribute) -> Attributes:
+    """Returns what a dictionary attribute holds."""
+    one = ir.DictAttr(attribute)
+    return {one[number].name: one[number].attr for number in range(len(one))}
 
 
 def set_boundary_attributes(function: func.FuncOp, side: Side, attributes: list[Attributes]) -> None:

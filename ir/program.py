@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rhino.ir.boundary import boundary_attributes
+from rhino.ir.boundary import boundary_attributes, entries
 from rhino.ir.collectives import element_bytes, trip_count
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
@@ -261,8 +261,8 @@ class _Reader:
     def roles(self, module: ir.Operation | None) -> tuple[str, ...]:
         if module is None or ROLES not in module.attributes:
             return ()
-        given = {one.name: ir.StringAttr(one.attr).value for one in ir.DictAttr(module.attributes[ROLES])}
-        return tuple(given.get(name, "") for name in self.mesh.mesh.names)
+        given = entries(module.attributes[ROLES])
+        return tuple(ir.StringAttr(given[name]).value if name in given else "" for name in self.mesh.mesh.names)
 
     def return_fixed(self, entry: func.FuncOp, returns: tuple[int, ...]) -> tuple[frozenset[Spec] | None, ...]:
         attributes = boundary_attributes(entry, "res")
@@ -322,8 +322,8 @@ def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
 
 def _given_cost(op: ir.Operation) -> dict[str, int]:
     """Returns the "flops" and "bytes" that somebody has written on an op."""
-    given = ir.DictAttr(op.attributes[COST]) if COST in op.attributes else ()
-    return {one.name: ir.IntegerAttr(one.attr).value for one in given}
+    given = entries(op.attributes[COST]) if COST in op.attributes else {}
+    return {key: ir.IntegerAttr(count).value for key, count in given.items()}
 
 
 def _count(op: ir.Operation, name: str) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from rhino.ir.boundary import entries
 from rhino.ir.constraints import AxisBan, AxisRole, Ban, Constraint, Pin, parse_forbid, parse_pin, parse_role, read_constraints
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import YIELD
@@ -155,7 +156,7 @@ def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRol
         raise RhinoError("RHI-PIN-002", f"{roles[0].said}: the program has no batch dim", Place(remarks.file), (why,), fix)
     words = ", ".join(f'"{name}" {"dim" if len(dims) == 1 else "dims"} {", ".join(map(str, sorted(dims)))}' for name, dims in batch)
     remarks.add(PinShardings.name, Place(remarks.file), f"of the batch are {words}")
-    old = {one.name: one.attr for one in ir.DictAttr(module.attributes[ROLES])} if ROLES in module.attributes else {}
+    old = entries(module.attributes[ROLES]) if ROLES in module.attributes else {}
     module.attributes[ROLES] = ir.DictAttr.get({**old, **{role.axis: ir.StringAttr.get(role.role) for role in roles}})
 
 

@@ -35,8 +35,8 @@ class Roles:
                     joined.join(dims)
         for loop in graph.loops:
             for values in zip(graph.operands(loop.op), graph.results(loop.op), graph.operands(loop.end), strict=True):
-                for dims in zip(*(self.dims(int(value)) for value in values), strict=True):
-                    joined.join(dims)
+                for same in zip(*(self.dims(int(value)) for value in values), strict=True):
+                    joined.join(same)
         inputs, carried = (
             {joined.root(dim) for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
             for reads in (True, False)
