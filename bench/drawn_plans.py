@@ -28,10 +28,12 @@ from rhino.strategies.answer import Answer
 from rhino.strategies.build import Choice
 from rhino.strategies.plan import Plan, make_plan
 from rhino.strategies.problem import Problem
-from rhino.strategies.search import Search
+from rhino.strategies.search import Limits, Search
 
 _RULES = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
 _FILE = "drawn.mlir"
+_LIMITS = Limits(table_entries=1 << 18, rounds=())
+"""Any legal plan will do: on several axes that of a few sweeps, without a bound."""
 _REWARD = -1000.0
 """Far below all costs of a small program together, so that a state with it is chosen if it is legal at all."""
 
@@ -48,7 +50,7 @@ class Drawable:
     def plan(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> Plan:
         """Returns a random legal plan, in which the node `wanted[0]` is in its state `wanted[1]`, and annotates the module with it."""
         problem = random_costs(self.choice, seed, mood)
-        outcome = Search(_preferring(problem, wanted) if wanted else problem).run(None)
+        outcome = Search(_preferring(problem, wanted) if wanted else problem, _LIMITS).run(None)
         assert isinstance(outcome, Answer), outcome
         plan = make_plan(self.choice, outcome.states)
         with self.module.context, ir.Location.unknown():

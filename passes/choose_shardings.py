@@ -39,8 +39,8 @@ STRATEGY = "rhino.strategy"
 
 _LIMITS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
 
-_UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, "stablehlo.case", "stablehlo.if"})
-"""Ops without `sdy.sharding`: a constraint is one already; a branch runs whole. On a loop it makes XLA's import fail where a carried value
+_UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE})
+"""Ops without `sdy.sharding`: a constraint is one already. On a loop it makes XLA's import fail where a carried value
 that nobody reads is dropped (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`), so the specs stand in an attribute of ours, and XLA
 propagates from around the loop and from its body."""
 

@@ -1,0 +1,283 @@
+"""Draw programs out of many ops, localize plans of them that nobody would choose, and compare with one device.
+
+    python bench/random_programs.py [--seeds=0:100] [--size=12] [--meshes=4,2x2]
+
+A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a program. Plans are
+drawn as in random_plans.py.
+
+Exit code: 1 if a program differs from one device under its plan, cannot be localized, or predicts other collectives than it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from drawn_plans import drawable, one_device
+from jax import lax
+from random_plans import MOODS, ways_to_run
+
+from rhino.runtime.devices import request_host_devices
+
+Array = jax.Array
+Step = tuple[int, int, int, int]
+"""An op, two values and a parameter, all as numbers of which each takes what it needs modulo what there is."""
+
+_MOST_ELEMENTS: Final = 4096
+_SHAPES: Final = ((8, 16), (16, 8), (4, 8, 16), (12,))
+_NUM_INDICES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What an op may use: two values, another of the first one's shape, integers below 4 [12], and a parameter."""
+
+    a: Array
+    b: Array
+    alike: Array
+    indices: Array
+    number: int
+
+    @property
+    def dim(self) -> int:
+        """A dim of the first value."""
+        return self.number % max(self.a.ndim, 1)
+
+
+def _element(i: Inputs) -> Array:
+    return (jnp.tanh, jnp.negative, jnp.abs, lambda x: 0.5 * x, lambda x: x * x)[i.number % 5](i.a)
+
+
+def _pair(i: Inputs) -> Array:
+    return (jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, jnp.minimum)[i.number % 5](i.a, i.alike)
+
+
+def _select(i: Inputs) -> Array:
+    return jnp.where(lax.broadcasted_iota(jnp.int32, i.a.shape, i.dim) < 3, i.a, i.alike)
+
+
+def _reduce(i: Inputs) -> Array:
+    return (jnp.sum, jnp.max, jnp.min, jnp.mean)[i.number // 3 % 4](i.a, axis=i.dim)
+
+
+def _reduce_from(i: Inputs) -> Array:
+    """A sum, maximum or product from an initial value that is not the identity."""
+    value, op = ((1.0, lax.add), (0.5, lax.max), (2.0, lax.mul))[i.number // 3 % 3]
+    return lax.reduce(i.a, np.float32(value), op, (i.dim,))
+
+
+def _normalize(i: Inputs) -> Array:
+    return (jax.nn.softmax, jax.nn.standardize)[i.number // 3 % 2](i.a, axis=i.dim)
+
+
+def _product(i: Inputs) -> Array | None:
+    """Contracts the first pair of dims of one size, the other dims of one size being batches or not."""
+    pairs = [(p, q) for p, m in enumerate(i.a.shape) for q, n in enumerate(i.b.shape) if m == n]
+    if not pairs:
+        return None
+    left, right = pairs[i.number % len(pairs)]
+    batches = [(p, q) for p, q in pairs if p != left and q != right][:1] if i.number // 7 % 2 else []
+    batch = tuple(zip(*batches, strict=True)) if batches else ((), ())
+    return 0.25 * lax.dot_general(i.a, i.b, (((left,), (right,)), batch))
+
+
+def _transpose(i: Inputs) -> Array:
+    return jnp.moveaxis(i.a, i.dim, 0)
+
+
+def _merge(i: Inputs) -> Array:
+    dim = i.number % max(i.a.ndim - 1, 1)
+    return i.a.reshape((*i.a.shape[:dim], -1, *i.a.shape[dim + 2 :]))
+
+
+def _part(i: Inputs) -> Array | None:
+    size, by = i.a.shape[i.dim], (2, 4)[i.number // 3 % 2]
+    return i.a.reshape((*i.a.shape[: i.dim], by, size // by, *i.a.shape[i.dim + 1 :])) if size % by == 0 else None
+
+
+def _repeat(i: Inputs) -> Array:
+    return jnp.broadcast_to(jnp.expand_dims(i.a, i.dim), (*i.a.shape[: i.dim], (4, 3)[i.number // 3 % 2], *i.a.shape[i.dim :]))
+
+
+def _slice(i: Inputs) -> Array:
+    size = i.a.shape[i.dim]
+    return lax.slice_in_dim(i.a, i.number // 3 % 2, max(size // 2, 1) + i.number // 3 % 2 * (size > 1), 1, i.dim)
+
+
+def _every_second(i: Inputs) -> Array:
+    return lax.slice_in_dim(i.a, 0, i.a.shape[i.dim], 2, i.dim)
+
+
+def _pad(i: Inputs) -> Array:
+    edges = ((1, 3, 0), (0, 4, 0), (-1, 1, 0), (1, 0, 1))[i.number // 3 % 4]
+    return lax.pad(i.a, np.float32(0), [edges if dim == i.dim else (0, 0, 0) for dim in range(i.a.ndim)])
+
+
+def _join(i: Inputs) -> Array:
+    return jnp.concatenate([i.a, i.alike], i.dim)
+
+
+def _reverse(i: Inputs) -> Array:
+    return jnp.flip(i.a, i.dim)
+
+
+def _roll(i: Inputs) -> Array:
+    return jnp.roll(i.a, 1, i.dim)
+
+
+def _dynamic_slice(i: Inputs) -> Array:
+    return lax.dynamic_slice_in_dim(i.a, i.indices[0], max(i.a.shape[i.dim] // 2, 1), i.dim)
+
+
+def _dynamic_update(i: Inputs) -> Array | None:
+    """Not with a part of itself: for that XLA's CPU (jaxlib 0.10.2) was seen to read what it has overwritten, on one device."""
+    if i.alike is i.a:
+        return None
+    return lax.dynamic_update_slice_in_dim(i.a, lax.slice_in_dim(i.alike, 0, max(i.a.shape[i.dim] // 2, 1), 1, i.dim), i.indices[1], i.dim)
+
+
+def _rows(i: Inputs) -> Array:
+    return jnp.take(i.a, i.indices, axis=i.dim, mode=("clip", "fill")[i.number // 3 % 2], fill_value=0)
+
+
+def _scatter(i: Inputs) -> Array | None:
+    """Rows added up where their indices say, as the gradient of an embedding is."""
+    rows = i.a.shape[0]
+    return jnp.zeros((8, *i.a.shape[1:])).at[i.indices[:rows]].add(i.a) if rows <= _NUM_INDICES else None
+
+
+def _one_hot(i: Inputs) -> Array | None:
+    return jax.nn.one_hot(i.indices, i.a.shape[0]) @ i.a.reshape(i.a.shape[0], -1)
+
+
+def _cumulate(i: Inputs) -> Array:
+    return jnp.cumsum(i.a, i.dim)
+
+
+def _sort(i: Inputs) -> Array:
+    return jnp.sort(i.a, i.dim)
+
+
+def _largest(i: Inputs) -> Array:
+    return lax.top_k(i.a, min(4, i.a.shape[-1]))[0]
+
+
+def _window(i: Inputs) -> Array:
+    window = [2 if dim == i.dim else 1 for dim in range(i.a.ndim)]
+    return lax.reduce_window(i.a, -np.inf, lax.max, window, window, "SAME")
+
+
+def _pool_gradient(i: Inputs) -> Array:
+    return jax.grad(lambda a: (_window(Inputs(a, i.b, i.alike, i.indices, i.number)) ** 2).sum())(i.a)
+
+
+def _convolve(i: Inputs) -> Array | None:
+    """Along the last dim of [batch, features, space], in as many groups as divide both sides."""
+    if i.a.ndim != 3 or i.a.shape[2] < 3:
+        return None
+    groups = (1, 2, 4)[i.number % 3]
+    features = i.a.shape[1]
+    if features % groups:
+        return None
+    kernel = jnp.linspace(-1, 1, 8 * (features // groups) * 3).reshape(8, features // groups, 3)
+    kernel = kernel + 0.1 * jnp.sum(i.b)
+    return 0.1 * lax.conv_general_dilated(i.a, kernel, (1,), "SAME", feature_group_count=groups)
+
+
+def _convolve_gradient(i: Inputs) -> Array | None:
+    if _convolve(i) is None:
+        return None
+    return jax.grad(lambda b: jnp.sum(jnp.sin(_convolve(Inputs(i.a, b, i.alike, i.indices, i.number)))))(i.b)  # type: ignore[arg-type]
+
+
+def _dropout(i: Inputs) -> Array:
+    return i.a * jax.random.bernoulli(jax.random.key(i.number), 0.5, i.a.shape)
+
+
+def _loop(i: Inputs) -> Array:
+    return lax.fori_loop(0, 3, lambda n, a: 0.5 * a + i.alike * n, i.a)
+
+
+def _scan(i: Inputs) -> Array:
+    last, every = lax.scan(lambda c, row: (jnp.tanh(c + row), c * row), jnp.zeros(i.a.shape[1:]), i.a)
+    return every + last
+
+
+def _branch(i: Inputs) -> Array:
+    return lax.switch(i.indices[2], [lambda a, b: a + b, lambda a, b: jnp.tanh(a), lambda a, b: jnp.sum(a * b) * a], i.a, i.alike)
+
+
+OPS: Final[tuple[Callable[[Inputs], Array | None], ...]] = (
+    *(_element, _pair, _pair, _select, _reduce, _reduce_from, _normalize, _product, _product, _product, _transpose, _merge, _part),
+    *(_repeat, _slice, _every_second, _pad, _join, _reverse, _roll, _dynamic_slice, _dynamic_update, _rows, _scatter, _one_hot),
+    *(_cumulate, _sort, _largest, _window, _pool_gradient, _convolve, _convolve_gradient, _dropout, _loop, _scan, _branch),
+)
+
+
+def program(steps: Sequence[Step]) -> str:
+    """Returns the program of some steps as StableHLO: its results are the values that no step reads, and every third one."""
+
+    def run(arguments: list[Array], indices: Array) -> list[Array]:
+        values, read = list(arguments), set[int]()
+        for op, first, second, number in steps:
+            picked = first % len(values), second % len(values)
+            a, b = (values[value] for value in picked)
+            fitting = [n for n, value in enumerate(values) if value.shape == a.shape]
+            alike = fitting[second % len(fitting)]
+            made = OPS[op % len(OPS)](Inputs(a, b, values[alike], indices, number)) if a.ndim else None
+            if made is not None and made.size <= _MOST_ELEMENTS and made.ndim <= 4:
+                read |= {*picked, alike}
+                values.append(made)
+        return [value for number, value in enumerate(values) if number not in read or number % 3 == 0]
+
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in _SHAPES]
+    return str(jax.jit(run).lower(arguments, jax.ShapeDtypeStruct((_NUM_INDICES,), jnp.int32)).as_text())
+
+
+def try_program(steps: Sequence[Step], seed: int, mood: str, mesh: str) -> tuple[bool, str]:
+    """Returns whether a program under a random plan does what it should, and a line about it."""
+    text = program(steps)
+    drawn = drawable(text, mesh)
+    plan = drawn.plan(seed, mood)
+    found = one_device(text).difference(plan, drawn.module)
+    return found.passes, f"{ways_to_run(plan)}; worst result {found.value.label}, relative error {found.max_rel:.2g}"
+
+
+def random_steps(seed: int, size: int) -> list[Step]:
+    """Returns a list of numbers, which is a program."""
+    rows = np.random.default_rng(seed).integers(0, 1 << 16, (size, 4)).tolist()
+    return [(op, first, second, number) for op, first, second, number in rows]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--seeds", default="0:100", help="first:end")
+    parser.add_argument("--size", type=int, default=12, help="steps of a program")
+    parser.add_argument("--meshes", default="4,2x2")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_disable_most_optimizations", True)  # most of the time would be LLVM's
+    request_host_devices(8, os.environ)
+    first, end = map(int, options.seeds.split(":"))
+    failures = 0
+    for seed in range(first, end):
+        mood = MOODS[seed % len(MOODS)]
+        for mesh in options.meshes.split(","):
+            try:
+                passes, line = try_program(random_steps(seed, options.size), seed, mood, mesh)
+            except Exception as error:  # a crash is a finding like any other, and the next program may have another
+                passes, line = False, f"{type(error).__name__}: {error}"
+            failures += not passes
+            print(f"{'ok   ' if passes else 'WRONG'} seed {seed} {mood} mesh {mesh}: {line}", flush=True)
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

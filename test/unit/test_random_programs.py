@@ -1,0 +1,36 @@
+"""Programs that nobody wrote, under plans that nobody would choose: the answer is that of one device.
+
+A longer run of the same: `bench/random_programs.py`.
+"""
+
+import jax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_plans import MOODS
+from random_programs import OPS, program, random_steps, try_program
+
+NUMBERS = st.integers(0, (1 << 16) - 1)
+STEPS = st.lists(st.tuples(st.integers(0, len(OPS) - 1), NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_optimizations():
+    """Compiling takes nearly all the time here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS, seed=st.integers(0, 99), mood=st.sampled_from(MOODS), mesh=st.sampled_from(["4", "2x2"]))
+def test_a_random_program_under_a_random_plan_gives_the_answer_of_one_device(steps, seed, mood, mesh):
+    passes, line = try_program(steps, seed, mood, mesh)
+    assert passes, line
+
+
+def test_programs_are_made_of_many_ops():
+    """So that one in which nothing fits together is the exception."""
+    text = "".join(program(random_steps(seed, 12)) for seed in range(10))
+    wanted = ["dot_general", "convolution", "reduce", "gather", "scatter", "while", "case", "sort", "reduce_window", "dynamic_slice"]
+    assert [name for name in wanted if f"stablehlo.{name}" not in text] == []
