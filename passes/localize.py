@@ -53,6 +53,8 @@ _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
 _CHECKED = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather"})
 """Ops whose partial results Shardy's conversion wants all-reduced at once."""
+_JOINED = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
+"""Ops whose operands XLA may hand to an all-to-all one by one."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ def _finish(module: ir.Operation) -> None:
     _mend_slices(module)
     entry = entry_function(module)
     reductions = [op for op in walk(entry.operation) if op.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")]
+    exchanges = [op for op in walk(entry.operation) if op.name == "stablehlo.all_to_all"]
     for op in walk(entry.operation):
         for name in _GLOBAL:
             if name in op.attributes:
@@ -312,6 +315,8 @@ def _finish(module: ir.Operation) -> None:
             op.erase()
         elif _MONOID in text:
             _set_monoid(op, "max" if f"{_MONOID}max" in text else "min")
+    for op in exchanges:
+        _join_first(op)
     if not module.verify():
         raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
 
@@ -321,6 +326,18 @@ def _mend_slices(module: ir.Operation) -> None:
     for op in walk(module):
         if op.name == "stablehlo.dynamic_slice":
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(ir.RankedTensorType(op.results[0].type).shape)
+
+
+def _join_first(exchange: ir.Operation) -> None:
+    """Puts a barrier between an all-to-all and what joins its operand out of parts.
+
+    XLA's CPU backend (jaxlib 0.10.2) exchanges parts that are the blocks as they are, and refuses them if their layouts differ ("HLO
+    all-to-all has operands with different shapes"): one of them transposed is enough.
+    """
+    joined = exchange.operands[0]
+    if not isinstance(joined.owner, ir.Block) and joined.owner.name in _JOINED:
+        with ir.InsertionPoint(exchange), exchange.location:
+            exchange.operands[0] = stablehlo.OptimizationBarrierOp([joined]).results[0]
 
 
 def _set_monoid(op: ir.Operation, monoid: str) -> None:
