@@ -167,7 +167,8 @@ def _constrain(one: Constraint, pattern: str, separator: str, spots: Sequence[Sp
         close = nearest(pattern, (spot.names[-1 if separator == "." else 0] for spot in spots), separator)
         fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
         raise RhinoError("RHI-PIN-002", f"{one.said} matches no tensor", Place(remarks.file), fix=fix)
-    shown = ", ".join(spot.what for spot in found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+    different = list(dict.fromkeys(spot.what for spot in found))
+    shown = ", ".join(different[:_SHOWN]) + (", ..." if len(different) > _SHOWN else "")
     remarks.add(PinShardings.name, Place(remarks.file), f"{one.said} speaks of {shown} ({len(found)} in all)")
     for spot in found:
         _note(one, spot, target)
