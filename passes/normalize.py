@@ -1,8 +1,8 @@
 """Bring a module into the form that the planner reads: one function, StableHLO alone, nothing dead, nothing twice.
 
 Reads     any StableHLO / CHLO module with calls and composites.
-Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, common subexpressions
-          merged, dead code gone.
+Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions
+          that start from their identity, common subexpressions merged, dead code gone.
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
 """
@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.locations import place_of
-from rhino.ir.mlir import func, ir, passmanager
+from rhino.ir.mlir import func, ir, passmanager, stablehlo
+from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, walk
 from rhino.passes.base import Pass, Remarks
 
@@ -32,6 +33,8 @@ class Normalize(Pass):
         _nested(module, f"func.func({_LEGALIZE})")
         Inliner(module, remarks.file).inline(entry)
         _unpack_tuples(entry)
+        for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:
+            _start_from_identity(op, by, identity)
         _nested(module, "symbol-dce,func.func(cse)")
 
 
@@ -52,6 +55,34 @@ def _unpack_tuples(entry: func.FuncOp) -> None:
         if not isinstance(made, ir.Block) and made.name == "stablehlo.tuple":
             op.results[0].replace_all_uses_with(made.operands[ir.IntegerAttr(op.attributes["index"]).value])
             op.erase()
+
+
+def _start_from_identity(op: ir.Operation, by: str, identity: int) -> None:
+    """Joins what a reduction starts from to the reduction from its identity, so that parts of it can be reduced apart.
+
+    XLA parts reductions too, of what is joined from pieces (by an all-to-all, say): it then starts every part from the same value.
+    """
+    result, start = op.results[0], op.operands[1]
+    kind = ir.RankedTensorType(result.type)
+    with op.location:
+        with ir.InsertionPoint(op):
+            op.operands[1] = _constant(start.type, identity).results[0]
+            repeated = stablehlo.BroadcastInDimOp(kind, start, []).result if kind.shape else start
+        with ir.InsertionPoint.after(op):
+            joined = ir.Operation.create(by, [kind], [result, repeated])
+    result.replace_all_uses_except(joined.results[0], joined)
+
+
+def _constant(kind: ir.Type, number: int) -> ir.Operation:
+    """Makes a constant from its text, for the bindings make no complex ones."""
+    element = ir.RankedTensorType(kind).element_type
+    text = (
+        f"({number}.0, 0.0)" if isinstance(element, ir.ComplexType) else f"{number}.0" if isinstance(element, ir.FloatType) else f"{number}"
+    )
+    made = ir.Operation.parse(f"%0 = stablehlo.constant dense<{text}> : {kind}").operation
+    copy: ir.Operation = made.clone(ip=ir.InsertionPoint.current)
+    copy.location = ir.Location.current
+    return copy
 
 
 class Inliner:
