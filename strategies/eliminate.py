@@ -21,6 +21,9 @@ import numpy as np
 
 from rhino.strategies.problem import Floats, Ints, Problem
 
+_MOST_NEIGHBOURS = 60
+"""NumPy's arrays have at most 64 dimensions, those of one entry included."""
+
 Mask = tuple[int, ...]
 """The states of a node that are left, by their numbers in the problem."""
 
@@ -269,6 +272,8 @@ class Elimination:
     def remove(self, node: int) -> tuple[int, ...]:
         """Removes `node` by minimising over it; returns its neighbours."""
         around = self.neighbours(node)
+        if len(around) > _MOST_NEIGHBOURS:
+            raise TooWideError(self.entries(node))
         scope = (node, *around)
         position = {n: p for p, n in enumerate(scope)}
         parts: list[tuple[int, tuple[int, ...]]] = [(self.unary[node], (0,))]
@@ -308,13 +313,13 @@ class Elimination:
                 for n in scope:
                     self.wide[n][scope] = total
 
-    def remove_chains(self) -> None:
-        """Removes nodes of degree 0, 1 and 2 until none is left, in rounds over the whole graph: alike places at the same time."""
+    def remove_chains(self, degree: int = 2) -> None:
+        """Removes nodes of at most that degree until none is left, in rounds over the whole graph: alike places at the same time."""
         work = [node for node, alive in enumerate(self.alive) if alive]
         while work:
             touched: dict[int, None] = {}
             for node in work:
-                if self.alive[node] and not self.wide[node] and len(self.pairs[node]) <= 2:
+                if self.alive[node] and not self.wide[node] and len(self.pairs[node]) <= degree:
                     touched.update(dict.fromkeys(self.remove(node)))
             work = sorted(touched)
 
@@ -381,6 +386,10 @@ class Elimination:
             if key not in known:
                 known[key] = every[n][list(self.masks[n])]
         return tuple(known[id(every[n]), self.masks[n]] for n in nodes) if every else ()
+
+    def positions(self, nodes: Sequence[int], states: Ints) -> Ints:
+        """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
+        return np.array([self.masks[n].index(states[n]) if states[n] in self.masks[n] else 0 for n in nodes], dtype=np.int64)
 
     def copy(self) -> Elimination:
         """Returns an elimination in the same state, on the same store."""

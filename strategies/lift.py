@@ -2,14 +2,16 @@
 
 The local polytope of a large model repeats itself: the tenth layer looks like the eleventh. Nodes are put in classes by colour
 refinement (two nodes are alike if their costs are, and those of all nodes within `rounds` edges), and the LP gets one variable for each
-state of a class, standing for the average over the class. Averages of a choice meet every averaged constraint, so the optimum of the small
-LP is a lower bound for every choice, whatever the number of rounds; more rounds tell more places apart and can only raise it. Its size
-does not grow with the number of layers.
+state of a class, standing for the average over the class. The nodes of a class have the same number of edges of each class, so averages
+of a choice meet every averaged constraint, and the optimum of the small LP is a lower bound for every choice after the first round
+already; more rounds tell more places apart and can only raise it. Its size does not grow with the number of layers.
 
     minimise   sum_c n_c theta_c . x_c  +  sum_e m_e theta_e . y_e
     such that  sum_s x_c[s] = 1,   m_e sum_t y_e[s, t] = sum_c d_ce x_c[s]   (both sides of every class of edges)
 
 with n_c nodes in class c, m_e edges in class e, d_ce of them ending in class c.
+
+The bound is not the solver's word: from its prices for the rows, every class of nodes and of edges takes the least that they leave it.
 
 Source: lifted linear programming (Mladenov, Ahmadi and Kersting 2012) for the local polytope of `rhino.strategies.polytope`.
 """
@@ -24,9 +26,7 @@ from scipy import sparse
 
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.eliminate import Mask
-from rhino.strategies.polytope import as_sum, starts
-from rhino.strategies.problem import Floats, Ints, Problem
-from rhino.strategies.rows import Rows, solve_rows
+from rhino.strategies.problem import Floats, Ints, Problem, as_sum, starts
 
 _USED = 1e-7
 """Values of the LP above this are taken as chosen."""
@@ -49,7 +49,8 @@ class Classes:
 
 
 def find_classes(problem: Problem, rounds: int) -> Classes:
-    """Returns the classes after `rounds` of colour refinement; those of edges know their ends one round less."""
+    """Returns the classes after `rounds` (at least one) of colour refinement; those of edges know their ends one round less."""
+    assert rounds >= 1, rounds
     around: list[list[tuple[int, int, int]]] = [[] for _ in range(problem.num_nodes)]
     ends = list(zip(problem.edge_table.tolist(), problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True))
     for table, u, v in ends:
@@ -69,107 +70,111 @@ def _numbered(keys: list[object]) -> list[int]:
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def num_columns(problem: Problem, classes: Classes) -> int:
-    """Returns how many variables the LP has at most."""
+def num_pairs(problem: Problem, classes: Classes) -> int:
+    """Returns how many pairs of states the LP has to weigh."""
     _, first = np.unique(classes.edge, return_index=True)
-    pairs = sum(problem.tables[table].size for table in problem.edge_table[first].tolist())
-    _, first = np.unique(classes.node, return_index=True)
-    return int(pairs + sum(problem.tables[table].size for table in problem.node_table[first].tolist()))
+    return int(sum(problem.tables[table].size for table in problem.edge_table[first].tolist()))
 
 
 def lifted_bound(problem: Problem, classes: Classes, step_limit: int) -> Lifted | None:
     """Returns the bound; None where the solver has none within its steps."""
-    build = _Build(problem, classes)
-    rows, scale = build.rows()
-    point = solve_rows(rows, integer=False, step_limit=step_limit)
-    if isinstance(point, Infeasible):
-        return Lifted(np.inf, [])
-    if isinstance(point, Unsolved):
-        return None
-    return Lifted(build.proven(rows, point.duals) * scale, build.used(point.values))
+    return _Lift(problem, classes).solve(step_limit)
 
 
-class _Build:
-    """The rows of one lifted LP."""
+def floor_bound(problem: Problem) -> float:
+    """Returns the bound that needs no LP: every node and every edge takes its least."""
+    least = np.array([float(table.min(initial=np.inf)) for table in problem.tables])
+    return float(least[problem.node_table].sum() + least[problem.edge_table].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Link:
+    """A class of edges: its table times the number of edges, and at each side the node classes with their share of the ends."""
+
+    table: Floats
+    ends: tuple[list[tuple[int, float]], list[tuple[int, float]]]
+
+
+class _Lift:
+    """The lifted LP of one problem. Rows: one for each class of nodes, then for each link one for each state at either side."""
 
     def __init__(self, problem: Problem, classes: Classes) -> None:
-        self.problem = problem
+        _, node_of = np.unique(classes.node, return_index=True)
+        _, edge_of = np.unique(classes.edge, return_index=True)
+        many_nodes, many_edges = np.bincount(classes.node), np.bincount(classes.edge)
         self.classes = classes
-        self.num_nodes = np.bincount(classes.node)
-        self.num_edges = np.bincount(classes.edge)
-        _, self.node_of = np.unique(classes.node, return_index=True)
-        _, self.edge_of = np.unique(classes.edge, return_index=True)
-        sizes = np.array([len(problem.tables[problem.node_table[u]]) for u in self.node_of], dtype=np.int64)
-        self.first = starts(sizes)
-        self.sizes = sizes
-        self.ends = [
-            Counter(zip(classes.edge.tolist(), classes.node[side].tolist(), strict=True)) for side in (problem.edge_u, problem.edge_v)
-        ]
-
-    def rows(self) -> tuple[Rows, float]:
-        """Returns the LP, its costs divided by a scale (seconds)."""
-        problem = self.problem
-        cost = [self.num_nodes[c] * problem.tables[problem.node_table[u]] for c, u in enumerate(self.node_of)]
-        self.cost_x = np.concatenate(cost)
-        entries: list[tuple[Floats, Ints, Ints]] = [
-            (np.ones(len(self.cost_x)), np.repeat(np.arange(len(self.sizes)), self.sizes), np.arange(len(self.cost_x)))
-        ]
-        num_rows, num_columns = len(self.sizes), len(self.cost_x)
-        cost_y: list[Floats] = []
-        by_edge: list[dict[int, list[tuple[int, int]]]] = [{}, {}]
-        for side, counts in enumerate(self.ends):
-            for (edge, node), count in counts.items():
-                by_edge[side].setdefault(edge, []).append((node, count))
-        for edge, place in enumerate(self.edge_of):
-            table, many = problem.tables[problem.edge_table[place]], self.num_edges[edge]
+        self.cost = [many_nodes[c] * problem.tables[problem.node_table[u]] for c, u in enumerate(node_of)]
+        ends: list[tuple[list[tuple[int, float]], list[tuple[int, float]]]] = [([], []) for _ in edge_of]
+        for side, nodes in enumerate((problem.edge_u, problem.edge_v)):
+            for (e, c), count in Counter(zip(classes.edge.tolist(), classes.node[nodes].tolist(), strict=True)).items():
+                ends[e][side].append((c, count / many_edges[e]))
+        self.links = []
+        for e, place in enumerate(edge_of):
+            table = problem.tables[problem.edge_table[place]] * float(many_edges[e])
             parts = as_sum(table)
-            if parts is not None:  # no variables of its own: a cost of the ends
-                for side, part in enumerate(parts):
-                    for node, count in by_edge[side][edge]:
-                        self.cost_x[self.first[node] + np.arange(len(part))] += count * part
+            if parts is None:
+                self.links.append(_Link(table, ends[e]))
                 continue
-            legal = np.nonzero(np.isfinite(table))
-            columns = num_columns + np.arange(len(legal[0]))
-            cost_y.append(many * table[legal])
-            for side, states in enumerate(legal):
-                entries.append((np.ones(len(states)), num_rows + states, columns))
-                for node, count in by_edge[side][edge]:
-                    own = np.arange(table.shape[side])
-                    entries.append((np.full(len(own), -count / many), num_rows + own, self.first[node] + own))
-                num_rows += table.shape[side]
-            num_columns += len(columns)
-        total = np.concatenate([self.cost_x, *cost_y])
-        finite = np.isfinite(total)
-        scale = float(np.abs(total[finite & (total != 0)]).mean()) if (total[finite] != 0).any() else 1.0
-        data, row, column = (np.concatenate(part) for part in zip(*entries, strict=True))
-        matrix = sparse.csr_matrix((data, (row, column)), shape=(num_rows, num_columns))[:, np.flatnonzero(finite)]
-        self.columns = np.flatnonzero(finite)
-        right = (np.arange(num_rows) < len(self.sizes)).astype(np.float64)
-        return Rows(total[finite] / scale, matrix, right, right, 0), scale
+            for part, side in zip(parts, ends[e], strict=True):  # no variables of its own: a cost of the ends
+                for c, share in side:
+                    self.cost[c] = self.cost[c] + share * part
+        self.first = starts(np.array([len(cost) for cost in self.cost], dtype=np.int64))
 
-    def proven(self, rows: Rows, duals: Floats) -> float:
-        """Returns the bound that these row prices prove by themselves: every variable is at most 1, whatever the solver says."""
-        left = rows.cost - rows.matrix.T @ duals
-        groups = self.group_of()[self.columns]
-        least = np.full(int(groups.max()) + 1, np.inf)
-        np.minimum.at(least, groups, left)
-        return float(duals @ rows.high + least.sum())
+    def solve(self, step_limit: int) -> Lifted | None:
+        """Returns the bound and the states in use."""
+        matrix, cost, first_row = self.rows()
+        legal = np.flatnonzero(np.isfinite(cost))
+        positive = np.abs(cost[legal][cost[legal] != 0])
+        scale = float(positive.mean()) if len(positive) else 1.0
+        right = (np.arange(matrix.shape[0]) < len(self.cost)).astype(np.float64)
+        from rhino.strategies.rows import Rows, solve_rows  # noqa: PLC0415 - loads LP solvers, which most searches do not need
 
-    def group_of(self) -> Ints:
-        """Returns for every variable the class that it belongs to, nodes first: of each, the variables add up to 1."""
-        groups = [np.repeat(np.arange(len(self.sizes)), self.sizes)]
-        next_group = len(self.sizes)
-        for place in self.edge_of:
-            table = self.problem.tables[self.problem.edge_table[place]]
-            if as_sum(table) is None:
-                groups.append(np.full(int(np.isfinite(table).sum()), next_group))
-                next_group += 1
-        return np.concatenate(groups)
+        point = solve_rows(Rows(cost[legal] / scale, matrix[:, legal], right, right, 0), integer=False, step_limit=step_limit)
+        if isinstance(point, Infeasible):
+            return Lifted(np.inf, [])
+        if isinstance(point, Unsolved):
+            return None
+        value = np.zeros(len(cost))
+        value[legal] = point.values
+        taken = [np.flatnonzero(value[f : f + len(cost)] > _USED) for f, cost in zip(self.first, self.cost, strict=True)]
+        used = [tuple(some.tolist()) for some in taken]
+        return Lifted(self.proven(point.duals * scale, first_row), [used[c] for c in self.classes.node.tolist()])
 
-    def used(self, values: Floats) -> list[Mask]:
-        """Returns the states that have a part in the solution, by node."""
-        taken = np.zeros(len(self.cost_x), dtype=bool)
-        at = self.columns[self.columns < len(self.cost_x)]
-        taken[at] = values[: len(at)] > _USED
-        by_class = [tuple(np.flatnonzero(taken[f : f + n]).tolist()) for f, n in zip(self.first, self.sizes, strict=True)]
-        return [by_class[c] for c in self.classes.node.tolist()]
+    def rows(self) -> tuple[sparse.csr_matrix, Floats, list[int]]:
+        """Returns the rows of all variables (legal or not), their costs, and the first row of each link."""
+        cost = [np.concatenate(self.cost)]
+        num_rows, num_columns = len(self.cost), len(cost[0])
+        rows, columns = [np.repeat(np.arange(num_rows), [len(one) for one in self.cost])], [np.arange(num_columns)]
+        data = [np.ones(num_columns)]
+        first_row = []
+        for link in self.links:
+            first_row.append(num_rows)
+            legal = np.nonzero(np.isfinite(link.table))
+            cost.append(link.table[legal])
+            own = num_columns + np.arange(len(legal[0]))
+            for side, size in enumerate(link.table.shape):
+                states = np.arange(size)
+                for c, share in link.ends[side]:
+                    rows.append(num_rows + states)
+                    columns.append(self.first[c] + states)
+                    data.append(np.full(size, -share))
+                rows.append(num_rows + legal[side])
+                columns.append(own)
+                data.append(np.ones(len(own)))
+                num_rows += size
+            num_columns += len(own)
+        entries = (np.concatenate(data), (np.concatenate(rows), np.concatenate(columns)))
+        return sparse.csr_matrix(entries, shape=(num_rows, num_columns)), np.concatenate(cost), first_row
+
+    def proven(self, duals: Floats, first_row: list[int]) -> float:
+        """Returns the bound that prices of the rows prove by themselves."""
+        left = list(self.cost)
+        bound = 0.0
+        for link, row in zip(self.links, first_row, strict=True):
+            one = duals[row : row + link.table.shape[0]]
+            two = duals[row + len(one) : row + len(one) + link.table.shape[1]]
+            bound += float((link.table - one[:, None] - two[None, :]).min())
+            for side, prices in zip(link.ends, (one, two), strict=True):
+                for c, share in side:
+                    left[c] = left[c] + share * prices
+        return bound + sum(float(values.min()) for values in left)

@@ -22,11 +22,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from rhino.strategies.answer import Infeasible
-from rhino.strategies.problem import Floats, Ints, Problem, Residents
+from rhino.strategies.problem import Floats, Ints, Problem, Residents, as_sum, starts
 from rhino.strategies.rows import Point, Rows
-
-# Relative to a table's largest entry: what is left of a sum M[a, b] = f[a] + g[b] after rounding.
-SUM_TOLERANCE = 1e-13
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +60,6 @@ class Model:
     scale: float
 
 
-def starts(sizes: Ints) -> Ints:
-    """Returns where each of the consecutive groups of these sizes starts."""
-    return np.cumsum(sizes) - sizes
-
-
 def spread(first: Ints, sizes: Ints) -> Ints:
     """Returns first[0], first[0] + 1, ... (sizes[0] of them), first[1], ... as one list."""
     return np.repeat(first - starts(sizes), sizes) + np.arange(sizes.sum())
@@ -89,19 +81,6 @@ def alike(tables: Ints) -> Iterator[tuple[int, Ints]]:
     distinct, first = np.unique(tables[order], return_index=True)
     for table, start, end in zip(distinct, first, [*first[1:], len(tables)], strict=True):
         yield int(table), order[start:end]
-
-
-def as_sum(table: Floats) -> tuple[Floats, Floats] | None:
-    """Returns f, g with table[a, b] = f[a] + g[b], infinite for a row or column of illegal pairs only, or None if it is no such sum."""
-    legal: NDArray[np.bool_] = np.isfinite(table)
-    rows, columns = np.asarray(legal.any(axis=1)), np.asarray(legal.any(axis=0))
-    if not rows.any() or not (legal == np.outer(rows, columns)).all():
-        return None
-    f, g = np.full(len(rows), np.inf), np.full(len(columns), np.inf)
-    part = table[np.ix_(rows, columns)]
-    f[rows], g[columns] = part[:, 0], part[0] - part[0, 0]
-    off = np.abs(f[rows][:, None] + g[columns] - part).max()
-    return (f, g) if off <= SUM_TOLERANCE * np.abs(part).max() else None
 
 
 def flatten(problem: Problem) -> Flat:

@@ -21,6 +21,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+# Relative to a table's largest entry: what is left of a sum M[a, b] = f[a] + g[b] after rounding.
+SUM_TOLERANCE = 1e-13
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Residents:
     """Tensors that take memory between two times, by who decides their size.
@@ -118,3 +122,21 @@ class Problem:
             np.subtract.at(change, residents.end + 1, sizes)
         result: Floats = self.base_bytes + np.cumsum(change)[:-1]
         return result
+
+
+def starts(sizes: Ints) -> Ints:
+    """Returns where each of the consecutive groups of these sizes starts."""
+    return np.cumsum(sizes) - sizes
+
+
+def as_sum(table: Floats) -> tuple[Floats, Floats] | None:
+    """Returns f, g with table[a, b] = f[a] + g[b], infinite for a row or column of illegal pairs only, or None if it is no such sum."""
+    legal: NDArray[np.bool_] = np.isfinite(table)
+    rows, columns = np.asarray(legal.any(axis=1)), np.asarray(legal.any(axis=0))
+    if not rows.any() or not (legal == np.outer(rows, columns)).all():
+        return None
+    f, g = np.full(len(rows), np.inf), np.full(len(columns), np.inf)
+    part = table[np.ix_(rows, columns)]
+    f[rows], g[columns] = part[:, 0], part[0] - part[0, 0]
+    off = np.abs(f[rows][:, None] + g[columns] - part).max()
+    return (f, g) if off <= SUM_TOLERANCE * np.abs(part).max() else None

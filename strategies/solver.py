@@ -7,12 +7,13 @@ of every choice. That LP is nearly always whole, and the states that it uses the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rhino.strategies.answer import Answer
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
+from rhino.strategies.lift import find_classes, floor_bound, lifted_bound, num_pairs
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
 from rhino.strategies.sweep import Sweep
 
@@ -24,17 +25,17 @@ Prices = dict[int, float]
 class Limits:
     """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
 
-    `gap` is the share of the cost at which a search is content. `rounds` are tried one after the other in the lifted LP, which may have
-    `lp_columns` variables and take `lp_steps` steps.
+    `gap` is the share of the cost at which a search is content. `rounds` are tried one after the other in the lifted LP, which may weigh
+    `lp_pairs` pairs of states and take `lp_steps` steps.
     """
 
     prices: int = 40
     table_entries: int = 1 << 24
     exact_below_states: int = 400
     gap: float = 1e-4
-    rounds: tuple[int, ...] = (4,)
-    lp_columns: int = 1_000_000
-    lp_steps: int = 200
+    rounds: tuple[int, ...] = (2, 4)
+    lp_pairs: int = 1_000_000
+    lp_steps: int = 1000
 
 
 @dataclass(eq=False)
@@ -56,11 +57,13 @@ class Statistics:
 class Reduced:
     """A problem at some prices, after the exact reductions: what is left is its core.
 
-    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds.
+    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. `cones` is the problem
+    before nodes of degree 2 went: their removal joins states of both ends, which sweeps along one axis want apart.
     """
 
     elimination: Elimination
     offset: float
+    cones: Elimination
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,13 +107,16 @@ class Solver:
         prices = prices or {}
         elimination = Elimination(self.problem, self.store, *self._charged(prices, costs))
         dropped = elimination.drop_dominated()
+        cones = elimination
         if self.order is None:
+            elimination.remove_chains(degree=1)
+            cones = elimination.copy()
             elimination.remove_chains()
             elimination.drop_dominated()
             elimination.remove_chains()
             self._note(elimination, dropped)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
-        return Reduced(elimination, offset)
+        return Reduced(elimination, offset, cones)
 
     def _charged(self, prices: Prices, costs: bool) -> tuple[list[int], list[int]]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
@@ -134,16 +140,16 @@ class Solver:
     def solve(self, reduced: Reduced) -> Solved:
         """Returns the best choice of a reduced problem, with the bound that comes with it: its value, if it was found by elimination.
 
-        The bound is infinite where nothing is legal, and minus infinity after sweeps: `tighten` has one.
+        The bound is infinite where nothing is legal, and low after sweeps: `tighten` has a better one.
 
         Raises:
             TooWideError: where there is one mesh axis, and neither elimination nor MILP on the core has an answer within their limits.
         """
         self.statistics.solves += 1
         if self.is_wide:
-            return self._by_sweeps(reduced)
+            return self._wide(reduced)
         elimination, limit = reduced.elimination, self.limits.table_entries
-        untouched = Reduced(elimination.copy(), reduced.offset)
+        untouched = Reduced(elimination.copy(), reduced.offset, reduced.cones)
         try:
             if self.order is None:
                 elimination.run(limit)
@@ -154,63 +160,76 @@ class Solver:
             if not _has_axes(self.problem):
                 return _by_milp(untouched)
             self.is_wide = True
-            return self._by_sweeps(untouched)
+            return self._wide(untouched)
         self.statistics.widest_table = max(self.statistics.widest_table, elimination.widest)
         value = elimination.constant + reduced.offset
         return Solved(elimination.read_back(), value, value)
 
+    def _wide(self, reduced: Reduced) -> Solved:
+        """Returns the best choice found where elimination is too wide: the first time by LP, then by sweeps from the last choice."""
+        first = self._by_lp(reduced, self.limits.rounds[0]) if self.last is None else None
+        if first is None or (first.value == np.inf and first.bound < np.inf):
+            return self._by_sweeps(reduced)
+        self.last = first.states
+        return first
+
     def _by_sweeps(self, reduced: Reduced) -> Solved:
-        elimination = reduced.elimination
+        """Returns what sweeps find, from the last choice if there is one."""
+        elimination = reduced.cones
         nodes, core = elimination.core_problem()
-        states = self._sweep(core).best(None if self.last is None else _positions(elimination, nodes, self.last))
+        start = None if self.last is None else elimination.positions(nodes, self.last)
+        states = Sweep(core, self.store, self.limits.table_entries).best(start)
         self.last = elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
         value = core.cost(states) + elimination.constant + reduced.offset
-        return Solved(self.last, value, -np.inf, reduced)
+        return Solved(self.last, value, floor_bound(core) + elimination.constant + reduced.offset, reduced)
 
-    def _sweep(self, core: Problem) -> Sweep:
-        return Sweep(core, self.store, self.limits.table_entries)
+    def _by_lp(self, reduced: Reduced, rounds: int) -> Solved | None:
+        """Returns the best choice among the states that a lifted LP uses, with its bound; None where there is no LP or it is too large."""
+        elimination = reduced.elimination
+        nodes, core = elimination.core_problem()
+        base = elimination.constant + reduced.offset
+        if not nodes:
+            return Solved(elimination.read_back(), base, base)
+        classes = find_classes(core, rounds)
+        if num_pairs(core, classes) > self.limits.lp_pairs:
+            return None
+        self.statistics.linear_programs += 1
+        lifted = lifted_bound(core, classes, self.limits.lp_steps)
+        if lifted is None:
+            return None
+        if lifted.bound == np.inf:
+            return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, np.inf)
+        states = Sweep(core, self.store, self.limits.table_entries).within(lifted.used)
+        if states is None:
+            return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, lifted.bound + base, reduced)
+        every = elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
+        return Solved(every, core.cost(states) + base, lifted.bound + base, reduced)
 
     def tighten(self, solved: Solved) -> Solved:
         """Returns a better choice, or the same one, with a bound from lifted LPs; what elimination found is as good as it gets."""
-        if solved.left is None:
-            return solved
-        from rhino.strategies.lift import find_classes, lifted_bound, num_columns  # noqa: PLC0415 - loads LP solvers
+        for rounds in self.limits.rounds:
+            left = solved.left
+            if left is None or self._is_close(solved):
+                break
+            tried = self._by_lp(left, rounds)
+            if tried is None or tried.bound == np.inf:
+                return tried or solved
+            better = min(solved, tried, key=lambda one: one.value)
+            solved = replace(better, bound=max(solved.bound, tried.bound), left=left)
+            if not self._is_close(solved):
+                self.last = solved.states if solved.value < np.inf else None
+                swept = self._by_sweeps(left)
+                if swept.value < solved.value:
+                    solved = replace(swept, bound=solved.bound)
+        self.last = solved.states
+        return solved
 
-        elimination = solved.left.elimination
-        nodes, core = elimination.core_problem()
-        sweep, states = self._sweep(core), _positions(elimination, nodes, solved.states)
-        base = elimination.constant + solved.left.offset
-        bound = solved.bound if nodes else base
-        for rounds in self.limits.rounds if nodes else ():
-            classes = find_classes(core, rounds)
-            if num_columns(core, classes) > self.limits.lp_columns:
-                break
-            lifted = lifted_bound(core, classes, self.limits.lp_steps)
-            if lifted is None:
-                break
-            self.statistics.linear_programs += 1
-            bound = max(bound, lifted.bound + base)
-            if np.isinf(bound):
-                break
-            masks = [tuple(sorted({*used, state})) for used, state in zip(lifted.used, states.tolist(), strict=True)]
-            mixed = sweep.within(masks)
-            if mixed is not None and core.cost(mixed) < core.cost(states):
-                states = sweep.descend(mixed, range(sweep.num_axes))
-            value = core.cost(states) + base
-            if value - bound <= self.limits.gap * abs(value):
-                break
-        self.last = elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
-        return Solved(self.last, core.cost(states) + base, bound)
+    def _is_close(self, solved: Solved) -> bool:
+        return solved.value - solved.bound <= self.limits.gap * abs(solved.value)
 
 
 def _has_axes(problem: Problem) -> bool:
     return bool(problem.coordinates) and problem.coordinates[0].shape[1] > 1
-
-
-def _positions(elimination: Elimination, nodes: list[int], states: Ints) -> Ints:
-    """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
-    masks = elimination.masks
-    return np.array([masks[n].index(states[n]) if states[n] in masks[n] else 0 for n in nodes], dtype=np.int64)
 
 
 def _by_milp(reduced: Reduced) -> Solved:

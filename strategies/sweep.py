@@ -15,10 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from rhino.strategies.eliminate import Elimination, Mask, TableStore, TooWideError
+from rhino.strategies.lift import find_classes, lifted_bound
 from rhino.strategies.problem import Ints, Problem
 
 _ROUNDS = 8
 """Sweeps over all axes from one start, at most: two to three were seen to be enough."""
+
+_LP_ROUNDS, _LP_STEPS = 3, 50
+"""For the LP that stands in where even one axis is too wide for elimination: see `rhino.strategies.lift` and `rhino.strategies.rows`."""
 
 
 class Sweep:
@@ -81,8 +85,24 @@ class Sweep:
         elimination.drop_dominated()
         elimination.remove_chains()
         elimination.drop_dominated()
+        elimination.remove_chains()
+        whole = elimination.copy()
         try:
             elimination.run(self.max_entries)
         except TooWideError:
-            return None
+            return self.guided(whole)
         return elimination.read_back()
+
+    def guided(self, elimination: Elimination) -> Ints | None:
+        """Returns the best choice among the states that a lifted LP uses; None where that is too wide too."""
+        nodes, core = elimination.core_problem()
+        lifted = lifted_bound(core, find_classes(core, _LP_ROUNDS), _LP_STEPS)
+        if lifted is None or not lifted.used:
+            return None
+        rest = Elimination(core, self.store, masks=lifted.used)
+        rest.drop_dominated()
+        try:
+            rest.run(self.max_entries)
+        except TooWideError:
+            return None
+        return elimination.read_back(dict(zip(nodes, rest.read_back().tolist(), strict=True)))
