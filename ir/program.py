@@ -294,20 +294,15 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
     return rule
 
 
-def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule | None:
-    """Windows reach into the neighbour's block and padding belongs to the global border; groups of features pair by global number."""
+def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule:
+    """Windows reach into the neighbour's block, and padding belongs to the global border."""
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    if _count(op, "batch_group_count") > 1:
-        return None
     spatial = (
         (rule.operands[0], numbers.input_spatial_dimensions),
         (rule.operands[1], numbers.kernel_spatial_dimensions),
         (rule.results[0], numbers.output_spatial_dimensions),
     )
-    whole = frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim])
-    if _count(op, "feature_group_count") > 1:
-        whole |= rule.factors_of(1)
-    return rule.keeping_whole(whole)
+    return rule.keeping_whole(frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim]))
 
 
 def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
@@ -324,10 +319,6 @@ def _given_cost(op: ir.Operation) -> dict[str, int]:
     """Returns the "flops" and "bytes" that somebody has written on an op."""
     given = entries(op.attributes[COST]) if COST in op.attributes else {}
     return {key: ir.IntegerAttr(count).value for key, count in given.items()}
-
-
-def _count(op: ir.Operation, name: str) -> int:
-    return int(ir.IntegerAttr(op.attributes[name]).value)
 
 
 def _shardings(op: ir.Operation) -> list[ir.Attribute]:

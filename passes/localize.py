@@ -288,7 +288,7 @@ def _is_tensor(value: ir.Value[Any]) -> bool:
 def _convert(module: ir.Operation, remarks: Remarks) -> None:
     pipeline = "builtin.module(func.func(sdy-drop-sharding-rules),sdy-convert-global-to-local)"
     manager = passmanager.PassManager.parse(pipeline, module.context)
-    manager.enable_verifier(False)  # slices have to be mended first
+    manager.enable_verifier(False)  # sizes have to be mended first
     try:
         manager.run(module)
     except ir.MLIRError as error:
@@ -300,7 +300,7 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 
 def _finish(module: ir.Operation) -> None:
     """Takes out the marked all-reduces, gives the others their monoid, and drops what annotated the global program."""
-    _mend_slices(module)
+    _mend_sizes(module)
     entry = entry_function(module)
     reductions = [op for op in walk(entry.operation) if op.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")]
     exchanges = [op for op in walk(entry.operation) if op.name == "stablehlo.all_to_all"]
@@ -321,11 +321,22 @@ def _finish(module: ir.Operation) -> None:
         raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
 
 
-def _mend_slices(module: ir.Operation) -> None:
-    """Gives dynamic slices the sizes of their local results: the conversion changes types alone."""
+def _mend_sizes(module: ir.Operation) -> None:
+    """Gives dynamic slices the sizes of their local results, and convolutions their local groups: the conversion changes types alone."""
     for op in walk(module):
         if op.name == "stablehlo.dynamic_slice":
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(ir.RankedTensorType(op.results[0].type).shape)
+        elif op.name == "stablehlo.convolution":
+            _mend_groups(op)
+
+
+def _mend_groups(op: ir.Operation) -> None:
+    image, kernel, result = (ir.RankedTensorType(value.type).shape for value in (*op.operands, *op.results))
+    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    features = image[numbers.input_feature_dimension] // kernel[numbers.kernel_input_feature_dimension]
+    batches = image[numbers.input_batch_dimension] // result[numbers.output_batch_dimension]
+    for name, count in (("feature_group_count", features), ("batch_group_count", batches)):
+        op.attributes[name] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), count)
 
 
 def _join_first(exchange: ir.Operation) -> None:

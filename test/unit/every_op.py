@@ -451,3 +451,137 @@ CHLO = {
         {"v": tensor((8, 4)), "i": tensor((8, 4), "i32")},
     ),
 }
+
+
+def convolved(image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...], features: int, batches: int) -> Case:
+    """A convolution along one dim, in groups."""
+    return one(
+        "stablehlo",
+        "convolution",
+        [tensor(image), tensor(kernel)],
+        tensor(result),
+        "{dimension_numbers = #stablehlo.conv<[b, f, 0]x[o, i, 0]->[b, f, 0]>, padding = dense<1> : tensor<1x2xi64>, "
+        f"feature_group_count = {features} : i64, batch_group_count = {batches} : i64}}",
+    )
+
+
+def reduced(op: str, start: float, kind: str = F32, result: str = COLUMN) -> Case:
+    """A reduction of the last dim by one op, from `start`."""
+    scalar = f"tensor<{kind.rsplit('x', maxsplit=1)[-1]}"
+    text = start if "f32" in kind else str(bool(start)).lower()
+    return case(
+        f"%s = stablehlo.constant dense<{text}> : {scalar}\n"
+        f'%0 = "stablehlo.reduce"(%a, %s) ({binary_region(op, scalar)}) {{dimensions = array<i64: 1>}} : ({kind}, {scalar}) -> {result}',
+        {"a": kind},
+        {"0": result},
+    )
+
+
+def windowed(attributes: str, result: tuple[int, ...]) -> Case:
+    """A maximum over windows."""
+    return case(
+        f"%low = stablehlo.constant dense<0xFF800000> : {SCALAR}\n"
+        f'%0 = "stablehlo.reduce_window"(%a, %low) ({binary_region("maximum")}) {{{attributes}}} : ({F32}, {SCALAR}) -> {tensor(result)}',
+        {"a": F32},
+        {"0": tensor(result)},
+    )
+
+
+I32_ROWS = tensor((12, 1), "i32")
+VARIANTS = {
+    "convolution: groups of features": convolved((4, 16, 8), (8, 4, 3), (4, 8, 8), 4, 1),
+    "convolution: every feature by itself": convolved((4, 16, 8), (16, 1, 3), (4, 16, 8), 16, 1),
+    "convolution: every feature to several": convolved((4, 8, 8), (16, 1, 3), (4, 16, 8), 8, 1),
+    "convolution: groups of batches": convolved((16, 4, 8), (8, 4, 3), (4, 8, 8), 1, 4),
+    "convolution: every batch by itself": convolved((16, 4, 8), (16, 4, 3), (1, 16, 8), 1, 16),
+    "reduce: maximum from one": reduced("maximum", 1.0),
+    "reduce: product": reduced("multiply", 1.0),
+    "reduce: product from two": reduced("multiply", 2.0),
+    "reduce: sum from one": reduced("add", 1.0),
+    "reduce: and": reduced("and", 1, I1, tensor((8,), "i1")),
+    "reduce: where the largest is": case(
+        f"%low = stablehlo.constant dense<0xFF800000> : {SCALAR}\n%n = stablehlo.constant dense<0> : {INDEX}\n"
+        f"%i = stablehlo.iota dim = 1 : {I32}\n"
+        '%0:2 = "stablehlo.reduce"(%a, %i, %low, %n) ({ '
+        f"^bb0(%x: {SCALAR}, %k: {INDEX}, %y: {SCALAR}, %l: {INDEX}): "
+        f"%p = stablehlo.compare GT, %x, %y : ({SCALAR}, {SCALAR}) -> tensor<i1> "
+        f"%z = stablehlo.select %p, %x, %y : tensor<i1>, {SCALAR} %m = stablehlo.select %p, %k, %l : tensor<i1>, {INDEX} "
+        f"stablehlo.return %z, %m : {SCALAR}, {INDEX} }}) {{dimensions = array<i64: 1>}} : "
+        f"({F32}, {I32}, {SCALAR}, {INDEX}) -> ({COLUMN}, {tensor((8,), 'i32')})",
+        {"a": F32},
+        {"0#0": COLUMN, "0#1": tensor((8,), "i32")},
+    ),
+    "reduce_window: windows that overlap": windowed(
+        "window_dimensions = array<i64: 1, 3>, window_strides = array<i64: 1, 1>, padding = dense<[[0, 0], [1, 1]]> : tensor<2x2xi64>",
+        (8, 16),
+    ),
+    "reduce_window: all before": windowed(
+        "window_dimensions = array<i64: 1, 16>, padding = dense<[[0, 0], [15, 0]]> : tensor<2x2xi64>", (8, 16)
+    ),
+    "sort: keys and values": case(
+        '%0:2 = "stablehlo.sort"(%a, %b) ({ '
+        f"^bb0(%x: {SCALAR}, %y: {SCALAR}, %k: {INDEX}, %l: {INDEX}): "
+        f"%p = stablehlo.compare LT, %x, %y : ({SCALAR}, {SCALAR}) -> tensor<i1> "
+        f"stablehlo.return %p : tensor<i1> }}) {{dimension = 0 : i64, is_stable = true}} : ({F32}, {I32}) -> ({F32}, {I32})",
+        {"a": F32, "b": I32},
+        {"0#0": F32, "0#1": I32},
+    ),
+    "fft: of two dims": one(
+        "stablehlo",
+        "fft",
+        [tensor((4, 8, 8))],
+        tensor((4, 8, 5), "complex<f32>"),
+        "{fft_type = #stablehlo<fft_type RFFT>, fft_length = array<i64: 8, 8>}",
+    ),
+    "pad: between elements": one(
+        "stablehlo",
+        "pad",
+        [F32, SCALAR],
+        tensor((8, 31)),
+        "{edge_padding_low = array<i64: 0, 0>, edge_padding_high = array<i64: 0, 0>, interior_padding = array<i64: 0, 1>}",
+    ),
+    "pad: that shifts": one(
+        "stablehlo",
+        "pad",
+        [F32, SCALAR],
+        F32,
+        "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: -1, 0>, interior_padding = array<i64: 0, 0>}",
+    ),
+    "slice: every second": one(
+        "stablehlo",
+        "slice",
+        [F32],
+        tensor((4, 16)),
+        "{start_indices = array<i64: 0, 0>, limit_indices = array<i64: 8, 16>, strides = array<i64: 2, 1>}",
+    ),
+    "scatter: rows replaced": case(
+        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({region({"x": SCALAR, "y": SCALAR}, "", "%y", SCALAR)}) '
+        f"{{scatter_dimension_numbers = {GATHER[1]}, unique_indices = true}} : "
+        f"({F32}, {tensor((1, 1), 'i32')}, {tensor((1, 16))}) -> {F32}",
+        {"a": F32, "b": tensor((1, 1), "i32"), "c": tensor((1, 16))},
+        {"0": F32},
+    ),
+    "scatter: the largest of rows": case(
+        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({binary_region("maximum")}) {{scatter_dimension_numbers = {GATHER[1]}}} : '
+        f"({F32}, {I32_ROWS}, {tensor((12, 16))}) -> {F32}",
+        {"a": F32, "b": I32_ROWS, "c": tensor((12, 16))},
+        {"0": F32},
+    ),
+    "gather: in batches": one(
+        "stablehlo",
+        "gather",
+        [tensor((4, 8, 16)), tensor((4, 12, 1), "i32")],
+        tensor((4, 12, 16)),
+        "{slice_sizes = array<i64: 1, 1, 16>, dimension_numbers = #stablehlo.gather<offset_dims = [2], collapsed_slice_dims = [1], "
+        "operand_batching_dims = [0], start_indices_batching_dims = [0], start_index_map = [1], index_vector_dim = 2>}",
+    ),
+    "scatter: in batches": case(
+        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({binary_region("add")}) {{scatter_dimension_numbers = '
+        "#stablehlo.scatter<update_window_dims = [2], inserted_window_dims = [1], input_batching_dims = [0], "
+        "scatter_indices_batching_dims = [0], scatter_dims_to_operand_dims = [1], index_vector_dim = 2>} : "
+        f"({tensor((4, 8, 16))}, {tensor((4, 12, 1), 'i32')}, {tensor((4, 12, 16))}) -> {tensor((4, 8, 16))}",
+        {"a": tensor((4, 8, 16)), "b": tensor((4, 12, 1), "i32"), "c": tensor((4, 12, 16))},
+        {"0": tensor((4, 8, 16))},
+    ),
+}
+"""More programs of ops that have several forms."""
