@@ -35,6 +35,7 @@ __all__ = [
     "load_cluster",
     "mesh_axes",
     "parse_cluster",
+    "possible_meshes",
     "preset_names",
     "preset_table",
 ]
@@ -100,6 +101,13 @@ def default_mesh(cluster: Cluster) -> Mesh:
     """Returns the mesh over all devices with one axis per level of more than one unit, outermost first."""
     sizes = tuple(level.size for level in cluster.levels if level.size > 1)
     return mesh_of_shape(sizes or (1,))
+
+
+def possible_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
+    """Returns every mesh of one or two axes over all devices: one axis first, then by the size of the outer one."""
+    count = cluster.num_devices
+    pairs = [(outer, count // outer) for outer in range(2, count) if count % outer == 0]
+    return tuple(mesh_of_shape(shape) for shape in [(count,), *pairs])
 
 
 def mesh_axes(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> tuple[MeshAxis, ...]:

@@ -13,6 +13,7 @@ Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and stra
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
@@ -33,7 +34,7 @@ from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
 from rhino.strategies.plan import Plan, make_plan
-from rhino.strategies.search import Limits, Search
+from rhino.strategies.search import Limits, Search, Statistics
 
 STRATEGY = "rhino.strategy"
 
@@ -57,28 +58,66 @@ class ChooseShardings(PlanningPass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
+        if self.level not in _LIMITS:
+            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, _LIMITS))}")
         clock = _Clock(remarks)
-        target = self.target(module, remarks)
+        targets = self.targets(module, remarks)
+        tried = [self.plan(module, target, clock, remarks) for target in targets]
+        planned = [one for one in tried if isinstance(one, _Planned)]
+        if not planned:
+            raise next(one for one in tried if isinstance(one, RhinoError))
+        best = min(planned, key=lambda one: one.answer.cost)
+        write_plan(module, best.program, best.plan, best.target)
+        if len(targets) > 1:
+            _remark_meshes(targets, tried, remarks)
+        _remark(best.program, best.plan, best.answer, best.target, best.budget, remarks)
+        statistics = {
+            "answer": best.answer,
+            "search": best.statistics,
+            "plan": best.plan,
+            "program": best.program,
+            "mesh": best.target.mesh,
+        }
+        remarks.statistics.update(statistics, budget_bytes=best.budget)
+        clock.lap("write")
+
+    def plan(self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks) -> _Planned | RhinoError:
+        """Returns the plan for one mesh, or why there is none. `module` gets sharding rules, nothing else."""
         program = self.read(module, target, remarks)
         clock.lap("graph")
         choice = build_choice(program, target)
         clock.lap("candidates")
         budget = parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes
-        if self.level not in _LIMITS:
-            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, _LIMITS))}")
         search = Search(choice.problem, _LIMITS[self.level])
         first = search.reduce()
         clock.lap("reduce")
-        match search.run(budget, first):
-            case Answer() as answer:
-                clock.lap("solve")
-                plan = make_plan(choice, answer.states)
-                write_plan(module, program, plan, target)
-                _remark(program, plan, answer, target, budget, remarks)
-                remarks.statistics.update(answer=answer, search=search.statistics, plan=plan, program=program, budget_bytes=budget)
-                clock.lap("write")
-            case Infeasible() | Unsolved() as outcome:
-                raise does_not_fit(choice, program, budget, outcome)
+        outcome = search.run(budget, first)
+        clock.lap("solve")
+        if isinstance(outcome, Answer):
+            return _Planned(target, program, make_plan(choice, outcome.states), outcome, budget, search.statistics)
+        return does_not_fit(choice, program, budget, outcome)
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A plan for one mesh, and how it was found."""
+
+    target: Target
+    program: Program
+    plan: Plan
+    answer: Answer
+    budget: float
+    statistics: Statistics
+
+
+def _remark_meshes(targets: Sequence[Target], tried: Sequence[_Planned | RhinoError], remarks: Remarks) -> None:
+    """Says what each mesh came to."""
+    for target, one in zip(targets, tried, strict=True):
+        if isinstance(one, _Planned):
+            result = f"step {format_seconds(one.answer.cost)}, at least {format_seconds(one.answer.bound)}"
+        else:
+            result = one.what
+        remarks.add(ChooseShardings.name, Place(remarks.file), f"mesh {target.mesh}: {result}")
 
 
 class _Clock:

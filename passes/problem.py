@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rhino.ir.boundary import boundary_attributes
-from rhino.ir.cluster import default_mesh, load_cluster, mesh_axes
+from rhino.ir.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh, parse_mesh
@@ -21,6 +21,10 @@ from rhino.strategies.cost import CostModel
 from rhino.strategies.roles import Roles
 
 PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-READ-005", "RHI-SHARD-001")
+
+
+AUTO = "auto"
+"""The mesh option that leaves the mesh to the search."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,26 @@ class PlanningPass(Pass):
     errors: ClassVar[tuple[str, ...]] = PLANNING_ERRORS
 
     cluster: str = opt("cpu8", "a preset's name or a cluster file")
-    mesh: str = opt("", "mesh sizes, as 8, 2x4 or x=2,y=4; empty takes the module's mesh, or else an axis for each level of the cluster")
+    mesh: str = opt(
+        "",
+        "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of all with one or two axes; empty takes the module's mesh, or else an "
+        "axis for each level of the cluster",
+    )
+
+    def targets(self, module: ir.Operation, remarks: Remarks) -> tuple[Target, ...]:
+        """Returns what may be planned for: one mesh, or with `auto` every one of one or two axes over all devices of the cluster."""
+        if self.mesh != AUTO:
+            return (self.target(module, remarks),)
+        if module_mesh(module) is not None:
+            return (replace(self, mesh="").target(module, remarks),)
+        cluster = load_cluster(self.cluster)
+        return tuple(_target(cluster, MESH_NAME, mesh) for mesh in possible_meshes(cluster))
 
     def target(self, module: ir.Operation, remarks: Remarks) -> Target:
         """Returns what to plan for; the module's own mesh must agree with the one asked for."""
         cluster = load_cluster(self.cluster)
         present = module_mesh(module)
-        asked = parse_mesh(self.mesh) if self.mesh else None
+        asked = parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
         if present is not None and asked is not None and asked.shape != present[1].shape:
             raise RhinoError(
                 "RHI-MESH-002",
@@ -59,7 +76,7 @@ class PlanningPass(Pass):
                 fix="leave the mesh out, or remove the module's shardings first",
             )
         name, mesh = present or (MESH_NAME, asked or default_mesh(cluster))
-        return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
+        return _target(cluster, name, mesh)
 
     def read(self, module: ir.Operation, target: Target, remarks: Remarks) -> Program:
         """Returns the program behind the module, whose ops get their rules if they have none."""
@@ -67,6 +84,10 @@ class PlanningPass(Pass):
         if not any(is_ruled(op.operation) for op in entry.regions[0].blocks[0].operations):
             passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
         return read_program(entry, target.mesh, remarks.file)
+
+
+def _target(cluster: Cluster, name: str, mesh: Mesh) -> Target:
+    return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
 
 
 def write_mesh(module: ir.Operation, target: Target) -> None:

@@ -97,7 +97,7 @@ class Solver:
     @property
     def method(self) -> str:
         """How choices are found, in a few words."""
-        return "sweeps over the mesh axes" if self.is_wide else "elimination"
+        return "a lifted LP and sweeps" if self.is_wide else "elimination"
 
     def reduce(self, prices: Prices | None = None, budget_bytes: float = 0.0, costs: bool = True) -> Reduced:
         """Returns the problem at `prices`, without dominated states, and for the first solve without nodes of degree 0, 1 and 2.

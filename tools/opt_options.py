@@ -16,6 +16,7 @@ from rhino.ir.mesh import parse_mesh
 from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.pipeline import parse_pipeline
+from rhino.passes.problem import AUTO
 from rhino.passes.registry import PASSES, PIPELINES, Item, build_named
 
 _SHARED: Final = ("cluster", "mesh", "budget", "level", "pin", "forbid", "axis-role", "constraints", "op-rules")
@@ -59,7 +60,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args([_in_full(word, names) for word in argv])
     if unknown:
         raise _unknown(unknown[0], names)
-    if options.mesh is not None:
+    if options.mesh not in (None, AUTO):
         parse_mesh(options.mesh)
     if options.budget is not None:
         parse_size(options.budget)
@@ -201,7 +202,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         text = PIPELINES[name].doc.lower().rstrip(".") if name in PIPELINES else argparse.SUPPRESS
         add(f"--{name}", action=_AddStep, metavar="", help=text, default=argparse.SUPPRESS)
     add("--cluster", metavar="C", help="what to plan for: a preset or a cluster file (default cpu8)")
-    add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8 (default: the module's mesh, or all devices)")
+    add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)")
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
     add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
     add("--pass-pipeline", metavar="TEXT", help="run this textual pipeline, of our passes and MLIR's own")

@@ -1,0 +1,13 @@
+// RUN: rhino-opt --auto-shard --cluster=cpu8 --mesh=auto --remarks-filter="mesh |step" %s 2>&1 | filecheck %s
+// With auto, every mesh of one or two axes is planned for, and the first of the best is written; only 4 x 2 divides this tensor into eight.
+
+// CHECK: remark: [rhino-choose-shardings] mesh x=8: step 291 us, at least
+// CHECK-NEXT: remark: [rhino-choose-shardings] mesh x=2,y=4: step 36.4 us, at least
+// CHECK-NEXT: remark: [rhino-choose-shardings] mesh x=4,y=2: step 36.4 us, at least
+// CHECK: sdy.mesh @mesh = <["x"=2, "y"=4]>
+// CHECK-LABEL: func.func public @main
+// CHECK-SAME: [{"y"}, {}, {"x"}]
+func.func public @main(%x: tensor<4x4095x2xf32>) -> tensor<4x4095x2xf32> {
+  %y = stablehlo.exponential %x : tensor<4x4095x2xf32>
+  return %y : tensor<4x4095x2xf32>
+}
