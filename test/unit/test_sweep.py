@@ -1,0 +1,185 @@
+"""Sweeps over mesh axes against enumeration, and the search where elimination is too wide: with a budget and without."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from joint_problems import random_joint_problem
+from problems import random_budget
+
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.brute import brute_force
+from rhino.strategies.eliminate import TableStore
+from rhino.strategies.search import Limits, Search
+from rhino.strategies.sweep import Sweep
+
+NUM_PROBLEMS, NUM_BATCHES = 240, 4
+BATCHES = [range(first, NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]
+ROUNDING = 1e-7
+HAIR = 1e-8
+"""Relative: budgets nearer to each other than this are the same to a solver of rows."""
+
+
+@cache
+def case(seed):
+    """A problem, the least cost of a choice, a budget, and the least cost under it and under a hair less: infinite where there is none."""
+    problem = random_joint_problem(seed)
+    budget = random_budget(problem, seed)
+    found = [brute_force(problem, limit) for limit in (None, budget, budget - HAIR * abs(budget))]
+    return problem, budget, *(np.inf if best is None else best.cost for best in found)
+
+
+def sweep_of(problem, entries=1 << 20):
+    return Sweep(problem, TableStore(), entries)
+
+
+def restricted(problem, masks):
+    """The problem with all states but those in `masks` illegal."""
+    tables, nodes = list(problem.tables), []
+    for table, mask in zip(problem.node_table.tolist(), masks, strict=True):
+        left = np.full(len(problem.tables[table]), np.inf)
+        left[list(mask)] = problem.tables[table][list(mask)]
+        nodes.append(len(tables))
+        tables.append(left)
+    return replace(problem, tables=tuple(tables), node_table=np.array(nodes, dtype=np.int64))
+
+
+# Sweeps
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_sweep_is_never_below_the_optimum_and_stops_where_no_axis_helps(batch):
+    at_best = legal = 0
+    for seed in batch:
+        problem, _, least, *_ = case(seed)
+        sweep = sweep_of(problem)
+        states = sweep.best()
+        cost = problem.cost(states)
+        assert cost >= least * (1 - ROUNDING), seed
+        if not np.isfinite(cost):
+            continue
+        for axis in range(2):
+            line = sweep.line(states, axis)
+            assert all(state in mask for state, mask in zip(states.tolist(), line, strict=True))
+            assert brute_force(restricted(problem, line)).cost >= cost * (1 - ROUNDING), seed
+        legal, at_best = legal + 1, at_best + (cost <= least * (1 + ROUNDING))
+    assert at_best > 0.6 * legal > 30
+
+
+@pytest.mark.parametrize("entries", [1 << 20, 30])
+def test_within_masks_it_is_the_best(entries):
+    """Where tables are too large, it is what the LP's states allow, or nothing: never better than the best, and legal if that is."""
+    guided = 0
+    for seed in BATCHES[0]:
+        problem, rng = case(seed)[0], np.random.default_rng(seed)
+        masks = [tuple(sorted({0, *rng.choice(n, rng.integers(1, n + 1), replace=False).tolist()})) for n in problem.num_states()]
+        best, found = brute_force(restricted(problem, masks)), sweep_of(problem, entries).within(masks)
+        if found is None or best is None:
+            assert found is None or not np.isfinite(problem.cost(found))
+            continue
+        assert all(state in mask for state, mask in zip(found.tolist(), masks, strict=True))
+        assert problem.cost(found) >= best.cost * (1 - ROUNDING), seed
+        guided += problem.cost(found) == pytest.approx(best.cost, rel=ROUNDING)
+    assert guided > 35
+
+
+def test_a_line_holds_what_differs_along_one_axis():
+    problem = random_joint_problem(3)
+    sweep, states = sweep_of(problem), np.zeros(problem.num_nodes, dtype=np.int64)
+    for axis, (node, mask) in product(range(2), enumerate(sweep.line(states, 0))):
+        others = problem.coordinates[node][list(sweep.line(states, axis)[node])]
+        assert (others[:, 1 - axis] == problem.coordinates[node][0, 1 - axis]).all()
+        assert len(mask) >= 1
+
+
+def test_a_descent_from_anywhere_is_no_worse_than_its_start():
+    for seed in BATCHES[1]:
+        problem, rng = case(seed)[0], np.random.default_rng(seed)
+        start = np.array([rng.integers(n) for n in problem.num_states()], dtype=np.int64)
+        sweep = sweep_of(problem)
+        for axes in ([0, 1], [1, 0]):
+            assert problem.cost(sweep.descend(start, axes)) <= problem.cost(start)
+        both = [sweep.descend(start, [0, 1]), sweep.descend(start, [1, 0])]
+        assert problem.cost(sweep.fuse(both)) <= min(map(problem.cost, both))
+
+
+# The search where elimination is too wide
+
+
+def limits(entries, **other):
+    return Limits(table_entries=entries, **other)
+
+
+@pytest.mark.parametrize("entries", [8, 60])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_without_a_budget_its_gap_is_true(batch, entries):
+    for seed in batch:
+        problem, _, least, *_ = case(seed)
+        match Search(problem, limits(entries)).run(None):
+            case Answer() as outcome:
+                check_answer(problem, outcome, np.inf, least, least)
+            case Infeasible():
+                assert least == np.inf, seed
+            case Unsolved(bound):
+                assert bound <= least * (1 + ROUNDING), seed
+
+
+@pytest.mark.parametrize("exact", [0, 400])
+@pytest.mark.parametrize("entries", [8, 60])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_within_a_budget_it_claims_nothing_that_is_not_so(batch, entries, exact):
+    """With MILP to finish and without."""
+    for seed in batch:
+        problem, budget, _, least, least_under_a_hair = case(seed)
+        match Search(problem, limits(entries, exact_below_states=exact)).run(budget):
+            case Answer() as outcome:
+                check_answer(problem, outcome, budget, least, least_under_a_hair)
+            case Infeasible(peak_bytes):
+                assert least_under_a_hair == np.inf, seed
+                if peak_bytes is not None:
+                    assert brute_force(problem, peak_bytes - HAIR * abs(peak_bytes) - HAIR) is None, seed
+            case Unsolved(bound):
+                assert bound <= least * (1 + ROUNDING), seed
+
+
+def check_answer(problem, outcome, budget, least, least_under_a_hair):
+    assert outcome.cost == problem.cost(outcome.states) < np.inf
+    assert outcome.peak_bytes == problem.memory(outcome.states).max() <= budget
+    assert outcome.bound <= least_under_a_hair * (1 + ROUNDING)
+    assert outcome.cost >= least * (1 - ROUNDING)
+
+
+@pytest.mark.parametrize("with_budget", [False, True])
+def test_most_answers_are_the_optimum(with_budget):
+    """Problems of this size without structure are the hardest; real ones have more."""
+    cases = [case(seed) for batch in BATCHES for seed in batch]
+    count = wide = answered = best = proven = 0
+    for problem, budget, free, least, _ in cases:
+        truth = least if with_budget else free
+        if truth == np.inf:
+            continue
+        count += 1
+        search = Search(problem, limits(60, exact_below_states=0))
+        outcome = search.run(budget if with_budget else None)
+        if isinstance(outcome, Answer):
+            answered += 1
+            best += outcome.cost <= truth * 1.001
+            proven += outcome.gap <= 0.001
+        wide += search.solver.is_wide
+    assert count > 120
+    assert wide > 30
+    assert answered > 0.95 * count, (answered, count)
+    assert best > 0.75 * answered, (best, answered)
+    assert proven > (0.25 if with_budget else 0.8) * answered, (proven, answered)
+
+
+def test_the_same_problem_gives_the_same_answer():
+    for seed in BATCHES[2]:
+        problem, budget, *_ = case(seed)
+        first, second = (Search(problem, limits(8)).run(budget) for _ in range(2))
+        assert type(first) is type(second)
+        if isinstance(first, Answer):
+            np.testing.assert_array_equal(first.states, second.states)
+            assert (first.cost, first.bound, first.method) == (second.cost, second.bound, second.method)
