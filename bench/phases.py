@@ -1,6 +1,6 @@
 """One search, phase by phase: what `rhino-opt --auto-shard FILE` does, with a clock between its steps.
 
-    python bench/phases.py step.mlir [--cluster=v100x8] [--mesh=8] [--budget=16GiB]
+    python bench/phases.py step.mlir [--cluster=v100x8] [--mesh=8] [--budget=16GiB] [--level=3]
 
 Prints a JSON object: `phases_s` (seconds: read, normalize, rules; graph, candidates, reduce, solve and write as the search's own pass times
 them; print), the size of the problem, and the answer. Run in a process of its own, so that nothing is warm.
@@ -88,9 +88,9 @@ def found(remarks: Remarks) -> dict[str, Any]:
     }
 
 
-def auto_shard(cluster: str, mesh: str = "", budget: str = "") -> str:
+def auto_shard(cluster: str, mesh: str = "", budget: str = "", level: int = 3) -> str:
     """Returns the pipeline for a cluster (a preset or a file), a mesh and a budget; empty takes the defaults."""
-    return f'auto-shard{{cluster="{cluster}" mesh="{mesh}" budget="{budget}"}}'
+    return f'auto-shard{{cluster="{cluster}" mesh="{mesh}" budget="{budget}" level={level}}}'
 
 
 def run(argv: Sequence[str]) -> int:
@@ -100,9 +100,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--cluster", default="v100x8", help="a preset's name or a cluster file")
     parser.add_argument("--mesh", default="", help="mesh sizes (default: all devices)")
     parser.add_argument("--budget", default="", help="bytes per device (default: what the cluster's devices have)")
+    parser.add_argument("--level", type=int, default=3, help="2 or 3, as -O2 and -O3 of rhino-opt (default 3)")
     options = parser.parse_args(argv)
     try:
-        print(json.dumps(measure(options.file, auto_shard(options.cluster, options.mesh, options.budget))))
+        print(json.dumps(measure(options.file, auto_shard(options.cluster, options.mesh, options.budget, options.level))))
     except RhinoError as error:
         print(error.render(), file=sys.stderr)
         return int(error.exit_code)

@@ -1,9 +1,10 @@
-"""How long the search takes on GPT training steps, phase by phase, and what it finds.
+"""How long the search takes on training steps, phase by phase, and what it finds.
 
-    python bench/search.py [--layers=2,12,24,72] [--cluster=v100x8] [--mesh=8] [--budget=16GiB] [--json=FILE]
-                           [--hidden=1024 --seq=1024 --vocab=51200 --batch=8]
+    python bench/search.py [--layers=2,12,24,72] [--cluster=v100x8] [--mesh=8] [--budget=16GiB] [--level=3] [--forms=unrolled,scanned]
+                           [--hidden=1024 --seq=1024 --vocab=51200 --batch=8] [--json=FILE]
+    python bench/search.py --models "llama --preset=llama-3-8b --seq=2048 --batch=64" --cluster=h100x8x8 --mesh=8x8 --level=2
 
-For every depth, unrolled and scanned (one loop over the layers): the phases of bench/phases.py; then the whole command
+For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of examples/export.py: the phases of bench/phases.py; then the whole command
 `rhino-opt --auto-shard FILE -o OUT`, from its start to its end, with its peak memory. Each is one run in a process of its own; times are
 wall seconds. `start` is what the command takes beside the phases: Python, imports, and writing the file.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -48,11 +50,20 @@ def _processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def export(layers: int, scan: bool, options: argparse.Namespace, file: Path) -> None:
-    """Writes a GPT's training step to `file`."""
+def export_words(layers: int, scan: bool, options: argparse.Namespace) -> list[str]:
+    """Returns what to ask examples/export.py for: a GPT."""
     sizes = [f"--{name}={getattr(options, name)}" for name in ("hidden", "seq", "vocab", "batch")]
     depth = [f"--layers={layers}", f"--scan={str(scan).lower()}", f"--ffn={4 * options.hidden}", f"--heads={max(options.hidden // 64, 1)}"]
-    subprocess.run([sys.executable, EXPORT, "gpt", *sizes, *depth, "-o", file], check=True)
+    return ["gpt", *sizes, *depth]
+
+
+def asked_for(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns the models to measure: for each name, the words for examples/export.py."""
+    if options.models:
+        return {line.strip(): shlex.split(line) for line in options.models}
+    forms = [form == "scanned" for form in options.forms.split(",")]
+    depths = list(map(int, options.layers.split(",")))
+    return {f"gpt-{n}{'-scan' * scan}": export_words(n, scan, options) for n in depths for scan in forms}
 
 
 def target(options: argparse.Namespace) -> list[str]:
@@ -62,7 +73,12 @@ def target(options: argparse.Namespace) -> list[str]:
 
 def phases(file: Path, options: argparse.Namespace) -> Record:
     """Returns what bench/phases.py says of a file, or under "error" why the model cannot be planned."""
-    done = subprocess.run([sys.executable, HERE / "phases.py", file, *target(options)], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, HERE / "phases.py", file, *target(options), f"--level={options.level}"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         return {"error": done.stderr.strip()}
     record: Record = json.loads(done.stdout)
@@ -72,7 +88,9 @@ def phases(file: Path, options: argparse.Namespace) -> Record:
 def whole_command(file: Path, output: Path, options: argparse.Namespace) -> Record:
     """Returns the seconds and the peak memory of `rhino-opt --auto-shard`."""
     since = time.perf_counter()
-    child = subprocess.Popen([RHINO_OPT, "--auto-shard", *target(options), file, "-o", output], stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [RHINO_OPT, "--auto-shard", f"-O{options.level}", *target(options), file, "-o", output], stdout=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
@@ -80,15 +98,15 @@ def whole_command(file: Path, output: Path, options: argparse.Namespace) -> Reco
     return {"total_s": time.perf_counter() - since, "peak_rss_bytes": usage.ru_maxrss * 1024}
 
 
-def measure(layers: int, scan: bool, options: argparse.Namespace) -> Record:
+def measure(name: str, words: Sequence[str], options: argparse.Namespace) -> Record:
     """Returns all figures of one model."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"gpt-{layers}{'-scan' if scan else ''}.mlir"
-        export(layers, scan, options, file)
-        record = {"model": file.stem, "module_bytes": file.stat().st_size, **phases(file, options)}
+        file = Path(folder) / "step.mlir"
+        subprocess.run([sys.executable, EXPORT, *words, "-o", file], check=True)
+        record = {"model": name, "module_bytes": file.stat().st_size, **phases(file, options)}
         if "error" not in record:
             record |= whole_command(file, file.with_suffix(".out.mlir"), options)
-        return record
+        return {**record, "model": name}
 
 
 def rows(record: Record) -> Mapping[str, str]:
@@ -132,15 +150,19 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--cluster", default="v100x8", help="a preset's name or a cluster file (default v100x8)")
     parser.add_argument("--mesh", default="", help="mesh sizes (default: all devices)")
     parser.add_argument("--budget", default="", help="bytes per device (default: what the cluster's devices have)")
+    parser.add_argument("--level", type=int, default=3, help="2 or 3, as -O2 and -O3 of rhino-opt (default 3)")
+    parser.add_argument("--forms", default="unrolled,scanned", help="of the GPTs (default both)")
+    parser.add_argument(
+        "--models", action="append", metavar="WORDS", help="instead of GPTs: a model's words for examples/export.py; repeatable"
+    )
     for name, size in (("hidden", 1024), ("seq", 1024), ("vocab", 51200), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=size, help=f"of the GPT (default {size})")
     parser.add_argument("--json", metavar="FILE", help="write every figure there too")
     options = parser.parse_args(argv)
     records = []
-    for layers in map(int, options.layers.split(",")):
-        for scan in (False, True):
-            records.append(measure(layers, scan, options))
-            print(f"measured {records[-1]['model']}", file=sys.stderr, flush=True)
+    for name, words in asked_for(options).items():
+        records.append(measure(name, words, options))
+        print(f"measured {name}", file=sys.stderr, flush=True)
     print(f"{machine()}\n\n{table(records)}")
     if options.json:
         Path(options.json).write_text(json.dumps({"machine": machine(), "records": records}, indent=2) + "\n", encoding="utf-8")
