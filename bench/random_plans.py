@@ -144,7 +144,7 @@ def run(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--models", default="mlp,mlp-dropout,two-tower,gpt", help="names in examples/zoo.py, or gpt-sixes, mlp-sixes")
-    parser.add_argument("--meshes", default="8,2x4,2x2x2,6,2x3", help="as in rhino-opt --mesh, each of at most 8 devices")
+    parser.add_argument("--meshes", default="8,2x4", help="as in rhino-opt --mesh, each of at most 8 devices")
     parser.add_argument("--seeds", default="0:3", help="first:end")
     parser.add_argument("--moods", default=",".join(MOODS))
     options = parser.parse_args(argv)
