@@ -153,26 +153,59 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     """Returns, for every value, whether it gets memory of its own [values].
 
     Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like do, fusible ops and
-    reductions do not. A fusible op whose readers are all of the latter kind is computed inside them if there is one of them, or if it is a
-    view or a repetition. (Other cheap ops XLA's fusion may duplicate into several readers; on the CPU it was seen not to, and a
-    prediction of memory errs to the safe side.)
+    reductions do not. Who reads a view reads what it views. Another fusible op is computed inside its reader, or inside each of its readers
+    if it is cheap and none of them is a reduction (XLA's `InstructionFusion`; on the CPU of jaxlib 0.10.2 a library computes reductions,
+    which fuse a producer only if nothing else reads it).
     """
     if not graph.num_ops:
         return np.ones(graph.num_values, dtype=bool)
-    num_uses = np.bincount(graph.uses, minlength=graph.num_values)
-    absorbs = np.array([c.fusible or c.name == "stablehlo.reduce" for c in graph.classes])
+    absorbs = np.array([c.fusible or c.name == _REDUCE for c in graph.classes])
+    reduces = np.array([c.name == _REDUCE for c in graph.classes])
     reader = np.repeat(graph.op_class, np.diff(graph.use_start))
+    num_uses = np.bincount(graph.uses, minlength=graph.num_values)
     from_memory = np.bincount(graph.uses, weights=~absorbs[reader], minlength=graph.num_values) > 0
+    reduced = np.bincount(graph.uses, weights=reduces[reader], minlength=graph.num_values) > 0
     from_memory[list(graph.returns)] = True
-    producer = graph.op_class[np.maximum(graph.value_op, 0)]
+    view = np.array([c.name in VIEWS for c in graph.classes])[graph.op_class]
+    returned = graph.value_op[list(graph.returns)]
+    view[returned[returned >= 0]] = False
+    for op in np.flatnonzero(view)[::-1].tolist():
+        for source, viewed in zip(graph.operands(op).tolist(), graph.results(op), strict=True):
+            from_memory[source] |= from_memory[viewed]
+            reduced[source] |= reduced[viewed]
+            num_uses[source] += num_uses[viewed] - 1
+    made_by = np.maximum(graph.value_op, 0)
+    producer = graph.op_class[made_by]
     fusible = np.array([c.fusible for c in graph.classes])[producer]
     repeats = np.array([c.name in COPY_FREE for c in graph.classes])[producer]
-    inside = (graph.value_op >= 0) & fusible & ~from_memory & ((num_uses <= 1) | repeats)
-    result: NDArray[np.bool_] = ~inside
+    cheap = np.array([c.name not in COSTLY for c in graph.classes])[producer]
+    inside = fusible & ~from_memory & ((num_uses <= 1) | repeats | (cheap & ~reduced))
+    result: NDArray[np.bool_] = ~((inside | view[made_by]) & (graph.value_op >= 0))
     return result
 
+
+_REDUCE = "stablehlo.reduce"
+
+VIEWS = frozenset({"stablehlo.reshape", "stablehlo.optimization_barrier"})
+"""Ops each of whose results lies where its operand of the same number does."""
 
 COPY_FREE = frozenset(
     {"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"}
 )
 """Ops that need no memory of their own wherever their consumer computes: views, and values of a counter."""
+
+_COSTLY = "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine sqrt tan tanh"
+
+COSTLY = frozenset(f"stablehlo.{name}" for name in _COSTLY.split())
+"""Fusible ops that XLA does not compute twice (`InstructionFusion::IsExpensive`)."""
+
+_MOVES = "broadcast_in_dim broadcast transpose slice reverse pad concatenate dynamic_slice"
+
+MOVES = frozenset(f"stablehlo.{name}" for name in _MOVES.split())
+"""Fusible ops whose elements come from another place of their operands: none is written over what it reads."""
+
+COPIED_UPDATE = "stablehlo.scatter"
+"""An update whose first operand, unless it depends on constants alone, XLA's CPU backend copies (jaxlib 0.10.2)."""
+
+UPDATES = frozenset({COPIED_UPDATE, "stablehlo.dynamic_update_slice"})
+"""Ops that write into their first operand's buffer where nothing else reads it."""

@@ -211,7 +211,7 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     """Returns the error for a budget that cannot be met, or was not: the largest tensors, each at the least size that it can have."""
     worst, floor, culprits = _least_sizes(choice)
     notes = [f"at least {format_bytes(size)}: {program.describe(value)}" for size, value in culprits]
-    notes.append(f"at op {worst} of {choice.graph.num_ops} the least sizes of all tensors alive add up to {format_bytes(floor)}")
+    notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
     fix = "raise --budget, use more devices, or a smaller batch"
     if isinstance(outcome, Infeasible):
         needed = max(floor, outcome.peak_bytes or 0.0)

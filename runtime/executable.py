@@ -26,6 +26,10 @@ _Handler = Callable[..., jax.Array]
 
 _MAX_MESSAGE_LINES: Final = 8
 
+_OPTIONS: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+"""XLA's CPU backend otherwise starts every op as soon as it can (jaxlib 0.10.2): all weights that are gathered lie whole at once. Backends
+of accelerators order ops for memory anyway."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
@@ -45,6 +49,12 @@ class Executable:
     def hlo_text(self) -> str:
         """Returns the compiled module as HLO text."""
         return str(self._loaded.hlo_modules()[0].to_string())
+
+    def memory_bytes(self) -> int:
+        """Returns what the program takes of one device's memory, as XLA has assigned its buffers: arguments, results and temporaries."""
+        stats = self._loaded.get_compiled_memory_stats()
+        kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return int(kept + stats.temp_size_in_bytes)
 
     def put(self, index: int, value: Host | jax.Array) -> jax.Array:
         """Returns `value`, of the logical shape, as argument `index`: laid out on the devices as the program wants it.
@@ -132,7 +142,11 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
     row = tuple(devices)
     client = row[0].client
     options = compiler.get_compile_options(
-        num_replicas=1, num_partitions=len(row), device_assignment=np.array(row).reshape(1, -1), backend=client
+        num_replicas=1,
+        num_partitions=len(row),
+        device_assignment=np.array(row).reshape(1, -1),
+        backend=client,
+        env_options_overrides=_OPTIONS,
     )
     try:
         with module.context:

@@ -20,6 +20,7 @@ from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, 
 from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
 from rhino.strategies.memory import Memory, written_in_place
+from rhino.strategies.nodes import Node, Use
 from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.roles import Roles
 
@@ -33,19 +34,6 @@ class ContradictionError(Exception):
     def __init__(self, value: int, *, by_role: bool) -> None:
         super().__init__(f"value {value}")
         self.value, self.by_role = value, by_role
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What a node of the problem stands for, and its states.
-
-    `kind` is "argument", "op", "value" or "return", `number` counts within the kind. All but ops have states that read (`needs`) and give
-    (`comes`) one spec, the same.
-    """
-
-    kind: str
-    number: int
-    states: tuple[State, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,17 +57,6 @@ def build(graph: Graph, model: CostModel) -> Choice:
 
 def _storage(spec: Spec) -> State:
     return State((), (spec,), (spec,))
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
-
-    swapped: bool
-    result: int
-    operand: int
-    type: int
-    times: int
 
 
 @dataclass(eq=False)
@@ -137,15 +114,16 @@ class Builder:
         for number, value in enumerate(graph.returns):
             self.returned(number, value)
         u, v, table = self.edge_tables()
-        node_residents, edge_residents = Memory(self).residents()
+        memory = Memory(self)
+        node_residents, edge_residents = memory.residents()
         problem = Problem(
             tables=tuple(self.tables),
             node_table=np.array(self.costs, dtype=np.int64),
             edge_u=u,
             edge_v=v,
             edge_table=table,
-            num_times=graph.num_ops + 1,
-            base_bytes=np.zeros(graph.num_ops + 1),
+            num_times=memory.num_times,
+            base_bytes=np.zeros(memory.num_times),
             node_residents=node_residents,
             edge_residents=edge_residents,
             coordinates=self.coordinates(),
@@ -297,8 +275,7 @@ class Builder:
         pair = (target, source) if swapped else (source, target)
         use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times[time])
         self.edges.setdefault(pair, []).append(use)
-        stays = self.nodes[target].kind == "value" and self.nodes[target].number == value and not self.in_memory[value]
-        self.copies.append((pair, use, time, value if stays else -1))
+        self.copies.append((pair, use, value, time))
 
     def edge_tables(self) -> tuple[Ints, Ints, Ints]:
         """Returns ends and tables of all edges that cost anything [edges]."""

@@ -1,137 +1,256 @@
 """What a plan keeps in the memory of a device, and from when to when.
 
-The schedule is the order of the ops. Arguments live throughout; a result that takes over an argument's buffer lives in it. Any
-other value that has memory of its own (`rhino.ir.graph.materialized`) lives from its op to its last reader, at the size of the spec it is
-stored in; who reads a view reads its source. A resharded copy is one more tensor, for the time of the op that needs or makes it.
+Times are those of `rhino.strategies.schedule`: at one, an op's operands are brought to how it needs them, at the next it computes.
+Arguments live throughout; a result that takes over an argument's buffer lives in it. Any other value that has memory of its own
+(`rhino.ir.graph.materialized`) lies as its op leaves it while that computes, and then as it is stored, or as its one reader needs it, until
+it is read no more. What an op needs in another way is one more tensor, from when it is brought until the op has computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
-from rhino.ir.graph import COPY_FREE, Graph, TensorType
+from rhino.ir.graph import UPDATES, VIEWS, WHILE, Graph, TensorType
 from rhino.ir.spec import Spec
-from rhino.strategies.problem import Floats, Ints, Residents
-from rhino.strategies.reshard import count_parts, way
+from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_bytes
+from rhino.strategies.candidates import State
+from rhino.strategies.nodes import Node, Use
+from rhino.strategies.problem import Floats, Residents
+from rhino.strategies.schedule import schedule
 
-if TYPE_CHECKING:
-    from rhino.strategies.build import Builder, Use
+Row = tuple[int, int, int, int]
+"""A resident: its owner, its table, and the times at which it is first and last alive."""
 
-_UPDATES = frozenset({"stablehlo.scatter", "stablehlo.dynamic_update_slice"})
-"""Ops that write into their first operand's buffer where nothing else reads it."""
+
+class Draft(Protocol):
+    """The problem so far, with its nodes and edges: what `rhino.strategies.build` has made."""
+
+    graph: Graph
+    sizes: tuple[int, ...]
+    nodes: list[Node]
+    giver: list[int]
+    offset: list[int]
+    in_memory: list[bool]
+    taken_over: dict[int, int]
+    node_of_op: dict[int, int]
+    edge_number: dict[tuple[int, int], int]
+    copies: list[tuple[tuple[int, int], Use, int, int]]
+    sinks: dict[int, int]
+
+    def intern(self, table: Floats) -> int:
+        """Returns the number of a table equal to `table`."""
+
+    def remembered(self, key: object, make: Callable[[], Floats]) -> int:
+        """Returns the number of the table that `make` makes for `key`."""
+
+    def local_bytes(self, kind: TensorType, spec: Spec) -> int:
+        """Returns the bytes of a tensor on one device."""
+
+    def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
+        """Returns the specs given and needed, by state of the giver and of the reader."""
 
 
 class Memory:
-    """The residents of a choice problem, from the builder that has made its nodes and edges."""
+    """The residents of a choice problem whose nodes and edges are made."""
 
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.moves: dict[object, tuple[int, int] | tuple[None, None]] = {}
+        self.graph = graph = draft.graph
+        self.schedule = schedule(graph, draft.in_memory)
+        self.num_times = self.schedule.num_times
+        self.kinds = [graph.types[number] for number in graph.value_type.tolist()]
+        self.maker: list[int] = graph.value_op.tolist()
+        self.operands = _rows(graph.uses.tolist(), graph.use_start.tolist())
+        self.first_result: list[int] = graph.result_start.tolist()
+        self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
+        self.in_place = {graph.returns[result] for result in draft.taken_over} | written_in_place(graph)
+        for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
+            came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
+            self.in_place -= {value for value, initial in came if draft.giver[initial] < 0}
 
     def residents(self) -> tuple[Residents, Residents]:
         """Returns the residents of nodes and of edges."""
-        b = self.builder
-        graph = b.graph
-        end = last_times(b.graph, b.in_memory)
-        rows: list[tuple[int, int, int, int]] = []
-        in_place = {graph.returns[result] for result in b.taken_over} | b.in_place
-        for value in range(graph.num_values):
-            op, kind = int(graph.value_op[value]), graph.types[b.value_type[value]]
-            if not kind.num_bytes or not b.in_memory[value] or value in in_place:
-                continue
-            start, stop = (0, graph.num_ops) if op < 0 else (op, int(end[value]))
-            node = b.giver[value]
-            if node >= 0:
-                rows.append((node, self.stored_bytes(node, value), start, stop))
-        for op, node in b.node_of_op.items():
-            rows += self.computed_here(op, node)
-        rows += self.returned_copies()
-        rows += self.not_in_place(end)
-        copies = [
-            row
-            for pair, use, time, stays in b.copies
-            if (row := self.copy_bytes(pair, use, time, time if stays < 0 else int(end[stays]))) is not None
-        ]
-        return _residents(rows), _residents(copies)
+        draft = self.draft
+        nodes = [row for value, node in enumerate(draft.giver) if node >= 0 for row in self.kept(value)]
+        nodes += [row for op, node in draft.node_of_op.items() for row in (*self.computed_here(op, node), *self.scratch(op, node))]
+        nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments()]
+        edges: list[Row] = []
+        for pair, use, value, reader in draft.copies:
+            source, target = (pair[1], pair[0]) if use.swapped else pair
+            made = draft.nodes[source].kind == "op" and draft.in_memory[value]
+            stored = draft.nodes[target].kind == "value" and draft.nodes[target].number == value
+            if made and not stored and value not in self.in_place:
+                nodes += self.kept_for_reader(value, target, use)
+            fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
+            viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].name in VIEWS
+            lies = viewed or draft.in_memory[value]
+            move = Move(source_counted=lies and not made, target_counted=made, in_any_order=fused)
+            edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
+            if value in self.schedule.again and draft.nodes[target].kind == "op" and self.classes[reader].name == "stablehlo.reduce":
+                edges += self.computed_again(pair, use, value)
+        return _residents(nodes), _residents(edges)
 
-    def returned_copies(self) -> list[tuple[int, int, int, int]]:
-        """Returns the residents that results are beside their values: an argument or a free value returned, or one value again."""
-        b = self.builder
-        graph, seen, found = b.graph, set(), []
-        for number, value in enumerate(graph.returns):
-            if number not in b.taken_over and (value in seen or b.giver[value] < 0 or graph.value_op[value] < 0):
-                node = b.sinks[number]
-                kind, states = graph.types[b.value_type[value]], b.nodes[node].states
-                sizes = np.array([float(b.local_bytes(kind, s.comes[0])) for s in states])
-                found.append((node, b.intern(sizes), max(int(graph.value_op[value]), 0), graph.num_ops))
+    # Values
+
+    def kept(self, value: int) -> Iterator[Row]:
+        """Yields the residents that a value is: while its op computes as that leaves it, then as it is stored."""
+        draft, plan, op = self.draft, self.schedule, self.maker[value]
+        node, kind = draft.giver[value], self.kinds[value]
+        if not kind.num_bytes or not draft.in_memory[value] or value in self.in_place:
+            return
+        if op < 0:
+            yield node, self.stored_bytes(node, value, exact=True), 0, self.num_times - 1
+        elif op not in draft.node_of_op:  # handed on by a loop or a barrier
+            yield node, self.stored_bytes(node, value), plan.start[op], plan.end[value]
+        else:
+            maker = draft.node_of_op[op]
+            yield maker, self.bytes_table(maker, kind, "comes", value - self.first_result[op]), plan.stop[op], plan.stop[op]
+            if node != maker and plan.end[value] > plan.stop[op]:
+                yield node, self.stored_bytes(node, value), plan.stop[op] + 1, plan.end[value]
+
+    def kept_for_reader(self, value: int, reader: int, use: Use) -> Iterator[Row]:
+        """Yields the resident that a value with one reader is: brought at once to how that needs it."""
+        start = self.schedule.stop[self.maker[value]] + 1
+        if self.schedule.end[value] >= start:
+            yield reader, self.bytes_table(reader, self.kinds[value], "needs", use.operand), start, self.schedule.end[value]
+
+    def returned_copies(self) -> Iterator[Row]:
+        """Yields the residents that results are beside their values: an argument or a free value returned, or one value again."""
+        draft, seen = self.draft, set()
+        for number, value in enumerate(self.graph.returns):
+            op, free = self.maker[value], draft.giver[value] < 0
+            if number not in draft.taken_over and (value in seen or free or op < 0):
+                start = 0 if free or op < 0 else self.schedule.stop[op]
+                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "comes", 0), start, self.num_times - 1
             seen.add(value)
-        return found
 
-    def not_in_place(self, end: Ints) -> list[tuple[int, int, int, int]]:
-        """Returns the residents that results are beside the arguments whose buffers they take over, until those are read no more.
+    def not_in_place(self) -> Iterator[Row]:
+        """Yields the residents that results are beside the arguments whose buffers they take over, until those are read no more.
 
         An op that computes element by element may write over what it reads; another needs its operands to its end.
         """
-        b = self.builder
-        graph, found = b.graph, []
-        for result, argument in b.taken_over.items():
-            value = graph.returns[result]
-            op, last = int(graph.value_op[value]), int(end[argument])
-            if op >= 0 and b.giver[value] >= 0 and (last > op or (last == op and not graph.cls(op).fusible)):
-                found.append((b.giver[value], self.stored_bytes(b.giver[value], value), op, last))
-        return found
+        draft, plan = self.draft, self.schedule
+        for result, argument in draft.taken_over.items():
+            value = self.graph.returns[result]
+            op, node = self.maker[value], draft.giver[value]
+            if op < 0 or node < 0:
+                continue
+            last, made = plan.end[argument], plan.stop[op]
+            if last > made or (last == made and not self.classes[op].fusible):
+                yield node, self.stored_bytes(node, value), made, last
 
-    def computed_here(self, op: int, node: int) -> list[tuple[int, int, int, int]]:
-        """Returns the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
-        b = self.builder
-        cls = b.graph.classes[b.op_class[op]]
+    def copied_arguments(self) -> Iterator[Row]:
+        """Yields the residents that copies of arguments are, made because what takes over their buffers does not wait for all readers."""
+        for argument, since, until in self.schedule.copied:
+            node = self.draft.giver[argument]
+            yield node, self.stored_bytes(node, argument), since, until
+
+    # What ops need
+
+    def computed_here(self, op: int, node: int) -> Iterator[Row]:
+        """Yields the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
+        cls = self.classes[op]
         if cls.fusible or cls.name == "stablehlo.reduce":
-            return []
-        found = []
-        for position, value in enumerate(b.uses[b.use_start[op] : b.use_start[op + 1]]):
-            if b.giver[value] < 0 and not (position == 0 and cls.name in _UPDATES):
-                states, kind = b.nodes[node].states, b.graph.types[b.value_type[value]]
-                sizes = np.array([float(b.local_bytes(kind, s.needs[position])) for s in states])
-                found.append((node, b.intern(sizes), op, op))
-        return found
+            return
+        for position, value in enumerate(self.operands[op]):
+            if self.draft.giver[value] < 0 and not (position == 0 and cls.name in UPDATES):
+                table = self.bytes_table(node, self.kinds[value], "needs", position)
+                yield node, table, self.schedule.start[op], self.schedule.stop[op]
 
-    def stored_bytes(self, node: int, value: int) -> int:
-        """Returns the table of bytes of a value as its node stores it."""
-        b = self.builder
-        states, offset, kind = b.nodes[node].states, b.offset[value], b.graph.types[b.value_type[value]]
-        sizes = lambda: np.array([b.local_bytes(kind, s.comes[offset]) for s in states], dtype=np.float64)  # noqa: E731
-        return b.remembered(("bytes", id(states), offset, kind), sizes)
+    def scratch(self, op: int, node: int) -> Iterator[Row]:
+        """Yields the residents that an op's own temporaries are."""
+        cls, start, stop = self.classes[op], self.schedule.start[op], self.schedule.stop[op]
+        if cls.name == "stablehlo.select_and_scatter":
+            yield node, self.table_of(node, ("selection", cls), lambda s: selection_bytes(cls, s, self.draft.sizes)), start, stop
+        elif cls.name == PRODUCT:
+            for position, value in enumerate(self.operands[op]):
+                if self.draft.in_memory[value] and self.draft.giver[value] >= 0 and not reads_as_it_lies(cls, position):
+                    stays = self.schedule.end[value] > stop  # else its copy replaces it
+                    yield node, self.bytes_table(node, self.kinds[value], "needs", position), start, stop if stays else start
 
-    def copy_bytes(self, pair: tuple[int, int], use: Use, time: int, until: int) -> tuple[int, int, int, int] | None:
-        """Returns the resident that the second copy of a resharded value is, or None where no states reshard it.
+    def computed_again(self, pair: tuple[int, int], use: Use, value: int) -> Iterator[Row]:
+        """Yields the resident of what a value is computed from, kept for its later readers if a reduction has it sent."""
+        draft, plan, (u, v) = self.draft, self.schedule, pair
+        if pair not in draft.edge_number:
+            return
+        kind, count = self.kinds[value], plan.again[value]
 
-        It is there for the time of its reader; but a collective writes to memory, so the stored copy of a fused value stays.
-        """
-        b = self.builder
-        edge = b.edge_number.get(pair)
+        def make() -> Floats:
+            given, needed = draft.ends(u, v, use)
+            stay = [[0 if g == n else count * rounded(draft.local_bytes(kind, g)) for n in needed] for g in given]
+            return np.array(stay, dtype=np.float64).T.copy() if use.swapped else np.array(stay, dtype=np.float64)
+
+        table = draft.remembered(("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, count), make)
+        yield draft.edge_number[pair], table, plan.stop[self.maker[value]] + 1, plan.end[value]
+
+    def time_of_move(self, value: int, reader: int, target: Node, made: bool, stored: bool) -> tuple[int, int]:
+        """Returns when a value is moved, and until when what comes of it is one more tensor."""
+        plan = self.schedule
+        if made:
+            moved = plan.stop[self.maker[value]] + 1
+            return moved, moved
+        if stored:  # by a collective, for it has no memory of its own
+            return plan.first[value], plan.end[value]
+        if reader == self.graph.num_ops:
+            return self.num_times - 1, self.num_times - 1
+        if self.classes[reader].name in (*VIEWS, WHILE):
+            seen = target.number if target.kind == "value" else self.first_result[reader]
+            return plan.first[seen], plan.end[seen]
+        return plan.start[reader], plan.stop[reader]
+
+    def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: Move) -> Iterator[Row]:
+        """Yields the residents that moving a value is, if any states move it: while it is moved, and what comes of it."""
+        draft, (u, v) = self.draft, pair
+        edge = draft.edge_number.get(pair)
         if edge is None:
-            return None
-        u, v = pair
-        key = ("copy", id(b.nodes[u].states), id(b.nodes[v].states), use)
-        table = b.remembered(key, lambda: self.copy_table(u, v, use))
-        return (edge, table, time, until) if b.tables[table].any() else None
+            return
+        start, stop = times
+        key = (id(draft.nodes[u].states), id(draft.nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
+        if key not in self.moves:
+            self.moves[key] = self.move_tables(u, v, use, move)
+        during, after = self.moves[key]
+        if during == after or stop == start:
+            yield from [(edge, during, start, stop)] if during is not None else ()
+        elif during is not None and after is not None:
+            yield edge, during, start, start
+            yield edge, after, start + 1, stop
 
-    def copy_table(self, u: int, v: int, use: Use) -> Floats:
-        """Returns the bytes that a reshard adds [states of u, states of v]."""
-        b = self.builder
-        given, needed = b.ends(u, v, use)
-        kind = b.graph.types[use.type]
-        rows = [[self.largest_on_way(kind, g, n) for n in needed] for g in given]
-        table = np.array(rows, dtype=np.float64)
-        return table.T.copy() if use.swapped else table
+    # Tables
 
-    def largest_on_way(self, kind: TensorType, source: Spec, target: Spec) -> int:
-        """Returns the bytes of the largest tensor that a reshard makes, the last one included; none where nothing is to be done."""
-        sizes = self.builder.sizes
-        steps = way(len(kind.shape), source, target, len(sizes)) or ()
-        return max((kind.num_bytes // count_parts(step.after, sizes) for step in steps), default=0)
+    def stored_bytes(self, node: int, value: int, exact: bool = False) -> int:
+        """Returns the table of bytes of a value as its node stores it."""
+        return self.bytes_table(node, self.kinds[value], "comes", self.draft.offset[value], exact)
+
+    def bytes_table(self, node: int, kind: TensorType, side: str, place: int, exact: bool = False) -> int:
+        """Returns the table of bytes of what a node's states "needs" as an operand, or what "comes" of them; rounded up as buffers are."""
+
+        def count(state: State) -> int:
+            size = self.draft.local_bytes(kind, (state.needs if side == "needs" else state.comes)[place])
+            return size if exact else rounded(size)
+
+        return self.table_of(node, (side, place, kind, exact), count)
+
+    def table_of(self, node: int, key: object, count: Callable[[State], int]) -> int:
+        """Returns the table of what `count` says of each state of a node."""
+        states = self.draft.nodes[node].states
+        return self.draft.remembered(("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64))
+
+    def move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int, int] | tuple[None, None]:
+        """Returns the tables of bytes of a value's move [states of u, states of v], while it goes on and after it, if any."""
+        draft, kind = self.draft, self.graph.types[use.type]
+        given, needed = draft.ends(u, v, use)
+        found = []
+        for count in (move.during, move.after):
+            table = np.array([[count(kind, g, n, draft.sizes) for n in needed] for g in given], dtype=np.float64)
+            if not table.any():
+                return None, None
+            found.append(draft.intern(table.T.copy() if use.swapped else table))
+        return found[0], found[1]
 
 
 def written_in_place(graph: Graph) -> set[int]:
@@ -143,37 +262,15 @@ def written_in_place(graph: Graph) -> set[int]:
         for value, into in zip(graph.operands(loop.end).tolist(), carried, strict=True):
             op = int(graph.value_op[value])
             last_read = max((o for o in range(op, loop.end) if o > op and into in graph.operands(o)), default=op)
-            if op > loop.op and graph.cls(op).name in _UPDATES and graph.operands(op)[0] == into and last_read == op:
+            if op > loop.op and graph.cls(op).name in UPDATES and graph.operands(op)[0] == into and last_read == op:
                 found.add(value)
     return found
 
 
-def last_times(graph: Graph, in_memory: Sequence[bool]) -> Ints:
-    """Returns the time of each value's last reader [values]; readers of a value without memory read its operands.
-
-    What a loop's body reads from outside, and what the loop carries, is there until the loop ends.
-    """
-    uses, use_start, op_class, result_start = (a.tolist() for a in (graph.uses, graph.use_start, graph.op_class, graph.result_start))
-    read = np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start))
-    defined = graph.value_op[graph.uses]
-    for loop in reversed(graph.loops):  # inner loops first
-        read = np.where((read > loop.op) & (read <= loop.end) & (defined <= loop.op), loop.end, read)
-    end = np.maximum(graph.value_op, 0).copy()
-    np.maximum.at(end, graph.uses, read)
-    end[list(graph.returns)] = graph.num_ops
-    view = [c.name in COPY_FREE and len(c.operands) == 1 for c in graph.classes]
-    last = end.tolist()
-    for op in range(graph.num_ops - 1, -1, -1):
-        result = result_start[op]
-        if result_start[op + 1] == result + 1 and (view[op_class[op]] or not in_memory[result]):
-            for operand in uses[use_start[op] : use_start[op + 1]]:
-                last[operand] = max(last[operand], last[result])
-    for loop in graph.loops:
-        for value in graph.results(loop.op):
-            last[value] = max(last[value], loop.end)
-    return np.array(last, dtype=np.int64)
-
-
-def _residents(rows: list[tuple[int, int, int, int]]) -> Residents:
+def _residents(rows: list[Row]) -> Residents:
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     return Residents(columns[0], columns[1], columns[2], columns[3])
+
+
+def _rows(flat: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
+    return [list(flat[a:b]) for a, b in pairwise(starts)]

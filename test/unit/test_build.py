@@ -151,47 +151,6 @@ def test_a_donated_argument_and_its_result_lie_alike():
     assert choice.problem.cost(pick(choice, {("argument", 0): R}, S0)) - same == pytest.approx(more)
 
 
-def test_a_result_in_a_donated_buffer_takes_no_memory_of_its_own():
-    choice = choice_of(UPDATE)
-    assert choice.problem.memory(pick(choice)).tolist() == [192, 192]
-    assert choice.problem.memory(pick(choice, default=S0)).tolist() == [96, 96]
-    other = choice_of(UPDATE.replace(" {tf.aliasing_output = 0 : i32}", ""))
-    assert other.problem.memory(pick(other)).tolist() == [288, 288]
-
-
-# Memory by hand: bytes at each op, and after the last
-
-
-@pytest.mark.parametrize(
-    ("wanted", "default", "by_hand"),
-    [
-        # x 96 and w 192 throughout; y 128 at 0 and 1; h 128 at 1 and 2; z 96 at 2 and 3; r 96 from 3 on.
-        ({}, R, [416, 544, 512, 480, 384]),
-        # All but w in halves.
-        ({("argument", 1): R}, S0, [304, 368, 352, 336, 288]),
-        # x in halves, made whole for op 0 and again for op 3: 48 less throughout, a copy of 96 at each.
-        ({("argument", 0): S0}, R, [464, 496, 464, 528, 336]),
-        # y in halves of 64, made whole for op 1: a copy of 128 at 1. Op 0 needs half of w by columns: a copy of 96 at 0.
-        ({("op", 0): S1}, R, [288 + 64 + 96, 288 + 64 + 128 + 128, 512, 480, 384]),
-    ],
-)
-def test_memory_by_hand(wanted, default, by_hand):
-    choice = choice_of(FOUR)
-    assert choice.problem.memory(pick(choice, wanted, default)).tolist() == by_hand
-
-
-def test_what_is_fused_reads_when_its_reader_runs():
-    """The exponential (op 1) is computed inside the sum (op 2): it takes no memory, and what it reads is there until then."""
-    product = "contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"
-    body = f"""%y = stablehlo.dot_general %a, %a, {product}
-      %e = stablehlo.exponential %y : tensor<4x4xf32>
-      %s = stablehlo.add %e, %a : tensor<4x4xf32>
-      %d = stablehlo.dot_general %s, %a, {product}"""
-    choice = choice_of(function(body, {"a": tensor((4, 4))}, {"d": tensor((4, 4))}))
-    a = y = s = d = 64
-    assert choice.problem.memory(pick(choice)).tolist() == [a + y, a + y, a + y + s, a + s + d, a + d]
-
-
 # Loops
 
 
@@ -295,7 +254,7 @@ def test_a_plan_costs_what_the_problem_says(name, size):
 def test_a_plan_sums_once_what_several_readers_want_whole(name):
     """A choice may put the same sum on each of its edges; its plan takes it where the value is stored, and costs less."""
     choice = zoo_choice(name, 8)
-    chosen = [random_choice(choice, seed, sums_late=True) for seed in range(4)]
+    chosen = [random_choice(choice, seed, sums_late=True) for seed in range(8)]
     saved = [1 - plan_cost(choice, states) / choice.problem.cost(states) for states in chosen]
     assert min(saved) > -1e-9
     assert max(saved) > 1e-5

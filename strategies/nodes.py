@@ -1,0 +1,31 @@
+"""What a node of the choice problem stands for, and how one reads what another gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rhino.strategies.candidates import State
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a node of the problem stands for, and its states.
+
+    `kind` is "argument", "op", "value" or "return", `number` counts within the kind. All but ops have states that read (`needs`) and give
+    (`comes`) one spec, the same.
+    """
+
+    kind: str
+    number: int
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
+
+    swapped: bool
+    result: int
+    operand: int
+    type: int
+    times: int

@@ -1,0 +1,285 @@
+"""When each op runs, from where it reads, and in whose buffer it writes: what a compiler makes of the graph, in time.
+
+Only ops that write memory have a time; what they read through ops that are computed inside them counts as read by them. They run in XLA's
+depth-first order for memory (`DFSMemoryScheduler`: the CPU backend's for memory, one of three from which others take the best): an op's
+operands one after the other, each with all that it needs, first those above which most values are read more than once, and among these the
+larger. So weights' gradients come after the chain of the activations' gradients, unlike in the program. A loop's body is ordered by itself.
+
+Each op has two times: one at which its operands are brought to where it needs them, and one at which it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rhino.ir.graph import COPIED_UPDATE, COSTLY, MOVES, UPDATES, VIEWS, WHILE, YIELD, Graph
+from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
+
+_REDUCE = "stablehlo.reduce"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """Times of ops and values.
+
+    Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so (an op that is
+    computed inside others has theirs). `first` and `end` [values] are when a value is first
+    read, and the last time at which it must be in memory. `copied` are arguments that must
+    be copied, each with the times of its first and last reader. `again` are values that are computed anew for later readers if a reduction
+    reads them from elsewhere, each with how many tensors of its size must then stay.
+    """
+
+    start: list[int]
+    stop: list[int]
+    first: list[int]
+    end: list[int]
+    copied: tuple[tuple[int, int, int], ...]
+    again: dict[int, int]
+    num_times: int
+
+
+def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
+    """Returns the schedule of `graph`, whose values in memory are as given."""
+    return _Scheduler(graph, in_memory).run()
+
+
+class _Scheduler:
+    def __init__(self, graph: Graph, in_memory: Sequence[bool]) -> None:
+        self.graph = graph
+        self.in_memory = in_memory
+        self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
+        self.value_op: list[int] = graph.value_op.tolist()
+        uses, starts = graph.uses.tolist(), graph.use_start.tolist()
+        self.operands = [uses[a:b] for a, b in pairwise(starts)]
+        first = graph.result_start.tolist()
+        self.results = [range(a, b) for a, b in pairwise(first)]
+        self.runs = [
+            cls.name in (WHILE, YIELD) or (not cls.free and any(in_memory[r.start : r.stop]))
+            for cls, r in zip(self.classes, self.results, strict=True)
+        ]
+        self.region = [-1] * graph.num_ops
+        for loop in graph.loops:  # inner loops come after the outer one
+            self.region[loop.op + 1 : loop.end + 1] = [loop.op] * (loop.end - loop.op)
+        self.end_of = {loop.op: loop.end for loop in graph.loops}
+        self.kept = {value for loop in graph.loops for value, kept in zip(graph.results(loop.op), loop.kept, strict=True) if kept}
+        self.sources: list[dict[int, bool]] = [{} for _ in range(graph.num_values)]
+        self.reads = [self.read(op) for op in range(graph.num_ops)]
+
+    def read(self, op: int) -> dict[int, bool]:
+        """Returns which values in memory an op reads, and whether element by element: then it may write over one of them."""
+        cls = self.classes[op]
+        found: dict[int, bool] = {}
+        for position, value in enumerate(self.operands[op]):
+            alike = cls.fusible and cls.name not in MOVES and cls.operands[position].num_bytes == cls.results[0].num_bytes
+            inside = {value: True} if self.stands(value) else self.sources[value]
+            for source, elementwise in inside.items():
+                found[source] = found.get(source, True) and elementwise and alike
+        for position, value in enumerate(self.results[op]):
+            if cls.name in VIEWS or value in self.kept:
+                held = self.operands[op][position]
+                self.sources[value] = {held: True} if self.stands(held) else self.sources[held]
+            elif not self.runs[op]:
+                self.sources[value] = found
+        return found
+
+    def stands(self, value: int) -> bool:
+        """Says whether a value is read from memory; what depends on constants alone is computed for each reader."""
+        op = self.value_op[value]
+        return self.in_memory[value] and value not in self.kept and (op < 0 or not self.classes[op].free)
+
+    def run(self) -> Schedule:
+        graph = self.graph
+        order = self.sequence = self.order()
+        start, stop = [-1] * graph.num_ops, [-1] * graph.num_ops
+        for number, op in enumerate(order):
+            start[op], stop[op] = 2 * number, 2 * number + 1
+        num_times = 2 * len(order) + 1
+        first = [num_times - 1] * graph.num_values
+        end = [0] * graph.num_values
+        for op in range(graph.num_ops - 1, -1, -1):
+            if not self.runs[op]:  # its time is that of its readers
+                start[op] = min((first[value] for value in self.results[op]), default=0)
+                stop[op] = max((end[value] for value in self.results[op]), default=0)
+            for position, value in enumerate(self.operands[op]):
+                seen = self.results[op][position] if self.classes[op].name in VIEWS else -1
+                first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
+                end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
+        ends = self.ends(start, stop, end, num_times)
+        return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), num_times)
+
+    def again(self, stop: list[int], end: list[int]) -> dict[int, int]:
+        """Returns, by value, how many tensors of its size must stay if it is to be computed again.
+
+        XLA fuses a cheap op into all of its readers where it can, and then computes it in each of them: a reshape, a copy to another
+        layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from memory, and then all do.
+        """
+        kind, found = self.graph.type_of, {}
+        for value in _summed_and_copied(self.graph, self.in_memory):
+            op, size = self.value_op[value], kind(value).num_bytes
+            gone = [source for source in self.reads[op] if kind(source).num_bytes == size and end[source] <= stop[op] < end[value]]
+            if gone:
+                found[value] = len(gone)
+        return found
+
+    def copied(self, start: list[int], stop: list[int]) -> tuple[tuple[int, int, int], ...]:
+        """Returns the arguments of which an op reads that the result in their buffer does not need, so that it might come first.
+
+        XLA copies these before it schedules (`CopyInsertion`).
+        """
+        graph = self.graph
+        taker = {n: self.value_op[graph.returns[a.alias]] for n, a in enumerate(graph.arguments) if a.alias is not None}
+        waited: list[int] = [0] * (graph.num_ops + 1)  # by bits: the arguments whose takers need an op
+        for argument, op in taker.items():
+            waited[op] |= 1 << argument
+        for op in reversed(self.sequence):
+            for other in self.needs[op]:
+                waited[other] |= waited[op]
+        readers: dict[int, list[int]] = {argument: [] for argument in taker}
+        for op in range(graph.num_ops):
+            for value in self.reads[op] if self.runs[op] else ():
+                if value in readers:
+                    readers[value].append(self.outermost(op))
+        found = []
+        for argument, ops in readers.items():
+            if any(not waited[op] >> argument & 1 for op in ops):
+                found.append((argument, min(start[op] for op in ops), max(stop[op] for op in ops)))
+        return tuple(found)
+
+    def outermost(self, op: int) -> int:
+        """Returns the outermost loop around `op`, or `op`."""
+        while self.region[op] >= 0:
+            op = self.region[op]
+        return op
+
+    # When a value is read no more
+
+    def ends(self, start: list[int], stop: list[int], inside: list[int], num_times: int) -> list[int]:
+        """Returns when values are read no more; `inside` are the last times of those without memory of their own."""
+        graph = self.graph
+        end = [0 if op < 0 else stop[op] if self.in_memory[value] else inside[value] for value, op in enumerate(self.value_op)]
+        last: dict[int, int] = {}
+        for op in range(graph.num_ops):
+            for source in self.reads[op] if self.runs[op] else ():
+                until = self.seen_from(source, op, stop)
+                if until >= end[source]:
+                    end[source], last[source] = until, op
+        for loop in graph.loops:
+            for value in graph.results(loop.op):
+                end[value] = max(end[value], stop[loop.end])
+                last.pop(value, None)
+        for value in graph.returns:
+            end[value] = num_times - 1
+            last.pop(value, None)
+        for op, value in self.written_over({v: op for v, op in last.items() if self.value_op[v] >= 0 and end[v] == stop[op]}):
+            end[value] = start[op] - (self.classes[op].name == WHILE)
+        return end
+
+    def seen_from(self, value: int, op: int, stop: list[int]) -> int:
+        """Returns when a value is read last by `op`: what comes into loops from outside is there until they end."""
+        home = self.value_op[value]
+        level = self.region[home] if home >= 0 else -1
+        until, region = stop[op], self.region[op]
+        while region not in (level, home, -1):
+            until = stop[self.end_of[region]]
+            region = self.region[region]
+        return until
+
+    def written_over(self, dying: dict[int, int]) -> Iterator[tuple[int, int]]:
+        """Yields an op and the value in whose buffer it writes, one that it is the last to read (`dying`)."""
+        for op, cls in enumerate(self.classes):
+            if not self.runs[op] or cls.name == YIELD:
+                continue
+            if cls.name == WHILE:
+                yield from ((op, value) for value in dict.fromkeys(self.operands[op]) if dying.get(value) == op)
+                continue
+            found = [value for value, elementwise in self.reads[op].items() if elementwise]
+            if cls.name in UPDATES:
+                found = self.operands[op][: cls.name != COPIED_UPDATE]
+            size = cls.results[0].num_bytes
+            yield from [(op, v) for v in found if dying.get(v) == op and self.graph.type_of(v).num_bytes == size][:1]
+
+    # The order
+
+    def order(self) -> list[int]:
+        graph = self.graph
+        needs = self.needs = [dict[int, None]() for _ in range(graph.num_ops + 1)]
+        for op in range(graph.num_ops):
+            for value in self.reads[op] if self.runs[op] else ():
+                self.need(op, value, needs)
+        root = graph.num_ops
+        for value in graph.returns:
+            for source in [value] if self.stands(value) else self.sources[value]:
+                if self.value_op[source] >= 0:
+                    needs[root][self.value_op[source]] = None
+        readers = [0] * graph.num_ops
+        for row in needs:
+            for op in row:
+                readers[op] += 1
+        bodies = {loop.op: self.depth_first(loop.end, needs, readers) for loop in graph.loops}
+        result: list[int] = []
+        waiting = self.depth_first(root, needs, readers)[-2::-1]
+        while waiting:
+            op = waiting.pop()
+            result.append(op)
+            waiting += reversed(bodies.get(op, ()))
+        done = set(result)
+        return result + [op for op in range(graph.num_ops) if self.runs[op] and op not in done]
+
+    def need(self, op: int, value: int, needs: list[dict[int, None]]) -> None:
+        """Notes that `op` reads `value`, at the level where that is made: a loop needs what its body reads from outside."""
+        home = self.value_op[value]
+        if home < 0:
+            return
+        while op >= 0 and self.region[op] != self.region[home]:
+            op = self.region[op]
+        if op not in (-1, home):  # what a loop carries is made by it, and read in its body
+            needs[op][home] = None
+
+    def depth_first(self, root: int, needs: list[dict[int, None]], readers: list[int]) -> list[int]:
+        plain = _post_order(root, lambda op: needs[op])
+        shared: dict[int, int] = {}
+        sizes: dict[int, int] = {}
+        total = 0
+        for op in plain:
+            own = sum(self.graph.type_of(v).num_bytes for v in self.results[op] if self.in_memory[v]) if op < self.graph.num_ops else 0
+            total += own
+            extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
+            shared[op] = min(extra + sum(shared[p] for p in needs[op]), len(plain))
+            sizes[op] = min(own + sum(sizes[p] for p in needs[op]), total)
+        return _post_order(root, lambda op: sorted(needs[op], key=lambda p: (-shared[p], -sizes[p], p)))
+
+
+def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
+    """Returns the cheap values of which reductions and products read, these only after a copy to another layout or a reshape."""
+    direct, summed, copied = set(graph.returns), set[int](), set[int]()
+    for op, cls in enumerate(graph.classes[c] for c in graph.op_class.tolist()):
+        values = graph.operands(op).tolist()
+        if cls.name == _REDUCE:
+            summed |= set(values)
+        elif cls.name == PRODUCT:
+            copied |= {value for position, value in enumerate(values) if not reads_as_it_lies(cls, position)}
+            direct |= {value for position, value in enumerate(values) if reads_as_it_lies(cls, position) and is_matrix(cls, position)}
+        elif not cls.fusible and cls.name not in VIEWS:
+            direct |= set(values)
+    made = graph.value_op.tolist()
+    found = {value: graph.cls(made[value]) for value in sorted(summed & copied - direct) if made[value] >= 0 and in_memory[value]}
+    return [value for value, cls in found.items() if cls.fusible and not cls.free and cls.name not in COSTLY]
+
+
+def _post_order(root: int, below: Callable[[int], Sequence[int] | dict[int, None]]) -> list[int]:
+    """Returns all nodes below `root` and `root` itself, each after those below it, in the order in which they are visited."""
+    result: list[int] = []
+    seen = {root}
+    stack = [(root, iter(below(root)))]
+    while stack:
+        node, rest = stack[-1]
+        child = next((child for child in rest if child not in seen), None)
+        if child is None:
+            result.append(node)
+            stack.pop()
+        else:
+            seen.add(child)
+            stack.append((child, iter(below(child))))
+    return result
