@@ -24,7 +24,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +80,7 @@ def mid_models() -> dict[str, Any]:
     import two_tower  # noqa: PLC0415
     import vgg  # noqa: PLC0415
 
-    small = {"hidden": 512, "heads": 8, "ffn": 2048, "vocab": 8192, "seq": 256, "batch": 8}
+    small = gpt.GPTConfig(layers=2, hidden=512, heads=8, ffn=2048, vocab=8192, seq=256, batch=8)
     towers = two_tower.TwoTowerConfig(
         features=512, feature_sizes=(1024, 512), vocab=4096, seq=64, layers=1, hidden=256, heads=8, ffn=1024, embed=128, batch=64
     )
@@ -88,8 +88,8 @@ def mid_models() -> dict[str, Any]:
     images = vgg.VGGConfig(channels=(32, 64, 128), convs=(1, 2, 2), hidden=512, classes=4096, image=64, batch=16, dropout=0.0)
     return {
         "bert-mid": bert.model(bert.BERTConfig(layers=2, hidden=256, heads=8, ffn=1024, vocab=4096, seq=128, batch=16)),
-        "gpt-mid": gpt.model(gpt.GPTConfig(layers=2, **small)),
-        "gpt-mid-scan": gpt.model(gpt.GPTConfig(layers=4, scan=True, **small)),
+        "gpt-mid": gpt.model(small),
+        "gpt-mid-scan": gpt.model(replace(small, layers=4, scan=True)),
         "gpt-wide": gpt.model(gpt.GPTConfig(layers=3, hidden=1024, heads=16, ffn=4096, vocab=8192, seq=128, batch=8)),
         "llama-mid": llama.model(llama.LlamaConfig(layers=2, hidden=512, heads=16, kv_heads=8, ffn=1024, vocab=4096, seq=256, batch=8)),
         "mlp-mid": mlp.model(mlp.MLPConfig(sizes=(512, 2048, 2048, 1024), batch=256, dropout=0.0)),

@@ -39,8 +39,9 @@ from rhino.passes.problem import build_choice
 from rhino.runtime.devices import request_host_devices
 from rhino.runtime.executable import Executable, compile_module
 from rhino.strategies.answer import Answer
-from rhino.strategies.build import Choice, Node
+from rhino.strategies.build import Choice
 from rhino.strategies.candidates import REPLICATE, State
+from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, make_plan
 from rhino.strategies.problem import Floats, Problem
 from rhino.strategies.search import Limits, Search
