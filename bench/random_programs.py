@@ -67,12 +67,6 @@ def _reduce(i: Inputs) -> Array:
     return (jnp.sum, jnp.max, jnp.min, jnp.mean)[i.number // 3 % 4](i.a, axis=i.dim)
 
 
-def _reduce_from(i: Inputs) -> Array:
-    """A sum, maximum or product from an initial value that is not the identity."""
-    value, op = ((1.0, lax.add), (0.5, lax.max), (2.0, lax.mul))[i.number // 3 % 3]
-    return lax.reduce(i.a, np.float32(value), op, (i.dim,))
-
-
 def _normalize(i: Inputs) -> Array:
     return (jax.nn.softmax, jax.nn.standardize)[i.number // 3 % 2](i.a, axis=i.dim)
 
@@ -215,7 +209,7 @@ def _branch(i: Inputs) -> Array:
 
 
 OPS: Final[tuple[Callable[[Inputs], Array | None], ...]] = (
-    *(_element, _pair, _pair, _select, _reduce, _reduce_from, _normalize, _product, _product, _product, _transpose, _merge, _part),
+    *(_element, _pair, _pair, _select, _reduce, _normalize, _product, _product, _product, _transpose, _merge, _part),
     *(_repeat, _slice, _every_second, _pad, _join, _reverse, _roll, _dynamic_slice, _dynamic_update, _rows, _scatter, _one_hot),
     *(_cumulate, _sort, _largest, _window, _pool_gradient, _convolve, _convolve_gradient, _dropout, _loop, _scan, _branch),
 )

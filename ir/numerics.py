@@ -7,8 +7,9 @@ sum may flow on unreduced. Both follow from the op's definition in the StableHLO
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from rhino.ir.identity import identity_of, is_constant
 from rhino.ir.mlir import ir
 
 Linear = tuple[frozenset[int], ...]
@@ -29,7 +30,6 @@ FUSIBLE: Final = frozenset(f"stablehlo.{name}" for name in f"{_BINARY} {_UNARY} 
 SOURCES: Final = frozenset({"stablehlo.constant", "stablehlo.iota"})
 """Ops without operands whose result is the same wherever it is computed."""
 
-_IDENTITIES: Final = {"stablehlo.add": 0, "stablehlo.multiply": 1}
 _BODY_MONOIDS: Final = {"stablehlo.add": "add", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 
 
@@ -43,18 +43,18 @@ def reduction_of(op: ir.Operation) -> str | None:
         case "stablehlo.scatter" if len(op.results) == 1:
             return "add" if _body_monoid(op) == "add" else None
         case "stablehlo.reduce" if len(op.results) == 1:
-            # The initial value enters once per part: harmless where it changes nothing, or where repeating it does not.
+            # What it starts from enters once per part, or where XLA takes it for the identity not at all.
             return None if needless_start(op) else _body_monoid(op)
     return None
 
 
-def needless_start(op: ir.Operation) -> tuple[str, int] | None:
-    """Returns the op that `op` reduces by, and its identity, where it starts from something else and a second start would change it."""
-    if op.name != "stablehlo.reduce" or len(op.results) != 1 or not _adds(op.results[0].type):
+def needless_start(op: ir.Operation) -> tuple[str, float] | None:
+    """Returns the op that a reduction is by, and its identity, where the reduction starts from something else."""
+    if op.name != "stablehlo.reduce" or len(op.results) != 1:
         return None
-    by = _body_op(op)
-    identity = _IDENTITIES.get(by) if by is not None else None
-    return None if by is None or identity is None or _is_constant(op.operands[1], identity) else (by, identity)
+    by, start = _body_op(op), op.operands[1]
+    identity = identity_of(by, ir.RankedTensorType(start.type).element_type) if by is not None else None
+    return None if by is None or identity is None or is_constant(start, identity) else (by, identity)
 
 
 def linear_in(op: ir.Operation) -> Linear:
@@ -89,7 +89,7 @@ def _sum(op: ir.Operation) -> Linear:
 
 
 def _zero_padding(op: ir.Operation) -> Linear:
-    return (frozenset({0}),) if _is_constant(op.operands[1], 0) else ()
+    return (frozenset({0}),) if is_constant(op.operands[1], 0) else ()
 
 
 def _adding_scatter(op: ir.Operation) -> Linear:
@@ -133,17 +133,3 @@ def _body_op(op: ir.Operation) -> str | None:
         return None
     joins_both = set(body[0].operands) == set(block.arguments) and list(body[1].operands) == list(body[0].results)
     return body[0].name if joins_both else None
-
-
-def _is_constant(value: ir.Value[Any], number: int) -> bool:
-    """Says whether all elements of a value are known to be `number`."""
-    owner = value.owner
-    if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "stablehlo.constant":
-        return False
-    if isinstance(ir.RankedTensorType(value.type).element_type, ir.ComplexType):
-        return f"dense<({number:e},0.000000e+00)>" in str(owner.operation)  # the bindings do not read complex constants
-    attribute = owner.operation.attributes["value"]
-    if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
-        return False
-    splat = attribute.get_splat_value()
-    return isinstance(splat, ir.FloatAttr | ir.IntegerAttr) and splat.value == number

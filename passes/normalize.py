@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.identity import make_constant
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
@@ -57,32 +58,21 @@ def _unpack_tuples(entry: func.FuncOp) -> None:
             op.erase()
 
 
-def _start_from_identity(op: ir.Operation, by: str, identity: int) -> None:
+def _start_from_identity(op: ir.Operation, by: str, identity: float) -> None:
     """Joins what a reduction starts from to the reduction from its identity, so that parts of it can be reduced apart.
 
-    XLA parts reductions too, of what is joined from pieces (by an all-to-all, say): it then starts every part from the same value.
+    XLA takes any start for the identity: it reduces the parts of what it joins (after an all-to-all, say) from the same start, and a dim
+    of one element not at all.
     """
     result, start = op.results[0], op.operands[1]
     kind = ir.RankedTensorType(result.type)
     with op.location:
         with ir.InsertionPoint(op):
-            op.operands[1] = _constant(start.type, identity).results[0]
+            op.operands[1] = make_constant(start.type, identity)
             repeated = stablehlo.BroadcastInDimOp(kind, start, []).result if kind.shape else start
         with ir.InsertionPoint.after(op):
             joined = ir.Operation.create(by, [kind], [result, repeated])
     result.replace_all_uses_except(joined.results[0], joined)
-
-
-def _constant(kind: ir.Type, number: int) -> ir.Operation:
-    """Makes a constant from its text, for the bindings make no complex ones."""
-    element = ir.RankedTensorType(kind).element_type
-    text = (
-        f"({number}.0, 0.0)" if isinstance(element, ir.ComplexType) else f"{number}.0" if isinstance(element, ir.FloatType) else f"{number}"
-    )
-    made = ir.Operation.parse(f"%0 = stablehlo.constant dense<{text}> : {kind}").operation
-    copy: ir.Operation = made.clone(ip=ir.InsertionPoint.current)
-    copy.location = ir.Location.current
-    return copy
 
 
 class Inliner:

@@ -13,6 +13,7 @@ F, G, W, S = tensor((4, 6)), tensor((6, 3)), tensor((4, 2)), tensor(())
 INTEGERS, INDEX, BOOLEANS = tensor((4, 6), "i32"), tensor((), "i32"), tensor((4, 6), "i1")
 ROWS, PICKED = tensor((5, 1), "i32"), tensor((5, 6))
 ZERO = "%zero = stablehlo.constant dense<0.0> : tensor<f32>\n"
+LEAST = "%zero = stablehlo.constant dense<0xFF800000> : tensor<f32>\n"
 ONE = "%zero = stablehlo.constant dense<1.0> : tensor<f32>\n"
 
 
@@ -150,9 +151,9 @@ NOT_LINEAR = {
     "convert f32 to i32": convert("f32", "i32"),
     "reduce by add from one": reduce(of("add"), ONE),
     "reduce by add from an argument": reduce(of("add"), ""),
-    "reduce by max from zero": reduce(of("maximum"), ZERO, (), "max"),
-    "reduce by max from one": reduce(of("maximum"), ONE, (), "max"),
-    "reduce by min from an argument": reduce(of("minimum"), "", (), "min"),
+    "reduce by max from the least": reduce(of("maximum"), LEAST, (), "max"),
+    "reduce by max from one": reduce(of("maximum"), ONE),
+    "reduce by min from an argument": reduce(of("minimum"), ""),
     "reduce by multiply": reduce(of("multiply"), ONE),
     "reduce by add of one side": reduce(of("add", operands="%x, %x")),
     "reduce by add of a square": reduce(f"%s = stablehlo.multiply %y, %y : {S}\n" + of("add", operands="%x, %s")),
