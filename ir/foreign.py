@@ -1,4 +1,4 @@
-"""What the planner refuses in a program, because it would mean something else there, or would be a constraint if it were understood."""
+"""What is refused in a program: by the planner, because it would mean something else on several devices, and before a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
+from rhino.ir.reader import walk
 from rhino.ir.tally import KINDS
 
 GSPMD: Final = "mhlo.sharding"
@@ -26,6 +27,9 @@ _UNSEEDED: Final = _stablehlo("rng")
 _SIZED_BY_VALUES: Final = _stablehlo(
     "real_dynamic_slice", *(f"dynamic_{op}" for op in ("broadcast_in_dim", "conv", "gather", "iota", "pad", "reshape"))
 )
+_OUTSIDE_FIX: Final = "pass what it moves as an argument or a result"
+_UNSEEDED_FIX: Final = "draw from a key, with rng_bit_generator or jax.random"
+_NO_CALLBACKS: Final = "take callbacks (jax.debug.print, jax.pure_callback, ...) out of the program"
 _WHY: Final = (
     (
         "RHI-READ-003",
@@ -37,9 +41,9 @@ _WHY: Final = (
         "RHI-READ-003",
         _OUTSIDE,
         "speaks to another program, and each of several devices would do it",
-        "pass what it moves as an argument or a result",
+        _OUTSIDE_FIX,
     ),
-    ("RHI-READ-003", _UNSEEDED, "draws other numbers on each device", "draw from a key, with rng_bit_generator or jax.random"),
+    ("RHI-READ-003", _UNSEEDED, "draws other numbers on each device", _UNSEEDED_FIX),
     ("RHI-READ-004", _SIZED_BY_VALUES, "has sizes that are values, not constants", "export the program for fixed shapes, or refine it"),
 )
 """Ids, the ops that get them, why, and what to do."""
@@ -54,6 +58,9 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
     for identifier, names, why, fix in _WHY:
         if op.name in names:
             raise RhinoError(identifier, f"'{op.name}' {why}", place_of(op.location, file), fix=fix)
+    if _calls_back(op):
+        what = f"'{op.name}' calls {_target(op)}, back into the process that made the program: each of several devices would do it"
+        raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)
     for kind in (result.type for result in op.results):
         if not isinstance(kind, ir.RankedTensorType) and str(kind) != _TOKEN:
             what = f"'{op.name}' gives a {kind}, no tensor"
@@ -62,6 +69,31 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
         raise cannot_honour("a manual computation", "plan for the program without it", place_of(op.location, file))
     if GSPMD in op.attributes:
         raise cannot_honour(f"'{op.name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
+
+
+def refuse_unrunnable(module: ir.Module, file: str) -> None:
+    """Refuses a program that would wait for another one, or whose result says nothing.
+
+    Raises:
+        RhinoError: RHI-RUN-001.
+    """
+    for op in walk(module.operation):
+        place = place_of(op.location, file)
+        if op.name in _OUTSIDE:
+            raise RhinoError("RHI-RUN-001", f"'{op.name}' waits for another program, and there is none", place, fix=_OUTSIDE_FIX)
+        if op.name in _UNSEEDED:
+            raise RhinoError("RHI-RUN-001", f"'{op.name}' draws other numbers each time: no two runs agree", place, fix=_UNSEEDED_FIX)
+        if _calls_back(op):
+            what = f"'{op.name}' calls {_target(op)}, back into the process that made the program, which is gone"
+            raise RhinoError("RHI-RUN-001", what, place, fix=_NO_CALLBACKS)
+
+
+def _calls_back(op: ir.Operation) -> bool:
+    return op.name == "stablehlo.custom_call" and "callback" in _target(op)
+
+
+def _target(op: ir.Operation) -> str:
+    return str(ir.StringAttr(op.attributes["call_target_name"]).value)
 
 
 def cannot_honour(what: str, fix: str, place: Place) -> RhinoError:

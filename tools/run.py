@@ -15,6 +15,7 @@ import jax
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.foreign import refuse_unrunnable
 from rhino.ir.hlo_collectives import tally_hlo
 from rhino.ir.manual import LOCAL, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir import ir, make_context
@@ -153,7 +154,10 @@ def _read(name: str, stdin: BinaryIO, context: ir.Context) -> ir.Module:
         data = stdin.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise RhinoError("RHI-CLI-002", f"cannot read the module: {error.strerror}", Place(name)) from None
-    return read_module(data, "<stdin>" if name == "-" else name, context)
+    file = "<stdin>" if name == "-" else name
+    module = read_module(data, file, context)
+    refuse_unrunnable(module, file)
+    return module
 
 
 def _prepare_devices(needed: int, asked: int | None) -> None:

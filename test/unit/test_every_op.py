@@ -8,10 +8,12 @@ import pytest
 from drawn_plans import OneDevice, drawable, one_device
 from every_op import CHLO, ELEMENTWISE, STABLEHLO, VARIANTS, Case
 from jax.extend.mlir.dialects import chlo
+from snippets import function, tensor
 
 from rhino.ir.mlir import stablehlo
 from rhino.passes.localize import localized_copy
 from rhino.tools import opt as tool
+from rhino.tools import run as run_tool
 
 CASES = {
     **{f"stablehlo.{name}": case for name, case in (STABLEHLO | VARIANTS).items()},
@@ -95,3 +97,31 @@ def test_what_cannot_be_run_here_is_localized(name):
     drawn = drawable(CASES[name].text, "4")
     drawn.plan(0, "split")
     assert localized_copy(drawn.module).operation.verify()
+
+
+CALLBACK = function(
+    f"%0 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%a) : ({tensor((8,))}) -> {tensor((8,))}",
+    {"a": tensor((8,))},
+    {"0": tensor((8,))},
+)
+SILENT = {
+    "stablehlo.custom_call": CALLBACK,
+    **{f"stablehlo.{name}": STABLEHLO[name].text for name in ("infeed", "outfeed", "send", "recv", "rng")},
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_would_wait_for_somebody_is_not_run(name, tmp_path):
+    file = tmp_path / "m.mlir"
+    file.write_text(SILENT[name])
+    out, err = io.StringIO(), io.StringIO()
+    assert run_tool.run([str(file)], io.BytesIO(), out, err) == 1
+    head, *notes = err.getvalue().splitlines()
+    assert f"error: [RHI-RUN-001] '{name}'" in head
+    assert notes[-1].startswith("  note: to fix: ")
+
+
+def test_a_call_back_is_not_planned():
+    code, _, err = auto_shard(Case(CALLBACK), "4")
+    assert code == 1
+    assert "error: [RHI-READ-003] 'stablehlo.custom_call' calls xla_ffi_python_cpu_callback" in err
