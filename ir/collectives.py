@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
 from rhino.ir.tally import EMPTY, KINDS, Tally, one_collective, one_of, payload_bytes
+from rhino.ir.trips import trip_count
 
 
 def tally_module(module: ir.Module | ir.Operation) -> Tally:
@@ -32,19 +33,6 @@ def tensor_bytes(kind: ir.Type) -> int:
     if not isinstance(kind, ir.RankedTensorType):
         return 0
     return math.prod(kind.shape) * element_bytes(kind.element_type)
-
-
-def trip_count(loop: ir.OpView) -> int | None:
-    """Returns how often a `stablehlo.while` runs, or None.
-
-    Recognised: the condition is `compare LT, counter, constant`, the counter starts at a constant, and the body adds the constant 1.
-    """
-    counter, bound = _compared(loop)
-    if counter is None or bound is None:
-        return None
-    start = _constant(loop.operands[counter])
-    step = _step(loop.regions[1].blocks[0], counter)
-    return max(bound - start, 0) if start is not None and step == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,42 +97,3 @@ def element_bytes(kind: ir.Type) -> int:
         return 2 * element_bytes(kind.element_type)
     width = kind.width if isinstance(kind, ir.IntegerType | ir.FloatType) else 0
     return -(-int(width) // 8)
-
-
-def _compared(loop: ir.OpView) -> tuple[int | None, int | None]:
-    """The carried value that the condition compares and the bound it must stay below, each None if of another form."""
-    block = loop.regions[0].blocks[0]
-    compare = _owner(list(block.operations)[-1].operands[0])
-    if compare is None or compare.name != "stablehlo.compare" or "LT" not in str(compare.attributes["comparison_direction"]):
-        return None, None
-    return _argument_number(compare.operands[0], block), _constant(compare.operands[1])
-
-
-def _step(body: ir.Block, counter: int) -> int | None:
-    """The constant that the body adds to carried value `counter`."""
-    add = _owner(list(body.operations)[-1].operands[counter])
-    if add is None or add.name != "stablehlo.add":
-        return None
-    left, right = add.operands
-    if _argument_number(left, body) == counter:
-        return _constant(right)
-    return _constant(left) if _argument_number(right, body) == counter else None
-
-
-def _owner(value: ir.Value[ir.Type]) -> ir.Operation | None:
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) else owner.operation
-
-
-def _argument_number(value: ir.Value[ir.Type], block: ir.Block) -> int | None:
-    return value.arg_number if isinstance(value, ir.BlockArgument) and value.owner == block else None
-
-
-def _constant(value: ir.Value[ir.Type]) -> int | None:
-    op = _owner(value)
-    if op is None or op.name != "stablehlo.constant":
-        return None
-    attribute = op.attributes["value"]
-    if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
-        return None
-    return int(attribute[0])

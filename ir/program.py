@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, entries
-from rhino.ir.collectives import element_bytes, trip_count
+from rhino.ir.collectives import element_bytes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
@@ -21,6 +21,7 @@ from rhino.ir.reader import walk
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec, all_specs
+from rhino.ir.trips import trip_count
 
 RULE = "sdy.sharding_rule"
 COST = "rhino.cost"
