@@ -4,9 +4,10 @@
                            [--hidden=1024 --seq=1024 --vocab=51200 --batch=8] [--json=FILE]
     python bench/search.py --models "llama --preset=llama-3-8b --seq=2048 --batch=64" --cluster=h100x8x8 --mesh=8x8 --level=2
 
-For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of examples/export.py: the phases of bench/phases.py; then the whole command
-`rhino-opt --auto-shard FILE -o OUT`, from its start to its end, with its peak memory. Each is one run in a process of its own; times are
-wall seconds. `start` is what the command takes beside the phases: Python, imports, and writing the file.
+For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of examples/export.py: the phases of
+bench/phases.py; then the whole command `rhino-opt --auto-shard FILE -o OUT`, from its start to its end, with its peak memory. Each is one
+run in a process of its own; times are wall seconds. `start` is what the command takes beside the phases: Python, imports, and writing the
+file.
 """
 
 from __future__ import annotations

@@ -84,6 +84,9 @@ class Loop:
 WHILE, YIELD = "stablehlo.while", "stablehlo.return"
 """The ops that begin and end a loop in the graph."""
 
+BARRIER = "stablehlo.optimization_barrier"
+"""The op that hands its operands on as they are, each for itself."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:

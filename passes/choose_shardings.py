@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import WHILE, YIELD
+from rhino.ir.graph import BARRIER, WHILE, YIELD
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import CARRIED, Program
@@ -169,7 +169,7 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
             op.attributes[SHARDING] = per_value[results]
         if op.name == WHILE:
             op.attributes[CARRIED] = ir.ArrayAttr.get(list(results))
-        elif op.name != YIELD and plan.ops[number] != plan.implied(number):
+        elif op.name not in (YIELD, BARRIER) and plan.ops[number] != plan.implied(number):
             op.attributes[STRATEGY] = ir.StringAttr.get(strategy_name(graph.cls(number), plan.ops[number].strategy))
     entry = program.entry
     ranks = [len(graph.type_of(value).shape) for value in graph.returns]
@@ -196,7 +196,7 @@ def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget
             remarks.add(name, place, "how often this loop runs is not known: its body is planned for as if it ran once")
     for number, op in enumerate(program.ops):
         cls = program.graph.cls(number)
-        if cls.rule is None and cls.name != WHILE and not cls.free and cls.results and any(t.shape for t in cls.results):
+        if cls.rule is None and cls.name not in (WHILE, BARRIER) and not cls.free and cls.results and any(t.shape for t in cls.results):
             remarks.add(name, place_of(op.location, remarks.file), f"'{op.name}' has no sharding rule: it runs whole on every device")
     for transfer in plan.transfers():
         where = program.ops[transfer.reader] if transfer.reader is not None else None

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import WHILE, YIELD, OpClass
+from rhino.ir.graph import BARRIER, WHILE, YIELD, OpClass
 from rhino.ir.locations import place_of
 from rhino.ir.manual import LOCAL, copy_module
 from rhino.ir.mesh import Mesh
@@ -43,7 +43,7 @@ from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes, without_pa
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
-from rhino.strategies.plan import Plan, implied_state, loop_states, sent_bytes
+from rhino.strategies.plan import Plan, handing_on, implied_state, loop_states, sent_bytes
 from rhino.strategies.reshard import Step, way
 
 _GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, SAID)
@@ -111,7 +111,12 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan,
         stored = tuple(specs[value] for value in graph.results(number))
         given = tuple(specs[value] for value in graph.operands(number).tolist())
         cls = graph.cls(number)
-        ops.append(replicate(cls, len(sizes)) if cls.name in (WHILE, YIELD) else _state(cls, op, given, stored, sizes, remarks.file))
+        if cls.name == BARRIER:
+            ops.append(handing_on(graph, number, specs))
+        elif cls.name in (WHILE, YIELD):
+            ops.append(replicate(cls, len(sizes)))  # for now: see below
+        else:
+            ops.append(_state(cls, op, given, stored, sizes, remarks.file))
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import WHILE, YIELD, Graph, TensorType, materialized
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
 from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -105,8 +105,8 @@ class Builder:
             self.giver[number] = self.store("argument", number, number, both)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
-            if cls.name == WHILE:
-                self.loop(op)
+            if cls.name in (WHILE, BARRIER):
+                self.passing(op)
             elif cls.name == YIELD:
                 self.carry(op, self.carried[op])
             elif not cls.free:
@@ -183,8 +183,8 @@ class Builder:
         if self.giver[value] >= 0 and self.graph.types[self.value_type[value]].shape:
             self.use(value, sink, 0, self.graph.num_ops)
 
-    def loop(self, op: int) -> None:
-        """Adds the nodes of what a loop carries: stored in one way throughout, as it starts and as the body returns it."""
+    def passing(self, op: int) -> None:
+        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, throughout; what goes past a barrier."""
         carried = list(self.graph.results(op))
         for value in carried:
             if self.graph.types[self.value_type[value]].shape:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rhino.ir.graph import Graph, Loop, OpClass
+from rhino.ir.graph import BARRIER, Graph, Loop, OpClass
 from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import State, following, strategies
@@ -119,14 +119,23 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
                     returned[alias] = state.comes[0]
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
+    for op in range(graph.num_ops):
+        if graph.cls(op).name == BARRIER:
+            ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
     return Plan(graph, sizes, every, tuple(specs), tuple(returned))
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:
     """Returns how a loop starts and how its body returns: both give what is carried as it is stored."""
-    carried = tuple(specs[value] for value in graph.results(loop.op))
-    return State((), carried, carried), State((), carried, ())
+    start = handing_on(graph, loop.op, specs)
+    return start, State((), start.comes, ())
+
+
+def handing_on(graph: Graph, op: int, specs: Sequence[Spec]) -> State:
+    """Returns how an op runs that hands its operands on: it reads each as its result is stored."""
+    stored = tuple(specs[value] for value in graph.results(op))
+    return State((), stored, stored)
 
 
 def _with_free(graph: Graph, sizes: tuple[int, ...], ops: list[State | None], specs: list[Spec], returned: list[Spec]) -> tuple[State, ...]:

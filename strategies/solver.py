@@ -70,13 +70,14 @@ class Reduced:
 class Solved:
     """The best choice found [nodes], its value at the prices, and a lower bound on the value of every choice, in seconds.
 
-    `left` is what is still to be proven: the problem that sweeps found the choice in.
+    `left` is the problem that it was found in, where more can be proven of it: by an LP of more than `rounds`.
     """
 
     states: Ints
     value: float
     bound: float
     left: Reduced | None = None
+    rounds: int = 0
 
 
 @dataclass(eq=False)
@@ -201,28 +202,34 @@ class Solver:
             return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, np.inf)
         states = Sweep(core, self.store, self.limits.table_entries).within(lifted.used)
         if states is None:
-            return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, lifted.bound + base, reduced)
+            return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, lifted.bound + base, reduced, rounds)
         every = elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
-        return Solved(every, core.cost(states) + base, lifted.bound + base, reduced)
+        return Solved(every, core.cost(states) + base, lifted.bound + base, reduced, rounds)
 
     def tighten(self, solved: Solved) -> Solved:
         """Returns a better choice, or the same one, with a bound from lifted LPs; what elimination found is as good as it gets."""
+        left = solved.left
+        if left is None:
+            return solved
+        solved = self._swept(solved, left)
         for rounds in self.limits.rounds:
-            left = solved.left
-            if left is None or self._is_close(solved):
-                break
+            if rounds <= solved.rounds or self._is_close(solved):
+                continue
             tried = self._by_lp(left, rounds)
             if tried is None or tried.bound == np.inf:
                 return tried or solved
             better = min(solved, tried, key=lambda one: one.value)
-            solved = replace(better, bound=max(solved.bound, tried.bound), left=left)
-            if not self._is_close(solved):
-                self.last = solved.states if solved.value < np.inf else None
-                swept = self._by_sweeps(left)
-                if swept.value < solved.value:
-                    solved = replace(swept, bound=solved.bound)
+            solved = self._swept(replace(better, bound=max(solved.bound, tried.bound), left=left, rounds=rounds), left)
         self.last = solved.states
         return solved
+
+    def _swept(self, solved: Solved, left: Reduced) -> Solved:
+        """Returns what sweeps make of a choice with a gap."""
+        if self._is_close(solved):
+            return solved
+        self.last = solved.states if solved.value < np.inf else None
+        swept = self._by_sweeps(left)
+        return replace(swept, bound=solved.bound, rounds=solved.rounds) if swept.value < solved.value else solved
 
     def _is_close(self, solved: Solved) -> bool:
         return solved.value - solved.bound <= self.limits.gap * abs(solved.value)
