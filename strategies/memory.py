@@ -9,7 +9,7 @@ it is read no more. What an op needs in another way is one more tensor, from whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Protocol
 
 import numpy as np
@@ -60,6 +60,7 @@ class Memory:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.moves: dict[object, tuple[int, int] | tuple[None, None]] = {}
+        self.move_bytes: dict[tuple[TensorType, Move], dict[tuple[Spec, Spec], tuple[int, int]]] = {}
         self.graph = graph = draft.graph
         self.schedule = schedule(graph, draft.in_memory)
         self.num_times = self.schedule.num_times
@@ -244,9 +245,13 @@ class Memory:
         """Returns the tables of bytes of a value's move [states of u, states of v], while it goes on and after it, if any."""
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
+        known = self.move_bytes.setdefault((kind, move), {})
+        for g, n in product(dict.fromkeys(given), dict.fromkeys(needed)):
+            if (g, n) not in known:
+                known[g, n] = (move.during(kind, g, n, draft.sizes), move.after(kind, g, n, draft.sizes))
         found = []
-        for count in (move.during, move.after):
-            table = np.array([[count(kind, g, n, draft.sizes) for n in needed] for g in given], dtype=np.float64)
+        for which in (0, 1):
+            table = np.array([[known[g, n][which] for n in needed] for g in given], dtype=np.float64)
             if not table.any():
                 return None, None
             found.append(draft.intern(table.T.copy() if use.swapped else table))
