@@ -1,8 +1,8 @@
 """Bring a module into the form that the planner reads: one function, StableHLO alone, nothing dead, nothing twice.
 
 Reads     any StableHLO / CHLO module with calls and composites.
-Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions
-          that start from their identity, common subexpressions merged, dead code gone.
+Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
+          start from their identity, element-wise branches as selections, common subexpressions merged, dead code gone.
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
 """
@@ -19,6 +19,7 @@ from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, walk
 from rhino.passes.base import Pass, Remarks
+from rhino.passes.branches import select_branches
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Normalize(Pass):
         _nested(module, f"func.func({_LEGALIZE})")
         Inliner(module, remarks.file).inline(entry)
         _unpack_tuples(entry)
+        select_branches(entry)
         for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
         _nested(module, "symbol-dce,func.func(cse)")

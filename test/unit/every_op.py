@@ -71,7 +71,13 @@ COUNTED = f"""%first = stablehlo.constant dense<0> : {INDEX}
 {region({"i": INDEX, "x": F32}, NEXT, "%j, %y", f"{INDEX}, {F32}")}
 ) : ({INDEX}, {F32}) -> ({INDEX}, {F32})"""
 BRANCH = region({}, f"%y = stablehlo.tanh %a : {F32}", "%y", F32)
-OTHER = region({}, f"%y = stablehlo.add %a, %b : {F32}", "%y", F32)
+OTHER = region(
+    {},
+    f"%x = stablehlo.dot_general %a, %b, contracting_dims = [1] x [1] : ({F32}, {F32}) -> {tensor((8, 8))} "
+    f"%y = stablehlo.dot_general %x, %b, contracting_dims = [1] x [0] : ({tensor((8, 8))}, {F32}) -> {F32}",
+    "%y",
+    F32,
+)
 ZERO = "%zero = stablehlo.constant dense<0.0> : tensor<f32>\n"
 GATHER = (
     "#stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>",
@@ -488,7 +494,14 @@ def windowed(attributes: str, result: tuple[int, ...]) -> Case:
 
 
 I32_ROWS = tensor((12, 1), "i32")
+SUM = region({}, f"%y = stablehlo.add %a, %b : {F32}", "%y", F32)
 VARIANTS = {
+    "case: element by element": case(
+        f'%0 = "stablehlo.case"(%p) ({BRANCH}, {SUM}, {BRANCH}) : ({INDEX}) -> {F32}', {"p": INDEX, "a": F32, "b": F32}, {"0": F32}
+    ),
+    "if: element by element": case(
+        f'%0 = "stablehlo.if"(%p) ({BRANCH}, {SUM}) : (tensor<i1>) -> {F32}', {"p": "tensor<i1>", "a": F32, "b": F32}, {"0": F32}
+    ),
     "convolution: groups of features": convolved((4, 16, 8), (8, 4, 3), (4, 8, 8), 4, 1),
     "convolution: every feature by itself": convolved((4, 16, 8), (16, 1, 3), (4, 16, 8), 16, 1),
     "convolution: every feature to several": convolved((4, 8, 8), (16, 1, 3), (4, 16, 8), 8, 1),
