@@ -17,11 +17,11 @@ from training import export_step
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir import ir
 from rhino.ir.patterns import dotted
-from rhino.ir.spec import PARTIAL, REPLICATED, split, split_axes
+from rhino.ir.spec import PARTIAL, REPLICATED, pack, split, split_axes
 from rhino.strategies.answer import Answer
 from rhino.strategies.plan import Plan
 
-TARGET = "v100x8:8"
+TARGET, MACHINES = "v100x8:8", "v100x8x2:2x8"
 DOT, CONVOLUTION = "stablehlo.dot_general", "stablehlo.convolution"
 S0, S1, S2 = map(split, range(3))
 GATHER, SCATTER = "all_gather", "reduce_scatter"
@@ -29,7 +29,7 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A plan on eight devices in a row."""
+    """A plan, on eight devices in a row unless another target is named."""
 
     module: ir.Module
     plan: Plan
@@ -70,8 +70,8 @@ def text(model):
 
 
 @cache
-def found(model, budget="", constraints=""):
-    module, remarks = quality.search(text(model), "step.mlir", TARGET, budget, constraints)
+def found(model, budget="", constraints="", target=TARGET):
+    module, remarks = quality.search(text(model), "step.mlir", target, budget, constraints)
     return Found(module, remarks.statistics["plan"], remarks.statistics["answer"])
 
 
@@ -149,6 +149,32 @@ def test_splitting_the_state_of_attention_alone_is_dearer():
     for name in ("q", "k", "v", "out", "up", "down"):
         assert set(best.specs(f"state.params.*.{name}").values()) == {REPLICATED}
         assert REPLICATED not in best.specs(f"state.mu.*.{name}").values()
+
+
+# Machines
+
+WIDTH = 2048
+
+
+def layers_of(batch):
+    return mlp.model(mlp.MLPConfig(sizes=(WIDTH,) * 4, batch=batch, dropout=0.0, task="regress"))
+
+
+def between_machines(best):
+    """The payloads of what goes over the outer axis, if they are larger than those of a bias."""
+    return {t.move.num_bytes for t in best.plan.transfers() if 0 in t.move.axes and t.move.num_bytes > 4 * WIDTH}
+
+
+def test_gradients_are_summed_in_a_machine_before_their_shares_cross_machines():
+    best = found(layers_of(16384), target=MACHINES)
+    assert set(best.specs("batch.*").values()) == {pack((S0, S0))}
+    assert set(best.readers("*.weight")) == {(pack((S0, S0)), REPLICATED, pack((S0, S0)))}
+    assert between_machines(best) == {4 * WIDTH * WIDTH // 8}
+
+
+def test_work_too_small_for_the_network_stays_in_each_machine():
+    """Both machines do the same: halving the work would save less than the gradients' way across takes."""
+    assert between_machines(found(layers_of(2048), target=MACHINES)) == set()
 
 
 # Megatron, and sequence parallelism
