@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, TensorType, materialized
+from rhino.ir.graph import BARRIER, VIEWS, WHILE, YIELD, Graph, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
 from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -241,6 +241,8 @@ class Builder:
     def state_s(self, op: int, state: State) -> float:
         """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
         cls = self.graph.cls(op)
+        if cls.name in VIEWS:
+            return 0.0  # the same bytes under other indices
         moved = self.moved_bytes(op, state)
         seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes))
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
