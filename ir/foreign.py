@@ -22,6 +22,8 @@ def _stablehlo(*names: str) -> frozenset[str]:
 _PARALLEL: Final = _stablehlo(
     *KINDS, "collective_broadcast", "cross-replica-sum", "partition_id", "replica_id", "async_start", "async_done"
 )
+_SHARDY: Final = frozenset({"sdy.sharding_constraint", "sdy.return"})
+_PLAIN: Final = frozenset({"sdy.named_computation", "sdy.propagation_barrier", "sdy.reshard"})
 _OUTSIDE: Final = _stablehlo("infeed", "outfeed", "send", "recv")
 _UNSEEDED: Final = _stablehlo("rng")
 _SIZED_BY_VALUES: Final = _stablehlo(
@@ -65,8 +67,9 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
         if not isinstance(kind, ir.RankedTensorType) and str(kind) != _TOKEN:
             what = f"'{op.name}' gives a {kind}, no tensor"
             raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix="give each of its parts as a result")
-    if op.name == "sdy.manual_computation":
-        raise cannot_honour("a manual computation", "plan for the program without it", place_of(op.location, file))
+    if op.name.startswith("sdy.") and op.name not in _SHARDY:
+        fix = "put it in plain terms first, with --rhino-normalize" if op.name in _PLAIN else "plan for the program without it"
+        raise cannot_honour(f"'{op.name}'", fix, place_of(op.location, file))
     if GSPMD in op.attributes:
         raise cannot_honour(f"'{op.name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
 

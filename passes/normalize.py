@@ -1,6 +1,6 @@
 """Bring a module into the form that the planner reads: one function, StableHLO alone, nothing dead, nothing twice.
 
-Reads     any StableHLO / CHLO module with calls and composites.
+Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
           start from their identity, element-wise branches as selections, common subexpressions merged, dead code gone.
           Locations stay; an inlined op's says where it was called.
@@ -20,6 +20,7 @@ from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, walk
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.branches import select_branches
+from rhino.passes.shardy_ops import plain_shardy_ops
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Normalize(Pass):
         entry = entry_function(module, remarks.file)
         _nested(module, f"func.func({_LEGALIZE})")
         Inliner(module, remarks.file).inline(entry)
+        plain_shardy_ops(entry)
         _unpack_tuples(entry)
         select_branches(entry)
         for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:

@@ -1,0 +1,52 @@
+"""Put Shardy's own ops in the planner's terms: what they say about shardings becomes constraints, and what they group is taken apart.
+
+A named computation is what its body computes; the shardings of its operands and results are constraints on them. A reshard is a
+constraint. A propagation barrier says nothing here, where nothing is propagated: its operand stands for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rhino.ir.mlir import func, ir, sdy
+from rhino.ir.reader import walk
+
+
+def plain_shardy_ops(entry: func.FuncOp) -> None:
+    """Replaces named computations, reshards and propagation barriers in `entry`, outer ones first."""
+    for op in [op for op in walk(entry.operation) if op.name.startswith("sdy.")]:
+        match op.name:
+            case "sdy.named_computation":
+                _take_out(op)
+            case "sdy.reshard":
+                with ir.InsertionPoint(op), op.location:
+                    _replace(op, [sdy.ShardingConstraintOp(op.operands[0], op.attributes["sharding"]).result])
+            case "sdy.propagation_barrier":
+                _replace(op, list(op.operands))
+
+
+def _take_out(op: ir.Operation) -> None:
+    block = op.regions[0].blocks[0]
+    with ir.InsertionPoint(op), op.location:
+        operands = _constrained(list(op.operands), op, "in_shardings")
+    for argument, value in zip(block.arguments, operands, strict=True):
+        argument.replace_all_uses_with(value)
+    *body, last = [view.operation for view in block.operations]
+    for inner in body:
+        inner.move_before(op)
+    with ir.InsertionPoint(op), op.location:
+        results = _constrained(list(last.operands), op, "out_shardings")
+    _replace(op, results)
+
+
+def _constrained(values: list[ir.Value[Any]], op: ir.Operation, name: str) -> list[ir.Value[Any]]:
+    if name not in op.attributes:
+        return values
+    shardings = sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
+    return [sdy.ShardingConstraintOp(value, sharding).result for value, sharding in zip(values, shardings, strict=True)]
+
+
+def _replace(op: ir.Operation, values: list[ir.Value[Any]]) -> None:
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
