@@ -10,6 +10,10 @@ from rhino.strategies.problem import Ints, Problem
 PROOF_TOLERANCE = 1e-6
 
 
+INTERRUPTED = "interrupted"
+"""In the method of an answer: the user stopped the search, which gave the best choice that it had, with the bound that it had."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """A legal choice that fits, with how far from the best it can be.

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 from scipy.optimize import linprog
 
-from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved, make_answer
+from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
 from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
@@ -45,6 +45,15 @@ class PricedSearch:
         """Returns the best answer under the budget with the bound that the prices prove, or the proof that nothing fits."""
         self.bound, self.highest = self.first.bound, Solved(self.first.states, self.first.bound, self.first.bound)
         self.note(self.first.states)
+        try:
+            return self.search()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            return make_answer(self.solver.problem, self.best.states, self.bound, f"{self.best.method}, {INTERRUPTED}")
+
+    def search(self) -> Outcome:
+        """Returns what `run` does, unless it is interrupted."""
         infeasible = self.seek_feasible()
         if infeasible is not None:
             return infeasible

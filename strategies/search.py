@@ -1,7 +1,8 @@
 """The whole search: the optimum, if it fits the memory of a device; else the best that does, with a proven bound.
 
 Without a budget (or where the optimum fits anyway) the answer is what `strategies/solver.py` finds, with its bound. Where that does not
-fit, `strategies/prices.py` takes over. Limits are steps (solves), never seconds: the same problem gives the same answer.
+fit, `strategies/prices.py` takes over. Limits are steps (solves), never seconds: the same problem gives the same answer. A search that
+is interrupted (Ctrl-C) gives the best choice it has, if it has one that fits, with the bound that it has.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.strategies.answer import Infeasible, Outcome, Unsolved, fits, make_answer
+from rhino.strategies.answer import INTERRUPTED, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.eliminate import TooWideError
 from rhino.strategies.problem import Problem
-from rhino.strategies.solver import Limits, Reduced, Solver, Statistics
+from rhino.strategies.solver import Limits, Reduced, Solved, Solver, Statistics
 
 __all__ = ["Limits", "Search", "Statistics"]
 
@@ -40,14 +41,14 @@ class Search:
     def run(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
         """Returns the best choice under the budget, with a bound; or what stands against one. `first` is what `reduce` returned."""
         try:
-            solved = self.solver.solve(first or self.reduce())
+            solved, method = self.solver.solve(first or self.reduce()), self.solver.method
             if budget_bytes is None or fits(self.problem, solved.states, budget_bytes):
-                solved = self.solver.tighten(solved)
+                solved, method = self._tightened(solved, method)
             if solved.bound == np.inf:
                 return Infeasible(None)
             if solved.value == np.inf:
                 return Unsolved(solved.bound)
-            answer = make_answer(self.problem, solved.states, solved.bound, self.solver.method)
+            answer = make_answer(self.problem, solved.states, solved.bound, method)
             if budget_bytes is None or answer.peak_bytes <= budget_bytes:
                 return answer
             from rhino.strategies.prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need
@@ -55,3 +56,12 @@ class Search:
             return PricedSearch(self.solver, budget_bytes, answer).run()
         except TooWideError:
             return Unsolved(-np.inf)
+
+    def _tightened(self, solved: Solved, method: str) -> tuple[Solved, str]:
+        """Returns what is left when the bound has been raised, or when the user has had enough of that."""
+        try:
+            return self.solver.tighten(solved), method
+        except KeyboardInterrupt:
+            if solved.value == np.inf:
+                raise
+            return solved, f"{method}, {INTERRUPTED}"

@@ -153,6 +153,36 @@ def test_a_replayed_order_gives_the_value_of_a_new_one():
             assert priced == pytest.approx([wanted, wanted], rel=1e-6, abs=1e-9), seed
 
 
+def test_an_interrupted_search_gives_what_it_has():
+    """Wherever the user stops it: before anything fits it stops, after that there is a legal answer with a bound that holds."""
+    stopped = answered = 0
+    for seed in BATCHES[0]:
+        this = case(seed)
+        if this.least == np.inf:
+            continue
+        for solves in range(1, 12):
+            search = Search(this.problem, PRICES_ALONE)
+            solve, left = search.solver.solve, [solves]
+
+            def counted(reduced, solve=solve, left=left):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                return solve(reduced)
+
+            search.solver.solve = counted
+            try:
+                outcome = search.run(this.budget)
+            except KeyboardInterrupt:
+                stopped += 1
+                continue
+            if isinstance(outcome, Answer) and outcome.method.endswith("interrupted"):
+                answered += 1
+                check_answer(this, outcome)
+    assert stopped > 5
+    assert answered > 5
+
+
 def test_statistics_say_what_was_there_and_what_was_left():
     problem = case(2003).problem
     search = Search(problem)
