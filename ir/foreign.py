@@ -22,7 +22,7 @@ def _stablehlo(*names: str) -> frozenset[str]:
 _PARALLEL: Final = _stablehlo(
     *KINDS, "collective_broadcast", "cross-replica-sum", "partition_id", "replica_id", "async_start", "async_done"
 )
-_SHARDY: Final = frozenset({"sdy.sharding_constraint", "sdy.return"})
+_SHARDY: Final = frozenset({"sdy.sharding_constraint", "sdy.manual_computation"})
 _PLAIN: Final = frozenset({"sdy.named_computation", "sdy.propagation_barrier", "sdy.reshard"})
 _OUTSIDE: Final = _stablehlo("infeed", "outfeed", "send", "recv")
 _UNSEEDED: Final = _stablehlo("rng")

@@ -44,7 +44,8 @@ class OpClass:
     of a split reduction factor combine, or None. Each set in `linear` names operands such that the op commutes with addition over them
     jointly, the others held: when exactly these are partial sums, so is the result. A `free` op depends on constants alone: it is
     computed wherever it is needed. A `fusible` op can be computed inside its consumer's loop. `moved_bytes` is what the op reads and writes
-    where somebody has said so; otherwise that follows from its operands and results.
+    where somebody has said so; otherwise that follows from its operands and results. `held` are the specs that its operands must have and
+    its results come in, where there is no choice.
     """
 
     name: str
@@ -57,6 +58,7 @@ class OpClass:
     fusible: bool
     flops: int
     moved_bytes: int | None = None
+    held: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

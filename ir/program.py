@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from rhino.ir.boundary import boundary_attributes, entries
 from rhino.ir.collectives import element_bytes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.fixed_region import MANUAL, Held, held_specs
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
 from rhino.ir.locations import name_of, place_of
@@ -98,6 +99,7 @@ class _Reader:
     fixed: dict[int, frozenset[Spec]] = field(default_factory=dict)
     ops: list[ir.Operation] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
         attributes = boundary_attributes(entry, "arg")
@@ -156,18 +158,23 @@ class _Reader:
         number = len(self.ops)
         self.ops.append(op)
         operands = [self.numbers[value] for value in op.operands]
-        captured = self.captured(op) if len(op.regions) and op.name != WHILE else []
+        captured = self.captured(op) if len(op.regions) and op.name not in (WHILE, MANUAL) else []
         scalar = all(self.free[v] or not self.type_list[self.value_type[v]].shape for v in (*operands, *captured))
         free = op.name in SOURCES or (scalar and bool(operands) and op.name in FUSIBLE)
         self.result_start.append(len(self.value_type))
         for result in op.results:
             self.free[self.define(result, number)] = free
+        if op.name == MANUAL:
+            self.held[number] = held_specs(op, self.mesh, self.file)
         self.op_class.append(self.class_number(op, operands, captured, free))
         self.uses += operands + captured
         self.use_start.append(len(self.uses))
         if SHARDING in op.attributes and op.name != CONSTRAINT:
             for offset, sharding in enumerate(_shardings(op)[: len(op.results)]):
                 self.fix(self.result_start[-1] + offset, sharding, op.location, f"'{op.name}' result {offset}")
+        elif op.name == MANUAL:
+            for value, spec in enumerate(self.held[number][1], self.result_start[-1]):
+                self.fixed[value] = frozenset({spec})
         elif op.name == CONSTRAINT:
             self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
         if FORBIDDEN in op.attributes:
@@ -211,9 +218,10 @@ class _Reader:
         results = tuple(self.value_type[v] for v in range(self.result_start[-1], len(self.value_type)))
         rule = op.attributes.get(RULE, None)
         reduction, linear = reduction_of(op), linear_in(op)
-        key = (op.name, types, results, rule, reduction, linear, free, op.attributes.get(COST, None))
+        held = self.held.get(len(self.ops) - 1)
+        key = (op.name, types, results, rule, reduction, linear, free, op.attributes.get(COST, None), held)
         if key not in self.class_keys:
-            cls = self.make_class(op, types, results, rule, free)
+            cls = replace(self.make_class(op, types, results, rule, free), held=held)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
         return self.class_keys[key]
 

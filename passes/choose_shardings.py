@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.fixed_region import MANUAL
 from rhino.ir.graph import BARRIER, WHILE, YIELD
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
@@ -40,10 +41,10 @@ STRATEGY = "rhino.strategy"
 
 _LIMITS = {2: Limits(prices=12, gap=1e-3, rounds=(2,)), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
 
-_UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE})
-"""Ops without `sdy.sharding`: a constraint is one already. On a loop it makes XLA's import fail where a carried value
-that nobody reads is dropped (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`), so the specs stand in an attribute of ours, and XLA
-propagates from around the loop and from its body."""
+_UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
+"""Ops without `sdy.sharding`: a constraint and a manual computation say it already. On a loop it makes XLA's import fail where a carried
+value that nobody reads is dropped (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`), so the specs stand in an attribute of ours, and
+XLA propagates from around the loop and from its body."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,14 @@ def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget
             remarks.add(name, place, "how often this loop runs is not known: its body is planned for as if it ran once")
     for number, op in enumerate(program.ops):
         cls = program.graph.cls(number)
-        if cls.rule is None and cls.name not in (WHILE, BARRIER) and not cls.free and cls.results and any(t.shape for t in cls.results):
+        if (
+            cls.rule is None
+            and cls.name not in (WHILE, BARRIER)
+            and cls.held is None
+            and not cls.free
+            and cls.results
+            and any(t.shape for t in cls.results)
+        ):
             remarks.add(name, place_of(op.location, remarks.file), f"'{op.name}' has no sharding rule: it runs whole on every device")
     for transfer in plan.transfers():
         where = program.ops[transfer.reader] if transfer.reader is not None else None

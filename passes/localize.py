@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.fixed_region import MANUAL, SetAside, put_back, set_aside
 from rhino.ir.graph import BARRIER, WHILE, YIELD, OpClass
 from rhino.ir.locations import place_of
 from rhino.ir.manual import LOCAL, copy_module
@@ -82,10 +83,11 @@ class Localize(Pass):
         plan, program = read_plan(module, mesh, remarks)
         inserter = _Inserter(program, plan, mesh_name, mesh.names)
         inserter.run()
-        loops = inserter.loops()
+        loops, asides = inserter.loops(), inserter.asides
         del inserter, plan, program  # no handle of an op outlives a conversion
         _convert(module, remarks)
         inline_loops(module, loops)
+        put_back(module, asides)
         _finish(module)
         module.attributes[LOCAL] = ir.UnitAttr.get()
         remarks.statistics["localized"] = tally_module(module)
@@ -153,11 +155,15 @@ class _Inserter:
     def __post_init__(self) -> None:
         self.values: list[ir.Value[Any]] = list(self.program.entry.arguments)
         """What now stands for each value of the graph, as it is stored."""
+        self.asides: list[SetAside] = []
 
     def run(self) -> None:
         graph, plan = self.program.graph, self.plan
         *_, terminator = self.program.entry.regions[0].blocks[0].operations
         for number, op in enumerate(self.program.ops):
+            if op.name == MANUAL:
+                aside, op = set_aside(op, number)
+                self.asides.append(aside)
             for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), plan.ops[number].needs, strict=True)):
                 self.read_as(op, position, value, need)
             self.widen_indices(op, plan.ops[number])

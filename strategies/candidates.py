@@ -57,6 +57,8 @@ def _choice_name(cls: OpClass, choice: int) -> str:
 @lru_cache(maxsize=65536)
 def strategies(cls: OpClass, sizes: tuple[int, ...]) -> tuple[State, ...]:
     """Returns every strategy of an op of class `cls` on axes of `sizes`; *replicate* first."""
+    if cls.held is not None:
+        return (State((REPLICATE,) * len(sizes), *cls.held),)
     states = [replicate(cls, 0)]
     for axis in range(len(sizes)):
         states = [longer for state in states for longer in _extended(cls, state, axis, sizes)]
