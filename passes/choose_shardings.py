@@ -31,6 +31,7 @@ from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks, opt
 from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, write_mesh
+from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
@@ -191,6 +192,8 @@ def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget
         f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%}); "
         f"peak {format_bytes(answer.peak_bytes)} of {format_bytes(budget)} per device; found by {answer.method}",
     )
+    for place, what in uneven_arguments(program, target):
+        remarks.add(name, place, what)
     for loop in program.graph.loops:
         if loop.trips is None:
             place = place_of(program.ops[loop.op].location, remarks.file)
