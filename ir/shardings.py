@@ -98,7 +98,7 @@ def _refused(place: Place, what: str, got: str, why: str) -> RhinoError:
         f"the sharding of {what} cannot be honoured: {why}",
         place,
         (f"the sharding is {got}",),
-        "choose dims that the axes divide, or leave the sharding open for the search",
+        "choose dims that whole axes divide, outer axes first, or leave the sharding open for the search",
     )
 
 

@@ -168,7 +168,7 @@ class Solver:
 
     def _wide(self, reduced: Reduced) -> Solved:
         """Returns the best choice found where elimination is too wide: the first time by LP, then by sweeps from the last choice."""
-        first = self._by_lp(reduced, self.limits.rounds[0]) if self.last is None else None
+        first = self._by_lp(reduced, self.limits.rounds[0]) if self.last is None and self.limits.rounds else None
         if first is None or (first.value == np.inf and first.bound < np.inf):
             return self._by_sweeps(reduced)
         self.last = first.states

@@ -229,8 +229,8 @@ def test_a_constraint_is_an_element_wise_op():
     ("sharding", "kind", "why"),
     [
         ('[{"x"}, {}]', "tensor<3x6xf32>", 'dim 0 has size 3, which "x" (2) does not divide'),
-        ('[{}, {"y"}]', "tensor<4x6xf32>", 'dim 1 is split over "y"; the plan is for the whole axis "x"'),
-        ('[{"x", "y"}, {}]', "tensor<4x6xf32>", 'dim 0 is split over "x", "y"; the plan is for the whole axis "x"'),
+        ('[{}, {"y"}]', "tensor<4x6xf32>", 'dim 1 is split over "y"; the plan is for whole axes of x=2'),
+        ('[{"x", "y"}, {}]', "tensor<4x6xf32>", 'dim 0 is split over "x", "y"; the plan is for whole axes of x=2'),
     ],
 )
 def test_a_sharding_that_cannot_be_honoured_is_an_error_at_its_argument(sharding, kind, why):

@@ -22,7 +22,7 @@ func.func private @helper() {
 sdy.mesh @mesh = <["x"=4]>
 // expected-error@+3 {{[RHI-SHARD-001] the sharding of argument 0 "arg0" cannot be honoured: dim 0 has size 6, which "x" (4) does not divide}}
 // expected-note@+2 {{the sharding is #sdy.sharding<@mesh, [{"x"}]>}}
-// expected-note@+1 {{to fix: choose dims that the axes divide}}
+// expected-note@+1 {{to fix: choose dims that whole axes divide}}
 func.func @main(%x: tensor<6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<6xf32> {
   return %x : tensor<6xf32>
 }
@@ -32,7 +32,7 @@ func.func @main(%x: tensor<6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
 sdy.mesh @mesh = <["x"=4]>
 // expected-error@+3 {{[RHI-SHARD-001] the sharding of argument 0 "arg0" cannot be honoured: it is of mesh #sdy.mesh<["y"=2]>}}
 // expected-note@+2 {{the sharding is #sdy.sharding<mesh<["y"=2]>, [{"y"}]>}}
-// expected-note@+1 {{to fix: choose dims that the axes divide}}
+// expected-note@+1 {{to fix: choose dims that whole axes divide}}
 func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<mesh<["y"=2]>, [{"y"}]>}) -> tensor<8xf32> {
   return %x : tensor<8xf32>
 }

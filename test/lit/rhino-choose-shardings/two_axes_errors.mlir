@@ -14,7 +14,7 @@ func.func @inner_axis_first(%a: tensor<16x16xf32> {sdy.sharding = #sdy.sharding<
 sdy.mesh @mesh = <["x"=2, "y"=3]>
 // expected-error@+3 {{[RHI-SHARD-001] the sharding of argument 0 "arg0" cannot be honoured: dim 0 has size 8, which "x" (2), "y" (3) does not divide}}
 // expected-note@+2 {{the sharding is #sdy.sharding<@mesh, [{"x", "y"}, {}]>}}
-// expected-note@+1 {{to fix: choose dims that the axes divide}}
+// expected-note@+1 {{to fix: choose dims that whole axes divide}}
 func.func @six_parts_of_eight(%a: tensor<8x9xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", "y"}, {}]>}) -> tensor<8x9xf32> {
   return %a : tensor<8x9xf32>
 }
