@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import jax
@@ -78,7 +78,7 @@ def _product(i: Inputs) -> Array | None:
         return None
     left, right = pairs[i.number % len(pairs)]
     batches = [(p, q) for p, q in pairs if p != left and q != right][:1] if i.number // 7 % 2 else []
-    batch = tuple(zip(*batches, strict=True)) if batches else ((), ())
+    batch = [p for p, _ in batches], [q for _, q in batches]
     return 0.25 * lax.dot_general(i.a, i.b, (((left,), (right,)), batch))
 
 
@@ -165,11 +165,11 @@ def _largest(i: Inputs) -> Array:
 
 def _window(i: Inputs) -> Array:
     window = [2 if dim == i.dim else 1 for dim in range(i.a.ndim)]
-    return lax.reduce_window(i.a, -np.inf, lax.max, window, window, "SAME")
+    return jnp.asarray(lax.reduce_window(i.a, -np.inf, lax.max, window, window, "SAME"))
 
 
 def _pool_gradient(i: Inputs) -> Array:
-    return jax.grad(lambda a: (_window(Inputs(a, i.b, i.alike, i.indices, i.number)) ** 2).sum())(i.a)
+    return jnp.asarray(jax.grad(lambda a: (_window(replace(i, a=a)) ** 2).sum())(i.a))
 
 
 def _convolve(i: Inputs) -> Array | None:
@@ -188,7 +188,13 @@ def _convolve(i: Inputs) -> Array | None:
 def _convolve_gradient(i: Inputs) -> Array | None:
     if _convolve(i) is None:
         return None
-    return jax.grad(lambda b: jnp.sum(jnp.sin(_convolve(Inputs(i.a, b, i.alike, i.indices, i.number)))))(i.b)  # type: ignore[arg-type]
+
+    def loss(b: Array) -> Array:
+        convolved = _convolve(replace(i, b=b))
+        assert convolved is not None
+        return jnp.sum(jnp.sin(convolved))
+
+    return jnp.asarray(jax.grad(loss)(i.b))
 
 
 def _dropout(i: Inputs) -> Array:
@@ -196,7 +202,7 @@ def _dropout(i: Inputs) -> Array:
 
 
 def _loop(i: Inputs) -> Array:
-    return lax.fori_loop(0, 3, lambda n, a: 0.5 * a + i.alike * n, i.a)
+    return jnp.asarray(lax.fori_loop(0, 3, lambda n, a: 0.5 * a + i.alike * n, i.a))
 
 
 def _scan(i: Inputs) -> Array:
@@ -205,7 +211,8 @@ def _scan(i: Inputs) -> Array:
 
 
 def _branch(i: Inputs) -> Array:
-    return lax.switch(i.indices[2], [lambda a, b: a + b, lambda a, b: jnp.tanh(a), lambda a, b: jnp.sum(a * b) * a], i.a, i.alike)
+    branches = [lambda a, b: a + b, lambda a, b: jnp.tanh(a), lambda a, b: jnp.sum(a * b) * a]
+    return jnp.asarray(lax.switch(i.indices[2], branches, i.a, i.alike))
 
 
 OPS: Final[tuple[Callable[[Inputs], Array | None], ...]] = (

@@ -52,7 +52,8 @@ def make_constant(kind: ir.Type, number: float) -> ir.Value[Any]:
         text = ir.Operation.parse(f"%0 = stablehlo.constant dense<({number}.0, 0.0)> : {kind}").operation
         copy: ir.Operation = text.clone(ip=ir.InsertionPoint.current)
         copy.location = ir.Location.current
-        return copy.results[0]
+        value: ir.Value[Any] = copy.results[0]
+        return value
     if isinstance(element, ir.IntegerType):
         splat = ir.Attribute.parse(f"dense<{_integer_text(element, int(number))}> : {kind}")
     else:
