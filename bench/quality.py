@@ -255,6 +255,9 @@ def search(text: bytes, name: str, target: str, budget: str = "", constraints: s
     return module, remarks
 
 
+_NO_PLAN: Final = ("RHI-SOLVE-001", "RHI-SOLVE-002")
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a plan takes, or why there is none. `sent_bytes` is the payload of all collectives in each device's program."""
@@ -290,10 +293,12 @@ class Row:
 
 
 def found(name: str, target: str, budget: str, constraints: str = "", *, localize: bool = False) -> Found:
-    """Returns what the plan under what an expert says takes."""
+    """Returns what the plan under what an expert says takes, or that none fits or was found."""
     try:
         module, remarks = search(step_text(name), name, target, budget, constraints)
     except RhinoError as error:
+        if error.id not in _NO_PLAN:
+            raise
         return Found(error=f"{error.id}: {error.what}")
     answer: Answer = remarks.statistics["answer"]
     sent = tally_module(localized_copy(module, name)).total.num_bytes if localize else None
