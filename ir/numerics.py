@@ -32,6 +32,9 @@ SOURCES: Final = frozenset({"stablehlo.constant", "stablehlo.iota"})
 
 _BODY_MONOIDS: Final = {"stablehlo.add": "add", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 
+_BOOLEAN_MONOIDS: Final = {"stablehlo.or": "max", "stablehlo.maximum": "max", "stablehlo.and": "min", "stablehlo.minimum": "min"}
+"""Of two booleans the larger is whether either is true, the smaller whether both are."""
+
 
 def reduction_of(op: ir.Operation) -> str | None:
     """Returns the monoid ("add", "max", "min") that joins partial results when a reduction factor of `op` is split, or None."""
@@ -121,8 +124,12 @@ def _adds(kind: ir.Type) -> bool:
 
 
 def _body_monoid(op: ir.Operation) -> str | None:
-    by = _body_op(op) if _adds(op.results[0].type) else None
-    return _BODY_MONOIDS.get(by) if by is not None else None
+    kind, by = op.results[0].type, _body_op(op)
+    if by is None or not isinstance(kind, ir.RankedTensorType):
+        return None
+    if _adds(kind):
+        return _BODY_MONOIDS.get(by)
+    return _BOOLEAN_MONOIDS.get(by) if kind.element_type == ir.IntegerType.get_signless(1) else None
 
 
 def _body_op(op: ir.Operation) -> str | None:

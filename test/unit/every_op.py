@@ -511,7 +511,10 @@ VARIANTS = {
     "reduce: product": reduced("multiply", 1.0),
     "reduce: product from two": reduced("multiply", 2.0),
     "reduce: sum from one": reduced("add", 1.0),
-    "reduce: and": reduced("and", 1, I1, tensor((8,), "i1")),
+    "reduce: all": reduced("and", 1, I1, tensor((8,), "i1")),
+    "reduce: any": reduced("or", 0, I1, tensor((8,), "i1")),
+    "reduce: the largest truth": reduced("maximum", 0, I1, tensor((8,), "i1")),
+    "reduce: all, from false": reduced("and", 0, I1, tensor((8,), "i1")),
     "reduce: where the largest is": case(
         f"%low = stablehlo.constant dense<0xFF800000> : {SCALAR}\n%n = stablehlo.constant dense<0> : {INDEX}\n"
         f"%i = stablehlo.iota dim = 1 : {I32}\n"

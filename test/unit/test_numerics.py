@@ -13,6 +13,7 @@ F, G, W, S = tensor((4, 6)), tensor((6, 3)), tensor((4, 2)), tensor(())
 INTEGERS, INDEX, BOOLEANS = tensor((4, 6), "i32"), tensor((), "i32"), tensor((4, 6), "i1")
 ROWS, PICKED = tensor((5, 1), "i32"), tensor((5, 6))
 ZERO = "%zero = stablehlo.constant dense<0.0> : tensor<f32>\n"
+FALSE, TRUE = (f"%zero = stablehlo.constant dense<{truth}> : tensor<i1>\n" for truth in ("false", "true"))
 LEAST = "%zero = stablehlo.constant dense<0xFF800000> : tensor<f32>\n"
 ONE = "%zero = stablehlo.constant dense<1.0> : tensor<f32>\n"
 
@@ -152,6 +153,9 @@ NOT_LINEAR = {
     "reduce by add from one": reduce(of("add"), ONE),
     "reduce by add from an argument": reduce(of("add"), ""),
     "reduce by max from the least": reduce(of("maximum"), LEAST, (), "max"),
+    "whether any is true": reduce(of("or", "i1"), FALSE, (), "max", dtype="i1"),
+    "whether all are true": reduce(of("and", "i1"), TRUE, (), "min", dtype="i1"),
+    "reduce integers by and": reduce(of("and", "i32"), "%zero = stablehlo.constant dense<-1> : tensor<i32>\n", dtype="i32"),
     "reduce by max from one": reduce(of("maximum"), ONE),
     "reduce by min from an argument": reduce(of("minimum"), ""),
     "reduce by multiply": reduce(of("multiply"), ONE),
