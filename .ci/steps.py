@@ -25,7 +25,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "lint": (str(SCRIPTS / "ruff"), "check", "."),
     "types": (sys.executable, ".ci/typecheck.py"),
     "lit": (str(SCRIPTS / "lit"), "-j2", "-v", "test/lit"),
-    "unit": (str(SCRIPTS / "pytest"),),
+    "unit": (str(SCRIPTS / "pytest"), "--numprocesses=auto", "--dist=worksteal"),
 }
 
 
