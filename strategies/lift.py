@@ -115,8 +115,8 @@ class _Lift:
             if parts is None:
                 self.links.append(_Link(table, ends[e]))
                 continue
-            for part, side in zip(parts, ends[e], strict=True):  # no variables of its own: a cost of the ends
-                for c, share in side:
+            for part, at_side in zip(parts, ends[e], strict=True):  # no variables of its own: a cost of the ends
+                for c, share in at_side:
                     self.cost[c] = self.cost[c] + share * part
         self.first = starts(np.array([len(cost) for cost in self.cost], dtype=np.int64))
 
