@@ -129,7 +129,8 @@ def _body_monoid(op: ir.Operation) -> str | None:
         return None
     if _adds(kind):
         return _BODY_MONOIDS.get(by)
-    return _BOOLEAN_MONOIDS.get(by) if kind.element_type == ir.IntegerType.get_signless(1) else None
+    element = kind.element_type
+    return _BOOLEAN_MONOIDS.get(by) if isinstance(element, ir.IntegerType) and element.width == 1 else None
 
 
 def _body_op(op: ir.Operation) -> str | None:
