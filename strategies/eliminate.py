@@ -347,7 +347,7 @@ class Elimination:
         """Removes every node in the order of an earlier run on the same graph. Raises TooWideError as `run` does."""
         for node in order:
             if self.alive[node]:
-                if self.wide[node]:
+                if self.wide[node] or len(self.pairs[node]) > 2:
                     self._check(self.entries(node), max_entries)
                 self.remove(node)
 

@@ -155,6 +155,14 @@ def complete(num_nodes, num_states):
     return problem_of([rng.random(num_states) for _ in range(num_nodes)], edges)
 
 
+def test_a_replayed_order_is_held_to_the_limit_too():
+    """A hub of pairs alone: prices may leave it more states than the first run saw, and then its table is too large all the same."""
+    costs = [np.zeros(10) for _ in range(6)]
+    hub = problem_of(costs, {(0, other): np.arange(100.0).reshape(10, 10) % 7 for other in range(1, 6)})
+    with pytest.raises(TooWideError):
+        Elimination(hub, TableStore()).replay(range(6), 10_000)
+
+
 def test_a_table_that_is_too_wide_is_refused():
     """The first node of a complete graph is joined to all others: 4 to the power of 5 entries."""
     assert problem_of([[0.0]], {}).num_edges == 0
