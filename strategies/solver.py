@@ -144,7 +144,7 @@ class Solver:
         The bound is infinite where nothing is legal, and low after sweeps: `tighten` has a better one.
 
         Raises:
-            TooWideError: where there is one mesh axis, and neither elimination nor MILP on the core has an answer within their limits.
+            TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer within their limits.
         """
         self.statistics.solves += 1
         if self.is_wide:
@@ -158,7 +158,7 @@ class Solver:
             else:
                 elimination.replay(self.order, limit)
         except TooWideError:
-            if not _has_axes(self.problem):
+            if not self.problem.coordinates:
                 return _by_milp(untouched)
             self.is_wide = True
             return self._wide(untouched)
@@ -233,10 +233,6 @@ class Solver:
 
     def _is_close(self, solved: Solved) -> bool:
         return solved.value - solved.bound <= self.limits.gap * abs(solved.value)
-
-
-def _has_axes(problem: Problem) -> bool:
-    return bool(problem.coordinates) and problem.coordinates[0].shape[1] > 1
 
 
 def _by_milp(reduced: Reduced) -> Solved:
