@@ -1,6 +1,6 @@
 """Memory as planned against memory as XLA assigns it, over models, meshes and budgets.
 
-    python bench/memory.py [--models=gpt,mlp] [--meshes=8,2x4] [--budgets=4] [--check]
+    python bench/memory.py [--models=gpt,mlp] [--meshes=8,2x4] [--cluster=FILE] [--budgets=4] [--check]
 
 For every model and mesh: planned with all the memory there is, then with ever less of it, in `--budgets` equal steps down to the least for
 which a plan was found, and once with too little. Per device:
@@ -11,8 +11,9 @@ which a plan was found, and once with too little. Per device:
     ratio      predicted / xla
     step       predicted seconds of the step
 
-Models are those of examples/zoo.py, whose tensors are so small that XLA's rounding shows, and larger ones (MID below). The cluster is one
-whose devices are slow and whose links are fast, so that everything is split where it can be.
+Models are those of examples/zoo.py, whose tensors are so small that XLA's rounding shows, and larger ones (`mid_models`). Without
+`--cluster` it is one whose devices are slow and whose links are fast, so that everything is split where it can be; with a preset, small
+models are split by nothing but the budget.
 Exit code: with `--check`, 1 if a prediction is under XLA's, or more than 10 % over it, or if a tighter budget gives a faster step, or a
 plan is over its budget. bf16 is left out of the check: XLA's CPU backend computes it in f32.
 """
@@ -26,6 +27,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +43,7 @@ from rhino.runtime.executable import compile_module
 # A prediction may be this much over what XLA takes, and not under it at all.
 _MOST_OVER: Final = 1.10
 
-_HALVINGS: Final = 4
+_CLOSE: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +129,15 @@ def row(name: str, mesh: str, budget: int | None, plan: Planned) -> Row:
 
 
 def least_budget(name: str, mesh: str, cluster: str, ample: int) -> int:
-    """Returns a budget for which there is a plan, at most a sixteenth of `ample` above one for which none was found."""
-    low, high = 0, ample
-    for _ in range(_HALVINGS):
-        middle = (low + high) // 2
-        if planned(name, mesh, cluster, middle) is None:
+    """Returns a budget for which there is a plan, at most a tenth above one for which none was found, or a 64th of `ample`."""
+    low, high = ample / 64, float(ample)
+    while high > low * _CLOSE:
+        middle = sqrt(low * high)
+        if planned(name, mesh, cluster, int(middle)) is None:
             low = middle
         else:
             high = middle
-    return high
+    return int(high)
 
 
 def rows(name: str, mesh: str, cluster: str, num_budgets: int) -> Iterator[Row]:
@@ -152,8 +154,9 @@ def rows(name: str, mesh: str, cluster: str, num_budgets: int) -> Iterator[Row]:
         plan = planned(name, mesh, cluster, budget)
         if plan is not None:
             yield row(name, mesh, budget, plan)
-    refused = planned(name, mesh, cluster, least * 3 // 4)
-    print(f"{name:<18} {mesh:<5} {format_bytes(least * 3 // 4):>10} {'refused' if refused is None else 'met after all'}", flush=True)
+    too_little = int(least / _CLOSE)
+    refused = planned(name, mesh, cluster, too_little)
+    print(f"{name:<18} {mesh:<5} {format_bytes(too_little):>10} {'refused' if refused is None else 'met after all'}", flush=True)
 
 
 def faults(found: Sequence[Row]) -> list[str]:
@@ -178,6 +181,7 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--models", help="names in examples/zoo.py or of this file (default: all)")
     parser.add_argument("--meshes", default="8,2x4", help="mesh sizes")
+    parser.add_argument("--cluster", help="a preset's name or a cluster file (default: one on which everything is split)")
     parser.add_argument("--budgets", type=int, default=0, help="how many budgets below the ample one (default: none)")
     parser.add_argument("--check", action="store_true", help="fail where a prediction is under XLA's or more than 10 % over it")
     options = parser.parse_args(argv)
@@ -185,13 +189,13 @@ def run(argv: Sequence[str]) -> int:
     names = options.models.split(",") if options.models else [*mid_models(), *zoo()]
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Path(folder) / "splitting.toml"
-        cluster.write_text(splitting_cluster(), encoding="utf-8")
+        file = Path(folder) / "splitting.toml"
+        file.write_text(splitting_cluster(), encoding="utf-8")
         print(f"{'model':<18} {'mesh':<5} {'budget':>10} {'predicted':>10} {'xla':>10} {'ratio':>6} {'step':>9}")
         for name in names:
             for mesh in options.meshes.split(","):
                 found = []
-                for one in rows(name, mesh, str(cluster), options.budgets):
+                for one in rows(name, mesh, options.cluster or str(file), options.budgets):
                     print(one.text, flush=True)
                     found.append(one)
                 wrong += faults(found)

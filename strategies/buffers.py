@@ -39,12 +39,14 @@ def rounded(num_bytes: int) -> int:
 class Move:
     """How the bytes of a move are counted.
 
-    Its source or its target may be counted elsewhere, and its target may be read with its dims `in_any_order`, as a fused loop reads.
+    Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read its target
+    (`read_in_any_order`) with their dims in any order.
     """
 
     source_counted: bool
     target_counted: bool
-    in_any_order: bool
+    written_in_order: bool
+    read_in_any_order: bool
 
     def during(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
         """Returns the bytes that bringing a tensor from one spec to another takes while it goes on."""
@@ -56,6 +58,15 @@ class Move:
         steps = way(len(kind.shape), source, target, len(sizes)) or ()
         return rounded(kind.num_bytes // count_parts(steps[-1].after, sizes)) if steps else 0
 
+    def before(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
+        """Returns the bytes that a fused loop, which could write over what it reads, takes to write its result in another order."""
+        steps = way(len(kind.shape), source, target, len(sizes)) or ()
+        if not self.written_in_order or not steps or steps[0].kind != "reduce_scatter":
+            return 0
+        step = steps[0]
+        reordered = not _is_major(kind, step.target, step.before, sizes)
+        return rounded(kind.num_bytes // count_parts(step.before, sizes)) if reordered else 0
+
     def _held(self, kind: TensorType, step: Step, first: bool, last: bool, sizes: tuple[int, ...]) -> int:
         before, after = (rounded(kind.num_bytes // count_parts(layout, sizes)) for layout in (step.before, step.after))
         total = 0 if first and self.source_counted else before
@@ -63,9 +74,9 @@ class Move:
         match step.kind:
             case "all_to_all":  # its parts arrive as tensors of their own, which are then joined
                 total += after
-            case "all_gather" if not self.in_any_order and not _is_major(kind, step.source, step.after, sizes):
+            case "all_gather" if not self.read_in_any_order and not _is_major(kind, step.source, step.after, sizes):
                 total += after  # parts arrive one after the other, and are put in order
-            case "reduce_scatter" if not _is_major(kind, step.target, step.before, sizes):
+            case "reduce_scatter" if not (first and self.written_in_order) and not _is_major(kind, step.target, step.before, sizes):
                 total += before
         return total
 

@@ -59,8 +59,8 @@ class Memory:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.moves: dict[object, tuple[int, int] | tuple[None, None]] = {}
-        self.move_bytes: dict[tuple[TensorType, Move], dict[tuple[Spec, Spec], tuple[int, int]]] = {}
+        self.moves: dict[object, tuple[int | None, ...]] = {}
+        self.move_bytes: dict[tuple[TensorType, Move], dict[tuple[Spec, Spec], tuple[int, ...]]] = {}
         self.graph = graph = draft.graph
         self.schedule = schedule(graph, draft.in_memory)
         self.num_times = self.schedule.num_times
@@ -90,7 +90,8 @@ class Memory:
             fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
             viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].name in VIEWS
             lies = viewed or draft.in_memory[value]
-            move = Move(source_counted=lies and not made, target_counted=made, in_any_order=fused)
+            over = made and self.maker[value] in self.schedule.over
+            move = Move(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
             edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
             if value in self.schedule.again and draft.nodes[target].kind == "op" and self.classes[reader].name == "stablehlo.reduce":
                 edges += self.computed_again(pair, use, value)
@@ -205,7 +206,7 @@ class Memory:
         return plan.start[reader], plan.stop[reader]
 
     def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: Move) -> Iterator[Row]:
-        """Yields the residents that moving a value is, if any states move it: while it is moved, and what comes of it."""
+        """Yields the residents that moving a value is, if any states move it: before and while it is moved, and what comes of it."""
         draft, (u, v) = self.draft, pair
         edge = draft.edge_number.get(pair)
         if edge is None:
@@ -214,10 +215,14 @@ class Memory:
         key = (id(draft.nodes[u].states), id(draft.nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
         if key not in self.moves:
             self.moves[key] = self.move_tables(u, v, use, move)
-        during, after = self.moves[key]
+        before, during, after = self.moves[key]
+        if before is not None:
+            yield edge, before, start - 1, start - 1
+        if during is None or after is None:
+            return
         if during == after or stop == start:
-            yield from [(edge, during, start, stop)] if during is not None else ()
-        elif during is not None and after is not None:
+            yield edge, during, start, stop
+        else:
             yield edge, during, start, start
             yield edge, after, start + 1, stop
 
@@ -241,21 +246,19 @@ class Memory:
         states = self.draft.nodes[node].states
         return self.draft.remembered(("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64))
 
-    def move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int, int] | tuple[None, None]:
-        """Returns the tables of bytes of a value's move [states of u, states of v], while it goes on and after it, if any."""
+    def move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
+        """Returns the tables of bytes of a value's move [states of u, states of v]: before, while and after it goes on; None for none."""
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
         known = self.move_bytes.setdefault((kind, move), {})
         for g, n in product(dict.fromkeys(given), dict.fromkeys(needed)):
             if (g, n) not in known:
-                known[g, n] = (move.during(kind, g, n, draft.sizes), move.after(kind, g, n, draft.sizes))
-        found = []
-        for which in (0, 1):
+                known[g, n] = tuple(count(kind, g, n, draft.sizes) for count in (move.before, move.during, move.after))
+        found: list[int | None] = []
+        for which in range(3):
             table = np.array([[known[g, n][which] for n in needed] for g in given], dtype=np.float64)
-            if not table.any():
-                return None, None
-            found.append(draft.intern(table.T.copy() if use.swapped else table))
-        return found[0], found[1]
+            found.append(draft.intern(table.T.copy() if use.swapped else table) if table.any() else None)
+        return tuple(found)
 
 
 def written_in_place(graph: Graph) -> set[int]:

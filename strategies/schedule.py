@@ -28,7 +28,7 @@ class Schedule:
     computed inside others has theirs). `first` and `end` [values] are when a value is first
     read, and the last time at which it must be in memory. `copied` are arguments that must
     be copied, each with the times of its first and last reader. `again` are values that are computed anew for later readers if a reduction
-    reads them from elsewhere, each with how many tensors of its size must then stay.
+    reads them from elsewhere, each with how many tensors of its size must then stay. `over` are the ops that write over what they read.
     """
 
     start: list[int]
@@ -37,6 +37,7 @@ class Schedule:
     end: list[int]
     copied: tuple[tuple[int, int, int], ...]
     again: dict[int, int]
+    over: frozenset[int]
     num_times: int
 
 
@@ -64,6 +65,7 @@ class _Scheduler:
             self.region[loop.op + 1 : loop.end + 1] = [loop.op] * (loop.end - loop.op)
         self.end_of = {loop.op: loop.end for loop in graph.loops}
         self.kept = {value for loop in graph.loops for value, kept in zip(graph.results(loop.op), loop.kept, strict=True) if kept}
+        self.over: set[int] = set()
         self.sources: list[dict[int, bool]] = [{} for _ in range(graph.num_values)]
         self.reads = [self.read(op) for op in range(graph.num_ops)]
 
@@ -107,7 +109,7 @@ class _Scheduler:
                 first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
-        return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), num_times)
+        return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), frozenset(self.over), num_times)
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, int]:
         """Returns, by value, how many tensors of its size must stay if it is to be computed again.
@@ -174,6 +176,7 @@ class _Scheduler:
             last.pop(value, None)
         for op, value in self.written_over({v: op for v, op in last.items() if self.value_op[v] >= 0 and end[v] == stop[op]}):
             end[value] = start[op] - (self.classes[op].name == WHILE)
+            self.over.add(op)
         return end
 
     def seen_from(self, value: int, op: int, stop: list[int]) -> int:
