@@ -1,4 +1,4 @@
-// RUN: rhino-opt --auto-shard --cluster=cpu4 --budget=96KiB %s | filecheck %s
+// RUN: rhino-opt --auto-shard --cluster=cpu4 --budget=100KiB %s | filecheck %s
 // RUN: not --exit-code=3 rhino-opt --auto-shard --cluster=cpu4 --budget=32KiB %s -o %t.mlir 2>&1 | filecheck %s --check-prefix=ERROR
 // RUN: not --exit-code=1 rhino-opt %t.mlir 2>&1 | filecheck %s --check-prefix=NONE
 // Under a budget the frozen weight is stored in parts and gathered when it is used. A budget below the parts is refused; the
