@@ -144,7 +144,7 @@ class Solver:
         The bound is infinite where nothing is legal, and low after sweeps: `tighten` has a better one.
 
         Raises:
-            TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer within their limits.
+            TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer in its limits.
         """
         self.statistics.solves += 1
         if self.is_wide:
