@@ -57,6 +57,9 @@ class Task:
     stage: int
     micro_batch: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.phase} of stage {self.stage}" + ("" if self.micro_batch is None else f", micro-batch {self.micro_batch}")
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

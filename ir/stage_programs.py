@@ -24,6 +24,9 @@ from rhino.ir.mesh import Mesh
 MICRO_BATCH: Final = "micro-batch"
 """The name of the micro-batch's number, a whole scalar on every rank."""
 
+ONCE: Final = ("setup", "apply")
+"""The phases that run once per step; the others run once per micro-batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
