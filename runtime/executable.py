@@ -22,7 +22,8 @@ from rhino.ir.reader import entry_function, walk
 from rhino.runtime.signature import Signature, Value, read_signature
 
 Host = np.ndarray[Any, np.dtype[Any]]
-_Handler = Callable[..., jax.Array]
+Handler = Callable[..., jax.Array]
+"""Makes an array of the buffers that each of its devices holds."""
 
 _MAX_MESSAGE_LINES: Final = 8
 
@@ -44,7 +45,17 @@ class Executable:
     in_shardings: tuple[jax.sharding.Sharding, ...]
     out_shardings: tuple[jax.sharding.Sharding, ...]
     _loaded: Any
-    _handlers: tuple[_Handler, ...]
+    _handlers: tuple[Handler, ...]
+
+    @property
+    def launch(self) -> Callable[..., Any]:
+        """XLA's own entry, which checks nothing: jaxlib's `execute_sharded`."""
+        entry: Callable[..., Any] = self._loaded.execute_sharded
+        return entry
+
+    def serialize(self) -> bytes:
+        """Returns what `load_module` takes back, for any devices of the same kind and number."""
+        return bytes(self._loaded.client.serialize_executable(self._loaded))
 
     def hlo_text(self) -> str:
         """Returns the compiled module as HLO text."""
@@ -85,13 +96,14 @@ class Executable:
             RhinoError: RHI-RUN-002 where an argument is missing, deleted, given twice though donated, or of another shape, dtype or
                 sharding than the program's; RHI-RUN-005 where the launch fails.
         """
-        self._check(arguments)
+        self.check(arguments)
         try:
             return tuple(self._loaded.execute_sharded(list(arguments)).consume_with_handlers(list(self._handlers)))
         except jax.errors.JaxRuntimeError as error:
-            raise _failed(error) from None
+            raise failed_run(error) from None
 
-    def _check(self, arguments: Sequence[jax.Array]) -> None:
+    def check(self, arguments: Sequence[jax.Array]) -> None:
+        """Raises RHI-RUN-002 where the program must not be launched with `arguments`."""
         expected = self.signature.arguments
         if len(arguments) != len(expected):
             raise RhinoError("RHI-RUN-002", f"got {len(arguments)} arguments, expected {len(expected)}")
@@ -111,7 +123,7 @@ def wait(results: Sequence[jax.Array]) -> None:
     try:
         jax.block_until_ready(results)
     except jax.errors.JaxRuntimeError as error:
-        raise _failed(error) from None
+        raise failed_run(error) from None
 
 
 def _with_main(module: ir.Module) -> ir.Module:
@@ -136,21 +148,40 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
     Raises:
         RhinoError: RHI-RUN-001 where XLA refuses it, RHI-RUN-002 where no array can be an argument or result.
     """
+    row = tuple(devices)
+    return _loaded(module, row, lambda named: row[0].client.compile_and_load(named, xla_client.DeviceList(row), compile_options(row)))
+
+
+def load_module(module: ir.Module, devices: Sequence[jax.Device], serialized: bytes) -> Executable:
+    """Returns `module` on `devices`, from what `Executable.serialize` gave for as many devices of their kind: nothing is compiled.
+
+    Raises:
+        RhinoError: as `compile_module`, RHI-RUN-001 where XLA does not take the bytes.
+    """
+    row = tuple(devices)
+    return _loaded(
+        module, row, lambda _: row[0].client.deserialize_executable(serialized, xla_client.DeviceList(row), compile_options(row))
+    )
+
+
+def compile_options(devices: Sequence[jax.Device]) -> xla_client.CompileOptions:
+    """Returns XLA's options for one program partitioned over `devices`."""
+    return compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=np.array(devices).reshape(1, -1),
+        backend=devices[0].client,
+        env_options_overrides=_OPTIONS,
+    )
+
+
+def _loaded(module: ir.Module, row: tuple[jax.Device, ...], load: Callable[[ir.Module], Any]) -> Executable:
     signature = read_signature(module)
     module = _with_main(module)
     _prepare_kernels(module)
-    row = tuple(devices)
-    client = row[0].client
-    options = compiler.get_compile_options(
-        num_replicas=1,
-        num_partitions=len(row),
-        device_assignment=np.array(row).reshape(1, -1),
-        backend=client,
-        env_options_overrides=_OPTIONS,
-    )
     try:
         with module.context:
-            loaded = client.compile_and_load(module, xla_client.DeviceList(row), options)
+            loaded = load(module)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise RhinoError(
             "RHI-RUN-001",
@@ -159,7 +190,7 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
         ) from None
     inputs = _shardings(loaded.get_parameter_shardings(), len(signature.arguments), row)
     outputs = _shardings(loaded.get_output_shardings(), len(signature.results), row)
-    handlers = tuple(_handler(value, sharding) for value, sharding in zip(signature.results, outputs, strict=True))
+    handlers = tuple(array_handler(value.stored, value.dtype, sharding) for value, sharding in zip(signature.results, outputs, strict=True))
     return Executable(signature, row, inputs, outputs, loaded, handlers)
 
 
@@ -175,9 +206,9 @@ def _shardings(
     return tuple(GSPMDSharding(devices, sharding) for sharding in given)
 
 
-def _handler(value: Value, sharding: jax.sharding.Sharding) -> _Handler:
-    aval = jax.core.ShapedArray(value.stored, value.dtype)
-    handler: _Handler = xla_client.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+def array_handler(shape: tuple[int, ...], dtype: np.dtype[np.generic], sharding: jax.sharding.Sharding) -> Handler:
+    """Returns what makes an array of `shape` of one buffer for each device of `sharding`, in its order; the buffers are not looked at."""
+    handler: Handler = xla_client.array_result_handler(jax.core.ShapedArray(shape, dtype), sharding, committed=True, _skip_checks=True)
     return handler
 
 
@@ -188,11 +219,12 @@ def _check_argument(value: Value, array: jax.Array, sharding: jax.sharding.Shard
         raise _bad_argument(value, f"{array.dtype}{list(array.shape)}", f"{value.dtype}{list(value.stored)}")
     if array.is_deleted():
         raise _bad_argument(value, "an array that was deleted or donated", "a live one")
-    if not _same_placement(array.sharding, sharding, len(value.stored)):
+    if not same_placement(array.sharding, sharding, len(value.stored)):
         raise _bad_argument(value, f"sharding {array.sharding}", str(sharding))
 
 
-def _same_placement(got: jax.sharding.Sharding, expected: jax.sharding.Sharding, rank: int) -> bool:
+def same_placement(got: jax.sharding.Sharding, expected: jax.sharding.Sharding, rank: int) -> bool:
+    """Says whether arrays of `rank` dims lie alike under both."""
     # The order of devices is part of equivalence; their number is compared first, for the comparison assumes it.
     return len(got.device_set) == len(expected.device_set) and bool(got.is_equivalent_to(expected, rank))
 
@@ -201,7 +233,8 @@ def _bad_argument(value: Value, got: str, expected: str) -> RhinoError:
     return RhinoError("RHI-RUN-002", f"argument {value.label}: got {got}, expected {expected}")
 
 
-def _failed(error: Exception) -> RhinoError:
+def failed_run(error: Exception) -> RhinoError:
+    """Returns RHI-RUN-005 for an error of XLA's at run time."""
     return RhinoError("RHI-RUN-005", f"the program failed while it ran: {_first_lines(error)}")
 
 

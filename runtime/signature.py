@@ -18,7 +18,7 @@ from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
 from rhino.ir.views import logical_shape
 
-_ALIAS: Final = "tf.aliasing_output"
+ALIAS: Final = "tf.aliasing_output"
 _RESULT_NAME: Final = "jax.result_info"
 
 _DTYPES: Final[dict[str, str]] = {
@@ -32,6 +32,11 @@ _DTYPES: Final[dict[str, str]] = {
     "complex<f32>": "complex64",
     "complex<f64>": "complex128",
 }
+
+
+def array_dtype(mlir_name: str) -> np.dtype[np.generic] | None:
+    """Returns the dtype of arrays whose element type MLIR calls `mlir_name`; None where no array has it."""
+    return jnp.dtype(_DTYPES[mlir_name]) if mlir_name in _DTYPES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def read_signature(module: ir.Module) -> Signature:
         arguments = tuple(_value(i, _argument_name(arg.location), arg.type, attrs, entry) for i, (arg, attrs) in named)
         given = enumerate(zip(entry.type.results, outputs, strict=True))
         results = tuple(_value(i, _result_name(attrs), kind, attrs, entry) for i, (kind, attrs) in given)
-        feedback = {i: ir.IntegerAttr(attrs[_ALIAS]).value for i, attrs in enumerate(inputs) if _ALIAS in attrs}
+        feedback = {i: ir.IntegerAttr(attrs[ALIAS]).value for i, attrs in enumerate(inputs) if ALIAS in attrs}
     return Signature(arguments, results, feedback)
 
 
@@ -102,7 +107,8 @@ def _result_name(attributes: Attributes) -> str:
 
 
 def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: func.FuncOp) -> Value:
-    if not isinstance(kind, ir.RankedTensorType) or str(kind.element_type) not in _DTYPES:
+    dtype = array_dtype(str(kind.element_type)) if isinstance(kind, ir.RankedTensorType) else None
+    if not isinstance(kind, ir.RankedTensorType) or dtype is None:
         raise RhinoError(
             "RHI-RUN-002",
             f"an argument or result of the entry has type {kind}, which no array has",
@@ -110,6 +116,4 @@ def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: 
             fix="keep tokens, tuples and quantized tensors inside the program",
         )
     stored = tuple(kind.shape)
-    return Value(
-        index, name, logical_shape(attributes, stored, place_of(entry.location)), jnp.dtype(_DTYPES[str(kind.element_type)]), stored
-    )
+    return Value(index, name, logical_shape(attributes, stored, place_of(entry.location)), dtype, stored)
