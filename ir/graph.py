@@ -98,7 +98,7 @@ class Graph:
     `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument.
     Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that
     the user's own shardings leave open, for the values and results that have one. `roles` says what each axis of the mesh is for ("batch",
-    "model" or ""), and is empty where the user has not said it.
+    "model" or ""), and is empty where the user has not said it. `zeros` are the values all of whose elements are known to be 0.
     """
 
     classes: tuple[OpClass, ...]
@@ -115,6 +115,7 @@ class Graph:
     fixed: dict[int, frozenset[Spec]]
     loops: tuple[Loop, ...] = ()
     roles: tuple[str, ...] = ()
+    zeros: frozenset[int] = frozenset()
 
     def times(self) -> Ints:
         """Returns how often each op runs in a step [ops]."""

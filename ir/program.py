@@ -14,6 +14,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.fixed_region import MANUAL, Held, held_specs
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
+from rhino.ir.identity import is_constant
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy, stablehlo
@@ -29,7 +30,9 @@ COST = "rhino.cost"
 """On a custom call: the floating-point operations and bytes moved that its owner says it takes, unsplit."""
 CARRIED = "rhino.carried"
 """On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/choose_shardings.py)."""
+_KEEPS_ZERO = frozenset(f"stablehlo.{name}" for name in ("broadcast", "broadcast_in_dim", "convert", "reshape", "transpose"))
 _EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
+CONSTANT = "stablehlo.constant"
 CONSTRAINT = "sdy.sharding_constraint"
 CUSTOM_CALL = "stablehlo.custom_call"
 
@@ -100,6 +103,7 @@ class _Reader:
     ops: list[ir.Operation] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
+    zeros: set[int] = field(default_factory=set)
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
         attributes = boundary_attributes(entry, "arg")
@@ -164,6 +168,8 @@ class _Reader:
         self.result_start.append(len(self.value_type))
         for result in op.results:
             self.free[self.define(result, number)] = free
+        if (op.name == CONSTANT and is_constant(op.results[0], 0)) or (op.name in _KEEPS_ZERO and operands[0] in self.zeros):
+            self.zeros.add(self.result_start[-1])
         if op.name == MANUAL:
             self.held[number] = held_specs(op, self.mesh, self.file)
         self.op_class.append(self.class_number(op, operands, captured, free))
@@ -265,6 +271,7 @@ class _Reader:
             fixed=self.fixed,
             loops=tuple(sorted(self.loops, key=lambda loop: loop.op)),
             roles=self.roles(entry.operation.parent),
+            zeros=frozenset(self.zeros),
         )
 
     def roles(self, module: ir.Operation | None) -> tuple[str, ...]:

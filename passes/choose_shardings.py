@@ -35,7 +35,7 @@ from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
-from rhino.strategies.plan import Plan, make_plan
+from rhino.strategies.plan import Plan, implied, make_plan
 from rhino.strategies.search import Limits, Search, Statistics
 
 STRATEGY = "rhino.strategy"
@@ -171,7 +171,7 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
             op.attributes[SHARDING] = per_value[results]
         if op.name == WHILE:
             op.attributes[CARRIED] = ir.ArrayAttr.get(list(results))
-        elif op.name not in (YIELD, BARRIER) and plan.ops[number] != plan.implied(number):
+        elif op.name not in (YIELD, BARRIER) and plan.ops[number] != implied(graph, number, plan.specs, plan.sizes):
             op.attributes[STRATEGY] = ir.StringAttr.get(strategy_name(graph.cls(number), plan.ops[number].strategy))
     entry = program.entry
     ranks = [len(graph.type_of(value).shape) for value in graph.returns]

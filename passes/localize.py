@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.fixed_region import MANUAL, SetAside, put_back, set_aside
-from rhino.ir.graph import BARRIER, WHILE, YIELD, OpClass
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.locations import place_of
 from rhino.ir.manual import LOCAL, copy_module
 from rhino.ir.mesh import Mesh
@@ -44,7 +44,7 @@ from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes, without_pa
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
-from rhino.strategies.plan import Plan, handing_on, implied_state, loop_states, sent_bytes
+from rhino.strategies.plan import Plan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.reshard import Step, way
 
 _GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, SAID)
@@ -110,28 +110,29 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan,
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
     ops: list[State] = []
     for number, op in enumerate(program.ops):
-        stored = tuple(specs[value] for value in graph.results(number))
-        given = tuple(specs[value] for value in graph.operands(number).tolist())
         cls = graph.cls(number)
         if cls.name == BARRIER:
             ops.append(handing_on(graph, number, specs))
         elif cls.name in (WHILE, YIELD):
             ops.append(replicate(cls, len(sizes)))  # for now: see below
         else:
-            ops.append(_state(cls, op, given, stored, sizes, remarks.file))
+            ops.append(_state(graph, number, op, specs, sizes, remarks.file))
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
     return Plan(graph, sizes, tuple(ops), tuple(specs), returned), program
 
 
-def _state(cls: OpClass, op: ir.Operation, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...], file: str) -> State:
+def _state(graph: Graph, number: int, op: ir.Operation, specs: Sequence[Spec], sizes: tuple[int, ...], file: str) -> State:
+    cls = graph.cls(number)
     state: State | None
     if STRATEGY in op.attributes:
         name = ir.StringAttr(op.attributes[STRATEGY]).value
         state = next((s for s in strategies(cls, sizes) if strategy_name(cls, s.strategy) == name), None)
     else:
-        state = implied_state(cls, given, stored, sizes)
+        state = implied(graph, number, specs, sizes)
+    stored = tuple(specs[value] for value in graph.results(number))
+    given = tuple(specs[value] for value in graph.operands(number).tolist())
     if state is None or sent_bytes(cls, state, given, stored, sizes) is None:
         raise RhinoError(
             "RHI-LOCAL-001",

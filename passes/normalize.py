@@ -41,6 +41,7 @@ class Normalize(Pass):
         for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
         _nested(module, "symbol-dce,func.func(cse)")
+        _own_starts(entry)
 
 
 _LEGALIZE = (
@@ -51,6 +52,18 @@ _LEGALIZE = (
 
 def _nested(module: ir.Operation, pipeline: str) -> None:
     passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context).run(module)
+
+
+def _own_starts(entry: func.FuncOp) -> None:
+    """Gives each loop starts of its own where they are constants: what they start may then lie in a way of its own."""
+    for loop in [op for op in walk(entry.operation) if op.name == "stablehlo.while"]:
+        for number, value in enumerate(loop.operands):
+            made = value.owner
+            if isinstance(made, ir.Block) or len(list(value.uses)) == 1:
+                continue
+            repeated = made.name == "stablehlo.broadcast_in_dim" and not isinstance(made.operands[0].owner, ir.Block)
+            if made.name == "stablehlo.constant" or (repeated and made.operands[0].owner.name == "stablehlo.constant"):
+                loop.operands[number] = made.operation.clone(ip=ir.InsertionPoint(loop)).results[0]
 
 
 def _unpack_tuples(entry: func.FuncOp) -> None:

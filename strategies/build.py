@@ -55,6 +55,11 @@ def build(graph: Graph, model: CostModel) -> Choice:
     return Builder(graph, model).build()
 
 
+def starts_a_sum(graph: Graph, op: int, value: int) -> bool:
+    """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
+    return graph.cls(op).name == WHILE and value in graph.zeros and int((graph.uses == value).sum()) == 1
+
+
 def _storage(spec: Spec) -> State:
     return State((), (spec,), (spec,))
 
@@ -184,11 +189,15 @@ class Builder:
             self.use(value, sink, 0, self.graph.num_ops)
 
     def passing(self, op: int) -> None:
-        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, throughout; what goes past a barrier."""
+        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, throughout; what goes past a barrier.
+
+        What a loop accumulates may stay a partial sum until after it.
+        """
         carried = list(self.graph.results(op))
-        for value in carried:
+        for value, source in zip(carried, self.graph.operands(op).tolist(), strict=True):
             if self.graph.types[self.value_type[value]].shape:
-                self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value))
+                partial = tuple(range(len(self.sizes))) if starts_a_sum(self.graph, op, source) else ()
+                self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
         self.carry(op, carried)
 
     def carry(self, op: int, carried: list[int]) -> None:

@@ -15,7 +15,7 @@ from math import prod
 
 from rhino.ir.graph import OpClass
 from rhino.ir.rules import Mapping, Rule
-from rhino.ir.spec import PARTIAL, REPLICATED, Spec, at, fits, partial_axes, split, unpack
+from rhino.ir.spec import PARTIAL, REPLICATED, Spec, at, fits, partial_axes, split, unpack, without_partial
 
 REPLICATE = -1
 """The choice *replicate* along one axis; *split f* is `f`, *partial* with the k-th linear operand set is `-2 - k`."""
@@ -72,10 +72,17 @@ def replicate(cls: OpClass, num_axes: int) -> State:
 
 
 def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
-    """Returns how a free op runs for users who all want `wanted`: split, where its rule allows that, or else whole on every device."""
+    """Returns how a free op runs for users who all want `wanted`: split, where its rule allows that, or else whole on every device.
+
+    Only zeros are ever wanted as a partial sum: they are one as they are.
+    """
     whole = replicate(cls, len(sizes))
-    if wanted == REPLICATED or partial_axes(wanted):
+    if wanted == REPLICATED:
         return whole
+    if partial_axes(wanted):
+        state = following(cls, without_partial(wanted), sizes)
+        sums = wanted - without_partial(wanted)
+        return replace(state, comes=tuple(Spec(spec | sums) for spec in state.comes))
     if cls.name == "stablehlo.iota":  # each device counts from where its block starts
         legal = fits(wanted, cls.results[0].shape, sizes)
         return State(tuple(max(one - 2, REPLICATE) for one in unpack(wanted, len(sizes))), (), (wanted,)) if legal else whole

@@ -42,11 +42,6 @@ class Plan:
     specs: tuple[Spec, ...]
     returned: tuple[Spec, ...]
 
-    def implied(self, op: int) -> State | None:
-        """Returns how `op` would run if only the specs of its operands and results were known."""
-        given = tuple(self.specs[value] for value in self.graph.operands(op).tolist())
-        return implied_state(self.graph.cls(op), given, tuple(self.specs[value] for value in self.graph.results(op)), self.sizes)
-
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
         graph = self.graph
@@ -65,6 +60,15 @@ class Plan:
         for move in steps:
             if move.kind != "slice":
                 yield Transfer(value, reader, source, target, move, times)
+
+
+def implied(graph: Graph, op: int, specs: Sequence[Spec], sizes: tuple[int, ...]) -> State | None:
+    """Returns how `op` runs if only the specs of its operands and results are known; None where there is no way."""
+    results = graph.results(op)
+    if results and partial_axes(specs[results.start]) and results.start in graph.zeros:
+        return following(graph.cls(op), specs[results.start], sizes)
+    given = tuple(specs[value] for value in graph.operands(op).tolist())
+    return implied_state(graph.cls(op), given, tuple(specs[value] for value in results), sizes)
 
 
 @lru_cache(maxsize=65536)
