@@ -1,6 +1,7 @@
 """The only door to jaxlib's MLIR bindings: contexts, parsing, pass managers, and the version they were tested with.
 
-Everything else imports `ir`, `passmanager` and the dialects from here, so that a new jaxlib is tried in one place.
+Everything else imports `ir`, `passmanager` and the dialects from here, so that a new jaxlib is tried in one place. They come from
+jaxlib itself: `jax.extend.mlir` has the same and loads all of JAX, more than half of the time that `rhino-opt` takes to start.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-import jax
-from jax.extend.mlir import deserialize_portable_artifact, ir, passmanager, serialize_portable_artifact
-from jax.extend.mlir.dialects import func, sdy, stablehlo
-from jax.interpreters import mlir as jax_mlir
+from jaxlib import _jax
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext, _mlirHlo
+from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
+from jaxlib.version import __version__
 
 TESTED_JAX: Final = ("0.10.2", "0.11")
 """First tested version, and the first that is not."""
@@ -35,8 +37,12 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
-def require_tested_version(version: str = jax.__version__) -> None:
-    """Raises ImportError when jax lies outside the range that the passes were tested with."""
+deserialize_portable_artifact = _jax.mlir.deserialize_portable_artifact
+serialize_portable_artifact = _jax.mlir.serialize_portable_artifact
+
+
+def require_tested_version(version: str = __version__) -> None:
+    """Raises ImportError when jaxlib lies outside the range that the passes were tested with."""
     if not _version(TESTED_JAX[0]) <= _version(version) < _version(TESTED_JAX[1]):
         raise ImportError(f"rhino was tested with jax >= {TESTED_JAX[0]}, < {TESTED_JAX[1]}, and this is jax {version}")
 
@@ -46,11 +52,37 @@ def _register_passes() -> None:
     stablehlo.register_stablehlo_passes()  # process-wide, and an error the second time
 
 
+@cache
+def _upstream_dialects() -> ir.DialectRegistry:
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    return registry
+
+
+@cache
+def _thread_pool() -> ir.ThreadPool:
+    return ir.ThreadPool()
+
+
+class _Context(ir.Context):
+    """A context without the dialects that the bindings would load unasked, as JAX makes its own."""
+
+    def __init__(self) -> None:
+        super(ir.Context, self).__init__()
+
+
 def make_context() -> ir.Context:
-    """Returns a context with StableHLO, CHLO, func, Shardy and MPMD registered."""
+    """Returns a context with what JAX writes and we do: StableHLO, CHLO, MHLO's attributes, func, Shardy and MPMD."""
     require_tested_version()
     _register_passes()
-    return jax_mlir.make_ir_context()
+    context = _Context()
+    context.append_dialect_registry(_upstream_dialects())
+    context.load_all_available_dialects()
+    context.set_thread_pool(_thread_pool())
+    for dialect in (sdy, mpmd, chlo, stablehlo):
+        dialect.register_dialect(context)
+    _mlirHlo.register_mhlo_dialect(context)
+    return context
 
 
 def run_pipeline(module: ir.Module, pipeline: str) -> None:

@@ -20,13 +20,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
 
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.eliminate import Mask
 from rhino.strategies.problem import Floats, Ints, Problem, as_sum, starts
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 _USED = 1e-7
 """Values of the LP above this are taken as chosen."""
@@ -142,6 +145,8 @@ class _Lift:
 
     def rows(self) -> tuple[sparse.csr_matrix, Floats, list[int]]:
         """Returns the rows of all variables (legal or not), their costs, and the first row of each link."""
+        from scipy import sparse  # noqa: PLC0415 - as much to load as all of ours, and most searches do not need it
+
         cost = [np.concatenate(self.cost)]
         num_rows, num_columns = len(self.cost), len(cost[0])
         rows, columns = [np.repeat(np.arange(num_rows), [len(one) for one in self.cost])], [np.arange(num_columns)]
