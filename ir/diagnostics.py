@@ -57,6 +57,8 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-RUN-006": (ExitCode.BAD_INPUT, "a module is not what the step says of its program"),
     "RHI-RUN-007": (ExitCode.BAD_INPUT, "a process of the run has ended before the others"),
     "RHI-RUN-008": (ExitCode.BAD_INPUT, "a step makes no progress"),
+    "RHI-SPLIT-001": (ExitCode.BAD_INPUT, "the program has no loop over micro-batches"),
+    "RHI-SPLIT-002": (ExitCode.BAD_INPUT, "the program cannot be cut into the stages that it is marked with"),
     "RHI-SCHED-001": (ExitCode.USAGE, "there is no such schedule, or it does not take such a pipeline"),
     "RHI-SCHED-002": (ExitCode.BAD_INPUT, "the order of a schedule cannot finish"),
     "RHI-STEP-001": (ExitCode.BAD_INPUT, "an instruction names a rank, a program, a slot or an input that is not there"),

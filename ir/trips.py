@@ -20,8 +20,8 @@ def trip_count(loop: ir.OpView) -> int | None:
     test = _test(loop.operation)
     if test is None:
         return None
-    start, bound = _constant(loop.operands[test.counter]), test.bound
-    step = _step(loop.regions[1].blocks[0], test.counter)
+    start, bound = constant_of(loop.operands[test.counter]), test.bound
+    step = step_of(loop.regions[1].blocks[0], test.counter)
     if start is None or step is None or step == 0:
         return None
     return _count(start, bound, step, test.direction)
@@ -69,20 +69,20 @@ def _fixed(loop: ir.Operation, condition: ir.Block, body: ir.Block, value: ir.Va
     """Returns the number that a value of the condition has in every round, if it is known."""
     number = _argument_number(value, condition)
     if number is None:
-        return _constant(value)
-    return _constant(loop.operands[number]) if _returned(body)[number] == body.arguments[number] else None
+        return constant_of(value)
+    return constant_of(loop.operands[number]) if _returned(body)[number] == body.arguments[number] else None
 
 
-def _step(body: ir.Block, counter: int) -> int | None:
+def step_of(body: ir.Block, counter: int) -> int | None:
     """Returns the constant that the body adds to carried value `counter`."""
     op = _owner(_returned(body)[counter])
     if op is None or op.name not in ("stablehlo.add", "stablehlo.subtract"):
         return None
     left, right = op.operands
     if _argument_number(left, body) == counter:
-        by = _constant(right)
+        by = constant_of(right)
         return -by if by is not None and op.name == "stablehlo.subtract" else by
-    return _constant(left) if op.name == "stablehlo.add" and _argument_number(right, body) == counter else None
+    return constant_of(left) if op.name == "stablehlo.add" and _argument_number(right, body) == counter else None
 
 
 def _returned(block: ir.Block) -> list[ir.Value[ir.Type]]:
@@ -99,7 +99,8 @@ def _argument_number(value: ir.Value[ir.Type], block: ir.Block) -> int | None:
     return value.arg_number if isinstance(value, ir.BlockArgument) and value.owner == block else None
 
 
-def _constant(value: ir.Value[ir.Type]) -> int | None:
+def constant_of(value: ir.Value[ir.Type]) -> int | None:
+    """Returns the integer that a value of one element is known to be, or None."""
     op = _owner(value)
     if op is None or op.name != "stablehlo.constant":
         return None

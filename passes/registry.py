@@ -19,6 +19,7 @@ from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
 from rhino.passes.pin import PinShardings
 from rhino.passes.segments import AnnotateSegments
+from rhino.passes.split_stages import SplitStages
 from rhino.passes.strip import Strip
 
 Item = Pass | str
@@ -36,6 +37,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     OpRules,
     PinShardings,
     AnnotateSegments,
+    SplitStages,
     Strip,
 )
 """Sorted by name."""
