@@ -43,7 +43,7 @@ class Timeline:
     @property
     def end_s(self) -> float:
         """When the last task or transfer ends."""
-        return max((one.end_s for one in (*self.spans, *self.moves)), default=0.0)
+        return max([0.0, *(span.end_s for span in self.spans), *(move.end_s for move in self.moves)])
 
     def busy_s(self, rank: int) -> float:
         """How long a rank runs tasks."""
