@@ -244,8 +244,8 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
         notes.append(f"temporaries of program {step.programs[one.program].name}: {format_bytes(limits.temp_bytes[one.program])}")
     return RhinoError(
         "RHI-STEP-008",
-        f"rank {rank} needs {format_bytes(peak_bytes)} on each device at instruction {at}, {_what(step, one)}, "
-        f"and has {format_bytes(limits.budget_bytes)}",
+        f"rank {rank} needs {format_bytes(peak_bytes)} on each device at instruction {at}, {_what(step, one)}: "
+        f"{format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
         notes=(f"{len(held)} arrays are held then", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     )

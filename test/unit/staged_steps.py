@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Program, Receive, Run, Send, Step, Transfer
+from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Program, Receive, Run, Send, Transfer
 from rhino.ir.mesh import Mesh
 from rhino.ir.stage_programs import MICRO_BATCH, ONCE, Argument, StagedStep, StageProgram
 from rhino.strategies.schedules import SCHEDULES, Pipeline, make_order
@@ -80,7 +80,7 @@ def staged(num_stages, num_micro_batches, sources, split=False, fused=False, tie
     last = num_stages - 1
     losses = (*losses, last)
     readers = {s: [t for t in range(num_stages) if s in sources.get(t, [])] for s in range(num_stages)}
-    learning = {s for s in range(num_stages)}
+    learning = set(range(num_stages))
     for s in range(last, -1, -1):
         if s not in losses and not any(t in learning for t in readers[s]):
             learning.discard(s)
@@ -191,7 +191,7 @@ def meaning(staged, expression):
     return [values[name] for name in staged.results]
 
 
-class Unsafe(Exception):
+class UnsafeError(Exception):
     """An instruction touches what is not there."""
 
 
@@ -203,20 +203,20 @@ class Buffer:
 
     def get(self):
         if not self.lives:
-            raise Unsafe("taken over")
+            raise UnsafeError("taken over")
         if self.value is None:
             self.value = self.pulled_from.get()
         return self.value
 
 
 def execute(step, expression):
-    """The results of running a list on buffers, where a transfer pulls at the last moment. Raises Unsafe, also for what is left over."""
+    """The results of running a list on buffers, where a transfer pulls at the last moment; UnsafeError also for what is left."""
     slots = {slot: Buffer(expression("number", number)) for slot, number in step.constants}
     results, seen, moves, ends = {}, set(), [], {}
 
     def take(slot):
         if slot not in slots:
-            raise Unsafe("not there")
+            raise UnsafeError("not there")
         return slots[slot]
 
     for one in step.instructions:
@@ -228,7 +228,7 @@ def execute(step, expression):
                 slots |= {slot: Buffer(expression(program, i, *values)) for i, slot in enumerate(outputs)}
             case Transfer(uid, source, target):
                 if uid in seen:
-                    raise Unsafe("one number for two transfers")
+                    raise UnsafeError("one number for two transfers")
                 seen.add(uid)
                 slots[target] = Buffer(pulled_from=take(source))
                 moves.append(slots[target])
@@ -244,12 +244,12 @@ def execute(step, expression):
         move.get()
     left = [slot for slot in slots if slot not in ends and slot not in dict(step.constants)]
     if left or any(slot not in slots for slot in ends):
-        raise Unsafe("left over, or freed although fetched")
+        raise UnsafeError("left over, or freed although fetched")
     return [results[number].get() for number in sorted(results)]
 
 
 def play(step, processes, bound, rng, expression):
-    """The results of processes that dispatch their lists at random speeds to queues of `bound` launches a rank; Unsafe if they get stuck.
+    """The results of processes that dispatch their lists at random speeds to queues of `bound` launches a rank. UnsafeError if stuck.
 
     `processes` are pairs of ranks and list.
     """
@@ -302,5 +302,5 @@ def play(step, processes, bound, rng, expression):
         if not any(act(number) for act, number in rng.sample(moves, len(moves))):
             break
     if moves:
-        raise Unsafe("stuck")
+        raise UnsafeError("stuck")
     return [values[results[number]] for number in sorted(results)]

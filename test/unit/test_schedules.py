@@ -71,7 +71,8 @@ def test_orders_by_definition(num_stages, num_micro_batches):
         phases = ("forward", "input-gradient", "weight-gradient") if splits else ("forward", "backward")
         everything = {Task(phase, s, i) for phase in phases for s in range(num_stages) for i in range(num_micro_batches)}
         listed = [task for tasks in order.tasks for task in tasks]
-        assert len(listed) == len(everything) and set(listed) == everything
+        assert len(listed) == len(everything)
+        assert set(listed) == everything
         for rank, tasks in enumerate(order.tasks):
             assert all(order.rank_of[task.stage] == rank for task in tasks)
             for phase in phases:

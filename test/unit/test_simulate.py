@@ -1,6 +1,7 @@
 """Times, idle shares and memory against closed forms and by hand; the timeline as text."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from staged_steps import MESH, NUMBER, ROW, SMALL, WEIGHT, Builder, chain, orders, random_step
@@ -116,7 +117,7 @@ def test_spans_follow_from_the_list(seed):
         timeline = simulate(step, costs_of(staged, Link(0.25, 1024.0), forward=1.5, apply=0.5)).timeline
         for rank in range(step.num_ranks):
             mine = [one for one in timeline.spans if one.rank == rank]
-            assert all(before.end_s <= after.start_s for before, after in zip(mine, mine[1:], strict=False))
+            assert all(before.end_s <= after.start_s for before, after in pairwise(mine))
         runs = [one for one in step.instructions if isinstance(one, Run)]
         made = {slot: span.end_s for one, span in zip(runs, timeline.spans, strict=True) for slot in one.outputs}
         moved = {one.uid: one for one in timeline.moves}
