@@ -15,7 +15,7 @@ all-reduces add; one that has to maximise is marked in the same way, and its bod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,15 +80,7 @@ class Localize(Pass):
                 fix="annotate it first, for example with rhino-opt --auto-shard",
             )
         mesh_name, mesh = found
-        plan, program = read_plan(module, mesh, remarks)
-        inserter = _Inserter(program, plan, mesh_name, mesh.names)
-        inserter.run()
-        loops, asides = inserter.loops(), inserter.asides
-        del inserter, plan, program  # no handle of an op outlives a conversion
-        _convert(module, remarks)
-        inline_loops(module, loops)
-        put_back(module, asides)
-        _finish(module)
+        rewrite(module, mesh_name, mesh.names, lambda: read_plan(module, mesh, remarks), remarks)
         module.attributes[LOCAL] = ir.UnitAttr.get()
         remarks.statistics["localized"] = tally_module(module)
 
@@ -99,6 +91,22 @@ def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
     with copy.context, ir.Location.unknown():
         Localize().run(copy.operation, Remarks(file))
     return copy
+
+
+def rewrite(module: ir.Operation, mesh_name: str, axes: tuple[str, ...], read: Callable[[], tuple[Plan, Program]], remarks: Remarks) -> None:
+    """Rewrites `module` into what each device runs by the plan that `read` returns, for a program of its ops with their rules.
+
+    The shardings of the entry's arguments and results are those that the module says, and have to be the plan's.
+    """
+    plan, program = read()
+    inserter = _Inserter(program, plan, mesh_name, axes)
+    inserter.run()
+    loops, asides = inserter.loops(), inserter.asides
+    del inserter, plan, program  # no handle of an op outlives a conversion
+    _convert(module, remarks)
+    inline_loops(module, loops)
+    put_back(module, asides)
+    _finish(module)
 
 
 def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan, Program]:
