@@ -151,7 +151,9 @@ class _Assembly:
     def read(self, rank: int, name: str, launch: Launch) -> int:
         """The slot in which a launch finds a value."""
         if name != MICRO_BATCH:
-            return self.where[rank, self.key(name, launch)]
+            key = (rank, self.key(name, launch))
+            assert key in self.where, f"{name!r} is not on rank {rank} for {task_of(self.staged, launch)}"
+            return self.where[key]
         assert launch.micro_batch is not None, "a part outside the micro-batches reads their number"
         at = (rank, launch.micro_batch)
         if at not in self.constants:

@@ -19,7 +19,11 @@ MAY_IMPORT = {
     "tools": {"ir", "strategies", "passes", "runtime", "tools"},
 }
 MLIR_DOOR = "rhino.ir.mlir"
-FILES = {f"rhino.{path.parent.name}.{path.stem}": path for folder in MAY_IMPORT for path in sorted((ROOT / folder).glob("*.py"))}
+FILES = {
+    ".".join(("rhino", *path.relative_to(ROOT).with_suffix("").parts)): path
+    for folder in MAY_IMPORT
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
 
 
 def imports(source: str, module: str) -> set[str]:
