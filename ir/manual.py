@@ -6,7 +6,9 @@ A program of local shapes with explicit collectives is refused by XLA's partitio
 Reads     `sdy.mesh`, and `sdy.sharding` on the entry's arguments and results (absent: replicated).
 Writes    an entry of global types whose body is the manual computation; aliasing and other attributes of arguments and results,
           and the arguments' locations, stay where they were. `sdy.sharding` inside is dropped: its axes are all manual there.
-Errors    RHI-LOCAL-001 no mesh, a partial result, or a sharding that names its mesh in another way; RHI-READ-005.
+          An argument or result that is a partial sum has a leading dim for each axis that it is a sum over, split over that axis: so each
+          device holds its summand, and the array is an ordinary one.
+Errors    RHI-LOCAL-001 no mesh, or a sharding that names its mesh in another way; RHI-READ-005.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh
-from rhino.ir.mlir import func, ir, sdy
+from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 
@@ -31,7 +33,8 @@ def wrap_manual(local_module: ir.Module) -> ir.Module:
     """Returns a copy of the localized `local_module` whose entry takes and gives global tensors.
 
     Shapes:
-        A dimension of the entry's arguments and results grows by the product of the axes that split it.
+        A dimension of the entry's arguments and results grows by the product of the axes that split it. A partial sum over axes of sizes
+        a, b, ... is [a, b, ..., its own dims].
 
     Raises:
         RhinoError: RHI-LOCAL-001, RHI-READ-005.
@@ -81,10 +84,11 @@ def strip_shardings(module: ir.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """An argument or result of the entry: its closed sharding and its global type."""
+    """An argument or result of the entry: its closed sharding and its global type, both with dims for the axes that it is a sum over."""
 
     sharding: sdy.TensorShardingAttr
     global_type: ir.Type
+    num_sums: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,15 @@ class _Reader:
             dims = [sdy.DimensionShardingAttr.get([], is_closed=True)] * len(local.shape)
             return _Boundary(sdy.TensorShardingAttr.get(self.mesh_ref, dims), local)
         given = sdy.TensorShardingAttr(attrs[SHARDING])
-        if given.mesh_or_ref != self.mesh_ref or given.unreduced_axes:
-            raise _refuse(f"a boundary sharding must be whole and of mesh {self.mesh_ref}: {given}", self.entry.operation)
-        axes = [list(sdy.DimensionShardingAttr(dim).axes) for dim in given.dimension_shardings]
+        if given.mesh_or_ref != self.mesh_ref:
+            raise _refuse(f"a boundary sharding must be of mesh {self.mesh_ref}: {given}", self.entry.operation)
+        sums = list(given.unreduced_axes)
+        axes = [*([ref] for ref in sums), *(list(sdy.DimensionShardingAttr(dim).axes) for dim in given.dimension_shardings)]
         dims = [sdy.DimensionShardingAttr.get(refs, is_closed=True) for refs in axes]
-        shape = [size * self.parts(refs) for size, refs in zip(local.shape, axes, strict=True)]
+        held = [*[1] * len(sums), *local.shape]
+        shape = [size * self.parts(refs) for size, refs in zip(held, axes, strict=True)]
         whole = ir.RankedTensorType.get(shape, local.element_type, local.encoding)
-        return _Boundary(sdy.TensorShardingAttr.get(self.mesh_ref, dims), whole)
+        return _Boundary(sdy.TensorShardingAttr.get(self.mesh_ref, dims), whole, len(sums))
 
     def parts(self, axes: list[ir.Attribute]) -> int:
         """Into how many parts a dimension is split over `axes`, some of which may be parts of a mesh axis."""
@@ -156,9 +162,31 @@ def _move_body(entry: func.FuncOp, wrapped: func.FuncOp, mesh: Mesh, inputs: lis
     block = entry.entry_block
     block.append_to(manual.regions[0])
     end = list(block.operations)[-1]
-    sdy.ReturnOp(list(end.operands), loc=end.location, ip=ir.InsertionPoint(end))
+    _drop_sums(block, inputs)
+    returned = list(end.operands)
+    with ir.InsertionPoint(end), end.location:
+        for number, (value, output) in enumerate(zip(returned, outputs, strict=True)):
+            if output.num_sums:
+                returned[number] = stablehlo.ReshapeOp(_with_ones(value.type, output.num_sums), value).result
+        sdy.ReturnOp(returned)
     end.operation.erase()
     entry.operation.erase()
+
+
+def _drop_sums(block: ir.Block, inputs: list[_Boundary]) -> None:
+    """Makes the arguments that are partial sums such as their arrays lie on a device, and gives their readers the summands."""
+    for argument, item in zip(block.arguments, inputs, strict=True):
+        if item.num_sums:
+            kind = argument.type
+            argument.set_type(_with_ones(kind, item.num_sums))
+            with ir.InsertionPoint.at_block_begin(block), argument.location:
+                summand = stablehlo.ReshapeOp(kind, argument)
+            argument.replace_all_uses_except(summand.result, summand.operation)
+
+
+def _with_ones(kind: ir.Type, count: int) -> ir.RankedTensorType:
+    tensor = ir.RankedTensorType(kind)
+    return ir.RankedTensorType.get([*[1] * count, *tensor.shape], tensor.element_type, tensor.encoding)
 
 
 def _set_shardings(function: func.FuncOp, side: Side, boundaries: list[_Boundary]) -> None:

@@ -167,7 +167,8 @@ class Builder:
         return len(self.nodes) - 1
 
     def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
-        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
+        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial`, and where `limit` says so."""
+        partial = tuple(sorted({*partial, *(axis for spec in limit or () for axis in partial_axes(spec))}))
         shape = self.graph.types[self.value_type[value]].shape
         batch = self.roles.batch_dims(value) if self.roles else frozenset()
         key = ("stored", shape, limit, partial, batch)
