@@ -83,7 +83,7 @@ def _price(module: ir.Module, program: Program, mesh: Mesh, model: CostModel) ->
     with module.context:
         passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)
         read = read_program(entry_function(module), mesh)
-        choice = build(read.graph, model)
+        choice = build(read.graph, model, is_part=True)
         outcome = Search(choice.problem).run(None)
         passmanager.PassManager.parse("builtin.module(func.func(sdy-drop-sharding-rules))").run(module.operation)
     assert isinstance(outcome, Answer), "a sharded program has a way to run"

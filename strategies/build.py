@@ -46,13 +46,13 @@ class Choice:
     problem: Problem
 
 
-def build(graph: Graph, model: CostModel) -> Choice:
-    """Returns the choice problem of `graph` on the axes of `model`.
+def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
+    """Returns the choice problem of `graph` on the axes of `model`. What a part of a step takes and gives may be partial sums.
 
     Raises:
         ContradictionError: where shardings given by the user leave nothing to choose from.
     """
-    return Builder(graph, model).build()
+    return Builder(graph, model, is_part=is_part).build()
 
 
 def starts_a_sum(graph: Graph, op: int, value: int) -> bool:
@@ -70,6 +70,7 @@ class Builder:
 
     graph: Graph
     model: CostModel
+    is_part: bool = False
     nodes: list[Node] = field(default_factory=list)
     costs: list[int] = field(default_factory=list)
     tables: list[Floats] = field(default_factory=list)
@@ -167,8 +168,9 @@ class Builder:
         return len(self.nodes) - 1
 
     def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
-        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial`, and where `limit` says so."""
-        partial = tuple(sorted({*partial, *(axis for spec in limit or () for axis in partial_axes(spec))}))
+        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
+        if self.is_part:
+            partial = tuple(sorted({*partial, *(axis for spec in limit or () for axis in partial_axes(spec))}))
         shape = self.graph.types[self.value_type[value]].shape
         batch = self.roles.batch_dims(value) if self.roles else frozenset()
         key = ("stored", shape, limit, partial, batch)
