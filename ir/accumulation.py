@@ -56,7 +56,8 @@ class Accumulation:
 
     def next(self, number: int) -> AnyValue:
         """Returns what the body returns as its k-th value."""
-        return end_of(self.loop.regions[1].blocks[0]).operands[number]
+        value: AnyValue = end_of(self.loop.regions[1].blocks[0]).operands[number]
+        return value
 
 
 def end_of(block: ir.Block) -> ir.Operation:
@@ -130,7 +131,13 @@ def carried_number(value: AnyValue, loop: ir.Operation) -> int | None:
     """Returns which of the loop's values `value` is, in its body or after it, or None."""
     if isinstance(value, ir.BlockArgument):
         return value.arg_number if value.owner == loop.regions[1].blocks[0] else None
-    return ir.OpResult(value).result_number if value.owner.operation == loop.operation else None
+    return ir.OpResult(value).result_number if maker_of(value) == loop.operation else None
+
+
+def maker_of(value: AnyValue) -> ir.Operation | None:
+    """Returns the op whose result a value is, None for an argument."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
 
 
 def reads_of(op: ir.Operation) -> list[AnyValue]:

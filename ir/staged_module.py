@@ -13,7 +13,7 @@ a sum over, split over that axis: so each device holds its summand, and the arra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from rhino.ir.accumulation import MICRO_BATCHES
 from rhino.ir.boundary import Attributes, Side, boundary_attributes, entries
@@ -121,8 +121,9 @@ def _program(function: func.FuncOp, mesh: Mesh) -> Program:
 
 def _part(part: Attributes, numbers: dict[str, int]) -> StageProgram:
     reads, gives = (tuple(map(_text, ir.ArrayAttr(part[key]))) for key in ("reads", "gives"))
-    phase: Phase = _text(part["phase"])  # type: ignore[assignment] - written from a Part
-    return StageProgram(phase, _int(part["stage"]), numbers[ir.FlatSymbolRefAttr(part["program"]).value], reads, gives)
+    return StageProgram(
+        cast(Phase, _text(part["phase"])), _int(part["stage"]), numbers[ir.FlatSymbolRefAttr(part["program"]).value], reads, gives
+    )
 
 
 def _number(number: int) -> ir.Attribute:

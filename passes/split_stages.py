@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rhino.ir.accumulation import STAGE, Accumulation, AnyValue, Counter, carried_number, outside, read_accumulation, reads_of
+from rhino.ir.accumulation import STAGE, Accumulation, AnyValue, Counter, carried_number, maker_of, outside, read_accumulation, reads_of
 from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Phase
@@ -144,7 +144,8 @@ class _Splitter:
         """Yields a backward as what other stages wait for and the rest, or any part as it is where there are not both."""
         body = self.program.body
         read = {value for op in body if self.home_of(op) is not draft for value in reads_of(op)}
-        needed, rest = [], []
+        needed: list[ir.Operation] = []
+        rest: list[ir.Operation] = []
         for op in reversed(draft.ops):
             is_needed = any(result in read for result in op.results)
             (needed if is_needed else rest).append(op)
@@ -238,11 +239,10 @@ class _Splitter:
             return self.carried_shardings[number] if self.carried_shardings else None
         if isinstance(value, ir.BlockArgument):
             return self.argument_attributes[value.arg_number].get(SHARDING)
-        result = ir.OpResult(value)
-        operation = result.owner.operation
-        if SHARDING not in operation.attributes:
+        made = maker_of(value)
+        if made is None or SHARDING not in made.attributes:
             return None
-        found: ir.Attribute = sdy.TensorShardingPerValueAttr(operation.attributes[SHARDING]).shardings[result.result_number]
+        found: ir.Attribute = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[ir.OpResult(value).result_number]
         return found
 
 
@@ -297,7 +297,9 @@ class _Writer:
             if isinstance(counter, Counter):
                 self.values[value] = self.counted(value, counter)
             elif value in self.program.free or (self.draft.phase == "setup" and value in self.splitter.before):
-                self.clone(value.owner.operation)
+                made = maker_of(value)
+                assert made is not None, "arguments are neither free nor of the setup"
+                self.clone(made)
             else:
                 self.values[value] = self.read(self.splitter.name_of(value, self.draft), value.type, self.splitter.sharding_of(value))
         return self.values[value]

@@ -58,7 +58,7 @@ def make_whole_plan(staged: ir.Module, schedule: str, cluster: str, about: Mappi
     )
     instructions = assemble(step, order, costs.run_s)
     simulation = simulate(instructions, costs)
-    texts = {name: compiled_form(module, file).operation.get_asm(enable_debug_info=False) for name, module in modules.items()}
+    texts = {name: str(compiled_form(module, file).operation.get_asm(enable_debug_info=False)) for name, module in modules.items()}
     arguments, results = _boundaries(staged)
     timeline = simulation.timeline
     said = {

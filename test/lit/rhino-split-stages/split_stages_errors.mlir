@@ -1,0 +1,71 @@
+// RUN: rhino-opt --rhino-split-stages --split-input-file --verify-diagnostics %s
+// Programs that are no accumulation program, or not marked with stages that can be.
+
+// expected-error@unknown {{[RHI-SPLIT-001] the program needs one loop over micro-batches; it has none}}
+// expected-note@unknown {{to fix: divide it first, for example with rhino-micro-batch{num=4}}}
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %end:2 = stablehlo.while(%i = %zero, %sum = %x) : tensor<i32>, tensor<4xf32>
+    attributes {rhino.micro_batches = 1 : i64} cond {
+    %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    // expected-error@+2 {{[RHI-SPLIT-002] 'stablehlo.tanh' has no stage}}
+    // expected-note@+1 {{to fix: assign stages first, for example with rhino-pipeline-stages{stages=2}}}
+    %y = stablehlo.tanh %sum : tensor<4xf32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %y : tensor<i32>, tensor<4xf32>
+  }
+  return %end#1 : tensor<4xf32>
+}
+
+// -----
+
+module attributes {rhino.num_stages = 2 : i64} {
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %end:2 = stablehlo.while(%i = %zero, %sum = %x) : tensor<i32>, tensor<4xf32>
+    attributes {rhino.micro_batches = 1 : i64} cond {
+    %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    // expected-error@+2 {{[RHI-SPLIT-002] 'stablehlo.tanh' is of stage 3, of 0 to 2}}
+    // expected-note@+1 {{to fix: assign stages anew}}
+    %y = stablehlo.tanh %sum {rhino.stage = 3 : i64} : tensor<4xf32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %y : tensor<i32>, tensor<4xf32>
+  }
+  return %end#1 : tensor<4xf32>
+}
+}
+
+// -----
+
+module attributes {rhino.num_stages = 2 : i64} {
+// The accumulator would be read in the first stage and made in the second.
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  // expected-error@+2 {{[RHI-SPLIT-002] 'stablehlo.while' accumulates value 1 in one stage and reads it in another}}
+  // expected-note@+1 {{to fix: assign stages anew}}
+  %end:2 = stablehlo.while(%i = %zero, %sum = %x) : tensor<i32>, tensor<4xf32>
+    attributes {rhino.micro_batches = 1 : i64} cond {
+    %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %y = stablehlo.tanh %sum {rhino.stage = 0 : i64} : tensor<4xf32>
+    %z = stablehlo.abs %y {rhino.stage = 1 : i64} : tensor<4xf32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %z : tensor<i32>, tensor<4xf32>
+  }
+  return %end#1 : tensor<4xf32>
+}
+}
