@@ -43,7 +43,8 @@ def make_order(name: str, pipeline: Pipeline) -> Order:
     """
     schedule = find_schedule(name)
     if min(pipeline.num_stages, pipeline.num_micro_batches, pipeline.chunks) < 1:
-        raise RhinoError("RHI-SCHED-001", f"got {pipeline}, expected at least one of each")
+        got = f"{pipeline.num_stages} stages, {pipeline.num_micro_batches} micro-batches, {pipeline.chunks} stages on a rank"
+        raise RhinoError("RHI-SCHED-001", f"got {got}, expected at least one of each", fix="give positive numbers")
     if pipeline.chunks > 1 and not schedule.chunked:
         takers = ", ".join(one.name for one in SCHEDULES.values() if one.chunked)
         what = f"schedule {name!r} holds one stage on a rank, got {pipeline.chunks}"
