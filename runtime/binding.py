@@ -11,18 +11,25 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import jax
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, Task, reads, writes
+from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, reads, writes
 from rhino.runtime.executable import same_placement
 from rhino.runtime.rank_program import RankDevices, RankProgram, dtype_of
 from rhino.runtime.transport import Transport, bind_copy
 
 Action: TypeAlias = Callable[[], None]
 Take: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class Recorder(Protocol):
+    """Notes what is done."""
+
+    def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
+        """Returns `action` noted: `number` gives the step's number, `started` what it started, as something to wait for."""
 
 
 class Stopped(Exception):  # noqa: N818 - no error of its own
@@ -56,6 +63,10 @@ class Lane:
         self.places.append(place)
         self.actions.append(action)
 
+    def place(self, position: int) -> int | None:
+        """Returns where action `position` comes from; None past the end."""
+        return self.places[position] if position < len(self.places) else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binder:
@@ -67,6 +78,7 @@ class Binder:
     lane_of: Mapping[int, int]
     transport: Transport | None
     memory: Memory
+    recorder: Recorder | None = None
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[Lane], list[threading.Lock]]:
         """Returns the lanes of a list, and the locks that they wait at; if `checked`, every array is looked at before it is used."""
@@ -77,10 +89,10 @@ class Binder:
             for lane, part in self._by_lane(one):
                 for slot in sorted({*reads(part), *(part.slots if isinstance(part, Free) else ())} & awaited.keys()):
                     lanes[lane].add(*awaited.pop(slot))
+                action = self._noted(place, part, self._action(place, part, checked=checked))
                 if isinstance(part, Receive) and self._transport.waits:
-                    awaited[part.target] = place, self._receive(part)
+                    awaited[part.target] = place, action
                     continue
-                action = self._action(place, part, checked=checked)
                 if isinstance(part, Copy) and self._lane(part.target) != lane:
                     lock = threading.Lock()
                     lock.acquire()
@@ -157,6 +169,19 @@ class Binder:
             case _:
                 assert_never(one)
 
+    def _noted(self, place: int, one: Local, action: Action) -> Action:
+        """The action, and what it starts, noted by the recorder."""
+        memory = self.memory
+        match one:
+            case Run():
+                return self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.tokens[place]) if self.recorder else action
+            case Copy(target=slot) | Receive(target=slot) | Send(source=slot):
+                return self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.slots[slot]) if self.recorder else action
+            case Free() | Feed() | Fetch():
+                return action
+            case _:
+                assert_never(one)
+
     def _run(self, place: int, one: Run, *, checked: bool) -> Action:
         program = self.programs[one.program, self.step.slots[(*one.inputs, *one.outputs)[0]].rank]
         slots, tokens = self.memory.slots, self.memory.tokens
@@ -224,9 +249,3 @@ def _then(first: Action, second: Action) -> Action:
         second()
 
     return both
-
-
-def describe_task(task: Task) -> str:
-    """Returns a task in words: `backward of stage 1, micro-batch 3`."""
-    part = f"{task.phase} of stage {task.stage}"
-    return part if task.micro_batch is None else f"{part}, micro-batch {task.micro_batch}"

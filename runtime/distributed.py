@@ -120,15 +120,15 @@ class ProcessJob:
                 continue
             gone = [one for one in everyone if one not in living and self.peek(f"finished/{one}") is None]
             if gone and not self._finished.is_set():
-                _leave(RhinoError("RHI-RUN-007", self._verdict(gone), notes=(f"seen by {self.team.name(self.process)}",)))
+                end_process(RhinoError("RHI-RUN-007", self._verdict(gone), notes=(f"seen by {self.team.name(self.process)}",)))
 
     def _verdict(self, gone: Sequence[int]) -> str:
         names = " and ".join(self.team.name(one) for one in gone)
         return f"{names} {'has' if len(gone) == 1 else 'have'} ended, or sent no sign of life for {self._heartbeat_s} s"
 
 
-def _leave(error: RhinoError) -> None:
-    """Ends the process from any of its threads: the others may be inside XLA, waiting for what will not come."""
+def end_process(error: RhinoError) -> None:
+    """Says why and ends the process, from any of its threads: the others may be inside XLA, waiting for what will not come."""
     sys.stdout.flush()
     print(error.render(), file=sys.stderr, flush=True)
     os._exit(error.exit_code)

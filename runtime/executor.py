@@ -18,11 +18,12 @@ import numpy as np
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project
 from rhino.ir.mlir import ir
-from rhino.runtime.binding import Binder, Memory, describe_task
+from rhino.runtime.binding import Binder, Memory
 from rhino.runtime.compile_cache import CompileCache
 from rhino.runtime.executable import Host, failed_run, same_placement
 from rhino.runtime.lanes import Lanes
 from rhino.runtime.rank_program import RankDevices, compile_programs, dtype_of
+from rhino.runtime.trace import Recorder
 from rhino.runtime.transport import Transport
 from rhino.runtime.verify import verify
 
@@ -36,6 +37,18 @@ class Target:
     argument: int
     layout: Layout
     sharding: jax.sharding.NamedSharding
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an executor is: in step `step` (from 0, -1 before the first), each lane at the place of the list in `places`, None at its end.
+
+    Not `running` is between steps, as far as dispatch goes.
+    """
+
+    step: int
+    running: bool
+    places: tuple[int | None, ...]
 
 
 class Executor:
@@ -53,6 +66,7 @@ class Executor:
         *,
         cache: CompileCache | None = None,
         threads: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         """Compiles, binds and connects.
 
@@ -63,6 +77,7 @@ class Executor:
             transport: moves arrays to and from ranks of other processes.
             cache: what has been compiled before.
             threads: whether each rank is dispatched by a thread of its own.
+            recorder: notes what is done; it costs time and memory.
 
         Raises:
             RhinoError: RHI-STEP-001 to RHI-STEP-007 where the step is not safe to run, RHI-RUN-001 and RHI-RUN-006 for a program,
@@ -75,7 +90,7 @@ class Executor:
         self.instructions = project(step, self.ranks)
         self.transport = transport
         held = {rank: RankDevices(rank, step.mesh, devices[rank]) for rank in self.ranks}
-        runs = [(one.program, step.slots[(*one.inputs, *one.outputs)[0]].rank) for one in self.instructions if isinstance(one, Run)]
+        runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
         pairs = list(dict.fromkeys(runs))
         compiled = compile_programs([(step.programs[program], held[rank]) for program, rank in pairs], modules, cache or CompileCache())
         self.programs = dict(zip(pairs, compiled, strict=True))
@@ -91,11 +106,14 @@ class Executor:
                 self._empty[slot] = _constant(number, step.slots[slot].layout, held[step.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
         lane_of = {rank: number if threads else 0 for number, rank in enumerate(self.ranks)}
-        binder = Binder(step, held, self.programs, lane_of, transport, self.memory)
+        if recorder is not None:
+            recorder.attach(step, self.instructions)
+        binder = Binder(step, held, self.programs, lane_of, transport, self.memory, recorder)
         self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
-        self.lanes = Lanes(len(self._fast[0]), self.memory)
+        self._lanes = Lanes(len(self._fast[0]), self.memory)
         self._num_steps = 0
         self._broken = False
+        self._running = False
 
     def _numbered(self) -> tuple[Local, ...]:
         """The list with each feed's argument numbered as this process places it."""
@@ -118,11 +136,14 @@ class Executor:
         memory = self.memory
         memory.arguments[:] = placed
         memory.results[:] = [None] * self._num_results
+        memory.tokens[:] = [None] * len(memory.tokens)
         memory.step = self.transport.next_step() if self.transport else self._num_steps
         del placed
         lanes, locks = self._fast if self._num_steps else self._checked
         self._num_steps += 1
-        failure = self.lanes.run(lanes, locks)
+        self._running = True
+        failure = self._lanes.run(lanes, locks)
+        self._running = False
         if failure is not None:
             self._fail(failure.place, failure.error)
         results = list(memory.results)
@@ -146,7 +167,7 @@ class Executor:
     def close(self) -> None:
         """Ends the executor's threads and drops its arrays; the transport stays."""
         self._broken = True
-        self.lanes.close()
+        self._lanes.close()
         self.memory.slots.clear()
         self.memory.tokens.clear()
 
@@ -155,6 +176,20 @@ class Executor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def progress(self) -> Progress:
+        """Returns where the executor is; from any thread."""
+        lanes = self._fast[0]  # of the same places as the checked ones
+        places = tuple(lane.place(position) for lane, position in zip(lanes, self._lanes.positions, strict=True))
+        return Progress(self._num_steps - 1, self._running, places)
+
+    def launched(self) -> dict[int, list[tuple[int, Any]]]:
+        """Returns, by rank, the place of each run dispatched in the step at hand, and the token that tells when it has ended."""
+        runs: dict[int, list[tuple[int, Any]]] = {rank: [] for rank in self.ranks}
+        for place, (one, token) in enumerate(zip(self.instructions, list(self.memory.tokens), strict=False)):
+            if isinstance(one, Run) and token is not None:
+                runs[rank_of(self.step, one)].append((place, token))
+        return runs
 
     def memory_bytes(self) -> dict[str, int]:
         """Returns what each program takes of one device's memory, as XLA has assigned its buffers."""
@@ -206,12 +241,16 @@ def devices_of_ranks(step: Step, devices: Sequence[jax.Device], ranks: Sequence[
     return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(held)}
 
 
+def rank_of(step: Step, run: Run) -> int:
+    """Returns the rank that a run is on."""
+    return step.slots[(*run.inputs, *run.outputs)[0]].rank
+
+
 def describe(step: Step, one: Local) -> str:
     """Returns an instruction in words."""
     match one:
-        case Run(program, inputs, outputs, task):
-            rank = step.slots[(*inputs, *outputs)[0]].rank
-            return f"program {step.programs[program].name} on rank {rank}, {describe_task(task)}"
+        case Run(program, task=task):
+            return f"program {step.programs[program].name} on rank {rank_of(step, one)}, {task}"
         case Copy(uid, source, target):
             return f"transfer {uid} from rank {step.slots[source].rank} to rank {step.slots[target].rank}"
         case Send(uid, source, peer):
