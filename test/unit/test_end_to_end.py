@@ -5,7 +5,6 @@ Longer runs of the same: `bench/random_plans.py`, `bench/traffic.py`.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import gpt
@@ -37,14 +36,6 @@ SMALL = {
     "gpt-small": gpt.model(dataclasses.replace(GPT, layers=1, hidden=16, ffn=32, vocab=32, seq=8)),
 }
 """The small ones are for plans with a collective at every other op, which take XLA long to compile."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_optimizations() -> Iterator[None]:
-    """Compiling takes nearly all the time here, and LLVM's part of it has nothing to do with shardings."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 import io
 from functools import cache
 
-import jax
 import pytest
 from drawn_plans import OneDevice, drawable, one_device
 from every_op import CHLO, ELEMENTWISE, STABLEHLO, VARIANTS, Case
@@ -25,14 +24,6 @@ LONG = {f"chlo.{name}" for name in ["_asin_acos_kernel", "polygamma", "broadcast
 """Hundreds of ops of StableHLO: along one axis will do."""
 PLANNED = [name for name, case in CASES.items() if not case.refused]
 RUN = [name for name in PLANNED if not CASES[name].not_run]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_optimizations():
-    """Compiling takes nearly all the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @cache

@@ -56,14 +56,6 @@ ARGS = ["mlp", "--sizes=8,16,4", "--batch=4"]
 ARGUMENT_NAMES = ["state.params[0]['bias']", "state.mu[1]['weight']", "state.step", "batch['x']", "batch['y']"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_optimizations():
-    """Compiling takes nearly all the time here, and what it optimizes is not what is tested."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
 def model(request):
     return request.param

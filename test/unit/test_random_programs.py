@@ -3,8 +3,6 @@
 A longer run of the same: `bench/random_programs.py`.
 """
 
-import jax
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_plans import MOODS
@@ -12,14 +10,6 @@ from random_programs import OPS, program, random_steps, try_program
 
 NUMBERS = st.integers(0, (1 << 16) - 1)
 STEPS = st.lists(st.tuples(st.integers(0, len(OPS) - 1), NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=10)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_optimizations():
-    """Compiling takes nearly all the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
