@@ -74,8 +74,18 @@ def make_whole_plan(staged: ir.Module, schedule: str, cluster: str, about: Mappi
         "predicted_peak_bytes": [memory.peak_bytes for memory in simulation.memory],
         "predicted_run_s": list(costs.run_s),
         "predicted_temp_bytes": list(costs.temp_bytes),
+        "link_latency_s": outer.latency_s,
+        "link_bytes_per_s": outer.bytes_per_s,
     }
     return Made(WholePlan(instructions, texts, arguments, results, said), simulation, costs)
+
+
+def costs_of(plan: WholePlan) -> Costs:
+    """Returns what the instructions of a plan were predicted to take."""
+    about = plan.about
+    link = Link(about["link_latency_s"], about["link_bytes_per_s"])
+    links = equal_links(plan.step.num_ranks, link)
+    return Costs(tuple(about["predicted_run_s"]), tuple(about["predicted_temp_bytes"]), links)
 
 
 def _price(module: ir.Module, program: Program, mesh: Mesh, model: CostModel) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""The `rhino-run` command: compile a module for host devices, run it for some steps, and compare it with the one-device program."""
+"""The `rhino-run` command: compile a module, or a whole plan, for host devices, run it for some steps, and compare it with one device."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, non
 from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
 from rhino.tools.ending import exit_code_of
+from rhino.tools.run_report import difference_text, step_line
 
 FORMS: Final = ("auto", "annotated", "localized")
 
@@ -76,6 +77,8 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         options = _parser().parse_args(argv)
         if options.help:
             _parser().print_help(stdout)
+        elif Path(options.file).is_dir():
+            _run_plan(options, stdin, stdout, argv)
         else:
             _run(options, stdin, stdout)
         return int(ExitCode.OK)
@@ -98,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     add = parser.add_argument
-    add("file", nargs="?", default="-", metavar="FILE", help="the module to run, or - for stdin (default)")
+    add("file", nargs="?", default="-", metavar="FILE", help="the module to run, or the folder of a whole plan, or - for stdin (default)")
     add("--help", action="store_true", help="print this and exit")
     add("--devices", type=_count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add("--compare", metavar="ORIGINAL", help="run this module on one device from the same inputs, and compare every result")
@@ -109,6 +112,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--fresh-batches", action="store_true", help="draw the arguments that are not fed back, nor given, anew for each step")
     add("--form", choices=FORMS, default="auto", help="what to compile, see below (default auto)")
     add("--tolerance", type=_tolerance, metavar="R", help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)")
+    plan = parser.add_argument_group("whole plans")
+    plan.add_argument(
+        "--processes", type=_count, metavar="N", help="run in N processes, each with some of the ranks (default: in this one)"
+    )
+    plan.add_argument("--timeline", action="store_true", help="print when each rank runs what, as predicted")
+    plan.add_argument("--trace", metavar="FILE", help="write what was predicted and what was measured, for Perfetto or chrome://tracing")
+    plan.add_argument("--stall-limit", type=_count, default=300, metavar="S", help="give up after S seconds without progress (default 300)")
+    plan.add_argument("--part", help=argparse.SUPPRESS)
     return parser
 
 
@@ -131,6 +142,17 @@ def _tolerance(text: str) -> float:
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
     return value
+
+
+def _run_plan(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO, argv: Sequence[str]) -> None:
+    from rhino.tools.run_plan import run_plan  # noqa: PLC0415 - a module alone needs no executor
+
+    options.argv = list(argv)
+
+    def original(signature: Signature) -> Executable:
+        return _compile_original(_read(options.compare, stdin, make_context()), signature)
+
+    run_plan(options, original, stdout)
 
 
 def _run(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO) -> None:
@@ -237,7 +259,7 @@ def _report_run(executable: Executable, inputs: _Inputs, num_steps: int, stdout:
     times_s = []
     for step in run_steps(executable, inputs.values, num_steps, inputs.fresh):
         times_s.append(step.time_s)
-        print(_step_line(step, executable.signature), file=stdout)
+        print(step_line(step.number, step.time_s, step.results, executable.signature), file=stdout)
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
 
 
@@ -245,7 +267,8 @@ def _report_comparison(executable: Executable, reference: Executable, inputs: _I
     times_s = []
     for step, found in _compared_steps(executable, reference, inputs, options):
         times_s.append(step.time_s)
-        print(f"{_step_line(step, executable.signature)}  {_difference_text(worst(found))}", file=stdout)
+        line = step_line(step.number, step.time_s, step.results, executable.signature)
+        print(f"{line}  {difference_text(worst(found))}", file=stdout)
         check(found, step.number)
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
     print("the results agree with the one-device program", file=stdout)
@@ -259,16 +282,3 @@ def _compared_steps(
     for step, expected in zip(ours, theirs, strict=True):
         got, want = executable.fetch(step.results), reference.fetch(expected.results)
         yield step, differences(executable.signature, got, want, options.tolerance)
-
-
-def _step_line(step: Step, signature: Signature) -> str:
-    losses = (f"{signature.results[i].name or f'result {i}'} = {float(step.results[i]):.6g}" for i in signature.losses)
-    return "  ".join((f"step {step.number}: {format_seconds(step.time_s)}", *losses))
-
-
-def _difference_text(found: Difference | None) -> str:
-    if found is None:
-        return "no results to compare"
-    if found.max_rel == 0:
-        return "all results equal"
-    return f"worst result {found.value.label}: relative error {found.max_rel:.2g}, absolute {found.max_abs:.2g}"

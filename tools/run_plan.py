@@ -1,0 +1,270 @@
+"""Run a whole plan: the folder that `rhino-opt --auto-parallel --plan` writes, in this process or in several.
+
+Several processes each hold some of the ranks, and know of each other's results nothing: each leaves its own in a folder of the one that
+launched them, which puts them together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.instructions import Feed, Run, Transfer
+from rhino.ir.mlir import make_context
+from rhino.ir.plan_folder import Boundary, WholePlan, read_plan
+from rhino.ir.reader import read_module
+from rhino.ir.timeline import Timeline, render
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.runtime.compare import check, differences, worst
+from rhino.runtime.devices import pick_devices, request_host_devices
+from rhino.runtime.distributed import join, launch, share_ranks
+from rhino.runtime.executable import Executable, Host
+from rhino.runtime.executor import Argument, Executor, devices_of_ranks
+from rhino.runtime.inputs import InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
+from rhino.runtime.signature import Signature, Value, array_dtype
+from rhino.runtime.steps import run_steps, typical_time_s
+from rhino.runtime.trace import Event, Recorder, chrome_trace
+from rhino.runtime.transport import SocketTransport
+from rhino.runtime.watchdog import Watchdog
+from rhino.tools.run_report import difference_text, step_line
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RanStep:
+    """One finished step: its number, its wall time, and the results that are known here."""
+
+    number: int
+    time_s: float
+    results: Mapping[int, Host]
+
+
+def run_plan(options: Namespace, original: Callable[[Signature], Executable], stdout: TextIO) -> None:
+    """Runs the plan in `options.file`; `original` compiles what to compare with for one device, if anything is asked for.
+
+    Raises:
+        RhinoError: RHI-PLAN-001 and -002 for the folder, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results differ, and what
+            the executor raises.
+    """
+    plan = read_plan(Path(options.file))
+    if options.part:
+        _run_part(plan, options)
+        return
+    num_devices = plan.step.num_ranks * plan.step.mesh.num_devices
+    if options.devices is not None and options.devices < num_devices:
+        what = f"--devices={options.devices}, and the plan has {plan.step.num_ranks} ranks of {plan.step.mesh.num_devices}"
+        raise RhinoError("RHI-RUN-004", what, fix=f"give --devices={num_devices}, or plan for {options.devices}")
+    request_host_devices(options.devices or num_devices, os.environ)
+    signature = signature_of(plan)
+    print(*_headline(plan, options.processes), sep="\n", file=stdout)
+    simulated = _simulated(plan) if options.timeline or options.trace else None
+    if options.timeline and simulated is not None:
+        print(render(simulated), file=stdout)
+    inputs = _Inputs.of(plan, signature, options)
+    expected = _expected(original(signature), inputs, options.steps) if options.compare else None
+    with ExitStack() as stack:
+        if options.processes is not None:
+            steps, events = _launched(plan, options, stack)
+        else:
+            steps, events = _here(plan, options, inputs, stack)
+        _report(steps, signature, expected, options, stdout)
+        if options.trace:
+            _write_trace(Path(options.trace), events(), simulated)
+
+
+def signature_of(plan: WholePlan) -> Signature:
+    """Returns what a plan takes and gives."""
+
+    def value(index: int, one: Boundary) -> Value:
+        dtype = array_dtype(one.dtype)
+        if dtype is None:
+            raise RhinoError("RHI-RUN-002", f"an argument or result of the plan is of {one.dtype}, which no array has")
+        return Value(index, one.name, one.shape, dtype, one.shape)
+
+    arguments, results = (tuple(value(i, one) for i, one in enumerate(side)) for side in (plan.arguments, plan.results))
+    return Signature(arguments, results, {i: one.alias for i, one in enumerate(plan.arguments) if one.alias is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The first step's arguments, and what draws those of later steps (None: they keep their value)."""
+
+    values: list[Host]
+    fresh: Callable[[int], Mapping[int, Host]] | None
+
+    @staticmethod
+    def of(plan: WholePlan, signature: Signature, options: Namespace) -> _Inputs:
+        given = read_inputs(Path(options.inputs), signature) if options.inputs else {}
+        rule = InputRule(options.seed, options.int_range, _nonnegative(plan))
+        fresh = fresh_inputs(signature, rule, given) if options.fresh_batches else None
+        return _Inputs(draw_inputs(signature, rule, given), fresh)
+
+
+def _nonnegative(plan: WholePlan) -> frozenset[int]:
+    """Returns the arguments of which a program that reads them takes a root."""
+    step = plan.step
+    rooted = {name: nonnegative_arguments(read_module(text.encode(), name, make_context())) for name, text in plan.modules.items()}
+    holds = {one.target: one.argument for one in step.instructions if isinstance(one, Feed)}
+    found = set()
+    for one in step.instructions:
+        if isinstance(one, Transfer) and one.source in holds:
+            holds[one.target] = holds[one.source]
+        elif isinstance(one, Run):
+            found |= {holds[one.inputs[i]] for i in rooted[step.programs[one.program].module] if one.inputs[i] in holds}
+    return frozenset(found)
+
+
+def _steps(executor: Executor, signature: Signature, inputs: _Inputs, num_steps: int) -> Iterator[RanStep]:
+    arguments: list[Argument] = list(inputs.values)
+    for number in range(num_steps):
+        start_s = time.perf_counter()
+        results = executor.run(arguments)
+        executor.wait()
+        time_s = time.perf_counter() - start_s
+        yield RanStep(number, time_s, {i: np.array(array) for i, array in enumerate(results) if array is not None})
+        for index, value in (inputs.fresh(number + 1) if inputs.fresh else {}).items():
+            arguments[index] = value
+        for argument, result in signature.feedback.items():
+            arguments[argument] = results[result]
+
+
+# In one process
+
+
+def _here(plan: WholePlan, options: Namespace, inputs: _Inputs, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
+    recorder = Recorder() if options.trace else None
+    devices = devices_of_ranks(plan.step, pick_devices(plan.step.num_ranks * plan.step.mesh.num_devices))
+    executor = stack.enter_context(Executor(plan.step, plan.modules, devices, recorder=recorder))
+    stack.enter_context(Watchdog(executor, options.stall_limit))
+    return _steps(executor, signature_of(plan), inputs, options.steps), lambda: _events(recorder)
+
+
+def _events(recorder: Recorder | None) -> list[Event]:
+    if recorder is None:
+        return []
+    recorder.close()
+    return recorder.events()
+
+
+# In several processes
+
+
+def _launched(plan: WholePlan, options: Namespace, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
+    """Runs the steps in several processes, to the end; returns the results of all."""
+    team = share_ranks(plan.step.num_ranks, options.processes)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhino-run-")))
+
+    def command(address: str, process: int) -> list[str]:
+        part = json.dumps([address, process, str(folder)])
+        return [sys.executable, "-c", "from rhino.tools.run import main; main()", *options.argv, f"--part={part}"]
+
+    code = launch(command, team)
+    if code:
+        raise SystemExit(code)
+    return _gathered(folder, len(team.ranks), options.steps), lambda: _gathered_events(folder, len(team.ranks))
+
+
+def _run_part(plan: WholePlan, options: Namespace) -> None:
+    """Runs this process's ranks, and leaves what comes out in the launcher's folder."""
+    address, process, folder = json.loads(options.part)
+    team = share_ranks(plan.step.num_ranks, options.processes)
+    ranks = team.ranks[process]
+    request_host_devices(len(ranks) * plan.step.mesh.num_devices, os.environ)
+    job = join(address, process, team)
+    transport = SocketTransport(job, team.process_of)
+    recorder = Recorder() if options.trace else None
+    signature = signature_of(plan)
+    with (
+        Executor(
+            plan.step, plan.modules, devices_of_ranks(plan.step, jax.local_devices(), ranks), transport, recorder=recorder
+        ) as executor,
+        Watchdog(executor, options.stall_limit, job),
+    ):
+        for step in _steps(executor, signature, _Inputs.of(plan, signature, options), options.steps):
+            named: dict[str, Any] = {"time_s": np.float64(step.time_s), **{str(i): array for i, array in step.results.items()}}
+            np.savez(_results_file(Path(folder), process, step.number), **named)
+        _events_file(Path(folder), process).write_text(json.dumps(_events(recorder)), encoding="utf-8")
+        job.finish()
+    transport.close()
+
+
+def _results_file(folder: Path, process: int, step: int) -> Path:
+    return folder / f"{process}-{step}.npz"
+
+
+def _events_file(folder: Path, process: int) -> Path:
+    return folder / f"{process}.json"
+
+
+def _gathered(folder: Path, num_processes: int, num_steps: int) -> Iterator[RanStep]:
+    for number in range(num_steps):
+        parts = [dict(np.load(_results_file(folder, process, number))) for process in range(num_processes)]
+        time_s = max(float(part.pop("time_s")) for part in parts)
+        yield RanStep(number, time_s, {int(i): array for part in parts for i, array in part.items()})
+
+
+def _gathered_events(folder: Path, num_processes: int) -> list[Event]:
+    return [event for process in range(num_processes) for event in json.loads(_events_file(folder, process).read_text(encoding="utf-8"))]
+
+
+# What is said
+
+
+def _headline(plan: WholePlan, processes: int | None) -> tuple[str, ...]:
+    about, step = plan.about, plan.step
+    where = f" in {processes} processes" if processes else ""
+    peaks = [format_bytes(size) for size in about["predicted_peak_bytes"]]
+    return (
+        f"plan: {about['stages']} stages on {step.num_ranks} ranks of {step.mesh.num_devices}, {about['micro_batches']} micro-batches, "
+        f"schedule {about['schedule']}{where}",
+        f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}, peak per device {', '.join(peaks)}",
+    )
+
+
+def _simulated(plan: WholePlan) -> Timeline:
+    from rhino.passes.whole_plan import costs_of  # noqa: PLC0415 - a plan runs without loading the passes
+    from rhino.strategies.simulate import simulate  # noqa: PLC0415
+
+    return simulate(plan.step, costs_of(plan)).timeline
+
+
+def _expected(reference: Executable, inputs: _Inputs, num_steps: int) -> Iterator[list[Host]]:
+    for step in run_steps(reference, inputs.values, num_steps, inputs.fresh):
+        yield reference.fetch(step.results)
+
+
+def _report(
+    steps: Iterator[RanStep], signature: Signature, expected: Iterator[list[Host]] | None, options: Namespace, stdout: TextIO
+) -> None:
+    times_s = []
+    for step in steps:
+        times_s.append(step.time_s)
+        line = step_line(step.number, step.time_s, step.results, signature)
+        if expected is None:
+            print(line, file=stdout, flush=True)
+            continue
+        found = differences(signature, [step.results[value.index] for value in signature.results], next(expected), options.tolerance)
+        print(f"{line}  {difference_text(worst(found))}", file=stdout, flush=True)
+        check(found, step.number)
+    print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
+    if expected is not None:
+        print("the results agree with the one-device program", file=stdout)
+
+
+def _write_trace(file: Path, events: Sequence[Event], simulated: Timeline | None) -> None:
+    try:
+        file.write_text(chrome_trace(events, simulated), encoding="utf-8")
+    except OSError as error:
+        raise RhinoError("RHI-CLI-003", f"cannot write the trace: {error.strerror}", Place(str(file))) from None
