@@ -76,7 +76,8 @@ class Executor:
             devices: the ranks of this process, and the devices of each in its mesh's order.
             transport: moves arrays to and from ranks of other processes.
             cache: what has been compiled before.
-            threads: whether each rank is dispatched by a thread of its own.
+            threads: whether each rank of one device is dispatched by a thread of its own. Those of several devices never are: XLA's CPU
+                client launches one program on several devices at a time, so any other order than the list's could wait in a circle.
             recorder: notes what is done; it costs time and memory.
 
         Raises:
@@ -105,7 +106,7 @@ class Executor:
             if step.slots[slot].rank in held:
                 self._empty[slot] = _constant(number, step.slots[slot].layout, held[step.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
-        lane_of = {rank: number if threads else 0 for number, rank in enumerate(self.ranks)}
+        lane_of = {rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)}
         if recorder is not None:
             recorder.attach(step, self.instructions)
         binder = Binder(step, held, self.programs, lane_of, transport, self.memory, recorder)

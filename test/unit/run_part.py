@@ -1,0 +1,57 @@
+"""One of several processes that run a step: `run_part.py ADDRESS PROCESS FOLDER`. The folder says what to run, and takes what comes out."""
+
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.runtime.devices import request_host_devices
+from rhino.runtime.distributed import join
+from rhino.runtime.executor import Executor, devices_of_ranks
+from rhino.runtime.streams import StreamTransport
+from rhino.runtime.transport import SocketTransport
+from rhino.runtime.watchdog import Watchdog
+
+TRANSPORTS = {"transfer": SocketTransport, "stream": StreamTransport}
+
+
+def main(address: str, process: int, folder: Path) -> int:
+    given = pickle.loads((folder / "run.pickle").read_bytes())
+    step, team = given["step"], given["team"]
+    request_host_devices(step.mesh.num_devices * len(team.ranks[process]), os.environ)
+    job = join(address, process, team, heartbeat_s=given["heartbeat_s"])
+    transport = TRANSPORTS[given["transport"]](job, team.process_of)
+    arguments = list(given["arguments"])
+    with Executor(step, given["modules"], devices_of_ranks(step, jax.local_devices(), team.ranks[process]), transport) as executor:
+        watchdog = Watchdog(executor, given["limit_s"], job)
+        losses = []
+        number = 0
+        while number != given["num_steps"]:
+            if process == given.get("stuck") and number == 2:
+                time.sleep(1000)
+            results = executor.run(arguments)
+            arguments[: step.num_ranks] = results[1:]
+            executor.wait()
+            losses.append(float(results[0]) if results[0] is not None else float("nan"))
+            number += 1
+            if number == 2:
+                (folder / f"going-{process}").write_text(str(os.getpid()))
+        watchdog.close()
+        here = {f"w{rank}": np.asarray(arguments[rank]) for rank in team.ranks[process]}
+        np.savez(folder / f"out-{process}.npz", losses=np.array(losses), **here)
+        job.finish()
+    transport.close()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
+    except RhinoError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,377 @@
+"""A step on several ranks gives what one device gives, takes no bad argument, and says what went wrong."""
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+
+import jax
+import napping
+import numpy as np
+import pytest
+from pipelined_mlp import HIDDEN, Pipelined, by_hand, pipelined
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.mesh import mesh_of_shape
+from rhino.runtime.compile_cache import CompileCache
+from rhino.runtime.executor import Executor, devices_of_ranks
+from rhino.runtime.streams import StreamTransport
+from rhino.runtime.trace import MEASURED, SIMULATED, Recorder, chrome_trace
+from rhino.runtime.transport import SocketTransport, Transport, wire_uid
+from rhino.runtime.watchdog import Watchdog
+
+CACHE = CompileCache()
+TRANSPORTS = (SocketTransport, StreamTransport)
+
+
+@cache
+def mlp(num_stages: int = 2, num_micro_batches: int = 4, num_devices: int = 1) -> Pipelined:
+    return pipelined(num_stages, num_micro_batches, num_devices)
+
+
+def executor(one: Pipelined, **options) -> Executor:
+    return Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=CACHE, **options)
+
+
+def train(one: Pipelined, run: Callable, num_steps: int = 3) -> tuple[list[float], list[np.ndarray]]:
+    arguments, losses = list(one.arguments), []
+    for _ in range(num_steps):
+        results = run(arguments)
+        losses.append(float(results[0]))
+        arguments[: one.num_stages] = results[1:]
+    return losses, [np.asarray(array) for array in arguments[: one.num_stages]]
+
+
+def raises(id: str, what: str = "") -> pytest.RaisesExc[RhinoError]:
+    return pytest.raises(RhinoError, match=rf"(?s)\[{id}\] .*{what}")
+
+
+class Board:
+    """What processes say to each other, for several in one."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def publish(self, key: str, value: str) -> None:
+        with self.changed:
+            self.said[key] = value
+            self.changed.notify_all()
+
+    def lookup(self, key: str) -> str:
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.said, 10)
+            return self.said[key]
+
+
+class FakeJob:
+    host = "127.0.0.1"
+
+    def __init__(self, board: Board, process: int) -> None:
+        self.process, self.publish, self.lookup = process, board.publish, board.lookup
+
+    def await_verdict(self) -> None:
+        pass
+
+
+class TestStep:
+    @pytest.mark.parametrize("shape", [(2, 4, 1), (4, 8, 1), (2, 4, 2), (3, 1, 2)])
+    def test_training_is_that_of_one_device(self, shape: tuple[int, int, int]):
+        one = mlp(*shape)
+        losses, weights = by_hand(one, 3)
+        found = []
+        for threads in (True, False):
+            with executor(one, threads=threads) as run:
+                found.append(train(one, run.run))
+        np.testing.assert_allclose(found[0][0], losses, rtol=1e-5)
+        for got, expected in zip(found[0][1], weights, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+        assert found[0][0] == found[1][0]
+        assert all((a == b).all() for a, b in zip(found[0][1], found[1][1], strict=True))
+
+    def test_state_is_taken_over_and_nothing_is_left(self):
+        one = mlp()
+        with executor(one) as run:
+            arguments = run.run(one.arguments)[1:] + one.arguments[2:]
+            run.wait()
+            before = len(jax.live_arrays())
+            for _ in range(3):
+                old = arguments[:2]
+                arguments[:2] = run.run(arguments)[1:]
+                run.wait()
+                assert all(array.is_deleted() for array in old)
+            assert len(jax.live_arrays()) <= before
+
+    def test_an_argument_that_lies_right_is_used_as_it_is(self):
+        one = mlp()
+        with executor(one) as run:
+            results = run.run(one.arguments)
+            pointer = results[1].unsafe_buffer_pointer()
+            assert run.run([*results[1:], *one.arguments[2:]])[1].unsafe_buffer_pointer() == pointer
+
+    def test_an_argument_that_lies_elsewhere_is_placed_and_kept(self):
+        one = mlp()
+        with executor(one) as run:
+            elsewhere = [jax.device_put(array, jax.devices()[7]) for array in one.arguments]
+            losses, _ = by_hand(one, 1)
+            np.testing.assert_allclose(float(run.run(elsewhere)[0]), losses[0], rtol=1e-5)
+            assert not any(array.is_deleted() for array in elsewhere)
+
+    @pytest.mark.parametrize(
+        ("number", "value", "what"),
+        [
+            (1, np.zeros((HIDDEN, 3), np.float32), r"argument 1 of the step: got float32\[8, 3\], expected float32\[8, 8\]"),
+            (2, np.zeros((4, 4, HIDDEN)), "argument 2 of the step: got float64"),
+            (0, None, "argument 0 of the step is missing"),
+        ],
+    )
+    def test_a_bad_argument_is_refused_and_the_next_step_runs(self, number: int, value: np.ndarray | None, what: str):
+        one = mlp()
+        with executor(one) as run:
+            arguments: list = list(one.arguments)
+            arguments[number] = value
+            with raises("RHI-RUN-002", what):
+                run.run(arguments)
+            assert train(one, run.run)[0] == pytest.approx(by_hand(one, 3)[0], rel=1e-5)
+
+    def test_a_donated_argument_cannot_be_given_again(self):
+        one = mlp()
+        with executor(one) as run:
+            arguments = [*run.run(one.arguments)[1:], *one.arguments[2:]]
+            run.run(arguments)
+            with raises("RHI-RUN-002", "argument 0 of the step was deleted or donated"):
+                run.run(arguments)
+
+    def test_one_array_for_two_arguments(self):
+        one = mlp()
+        weight = jax.device_put(one.arguments[0], jax.devices()[0])
+        with executor(one) as run:
+            same = float(run.run([weight, weight, *one.arguments[2:]])[0])
+        with executor(one) as run:
+            assert float(run.run([one.arguments[0], one.arguments[0], *one.arguments[2:]])[0]) == same
+
+    def test_a_step_that_is_not_proven_is_refused(self):
+        one = mlp()
+        cut = tuple(item for item in one.step.instructions if not isinstance(item, Transfer))
+        with raises("RHI-STEP-002"):
+            Executor(dataclasses.replace(one.step, instructions=cut), one.modules, devices_of_ranks(one.step, jax.devices()))
+
+    def test_ranks_and_devices(self):
+        one = mlp()
+        with raises("RHI-RUN-004", "rank 0 has 2 devices"):
+            Executor(one.step, one.modules, {0: jax.devices()[:2], 1: jax.devices()[2:4]})
+        with raises("RHI-RUN-004", "need 2 devices, not 1"):
+            devices_of_ranks(one.step, jax.devices()[:1])
+        with raises("RHI-RUN-004", "no devices for"):
+            Executor(one.step, one.modules, {0: jax.devices()[:1]}, cache=CACHE)
+
+
+class TestPrograms:
+    def test_a_module_of_other_types(self):
+        one = mlp()
+        with raises("RHI-RUN-006", "program forward-first and its module forward-first.mlir disagree: the module has 2 arguments"):
+            executor(dataclasses.replace(one, modules={**one.modules, "forward-first.mlir": one.modules["apply.mlir"]}))
+
+    def test_a_module_of_another_sharding(self):
+        one, split = mlp(), mlp(num_devices=2)
+        layouts = {program.name: program for program in split.step.programs}
+        step = dataclasses.replace(split.step, programs=tuple(layouts[program.name] for program in one.step.programs))
+        with raises("RHI-RUN-006", "is compiled for"):
+            Executor(step, {**split.modules, "last.mlir": one.modules["last.mlir"]}, devices_of_ranks(step, jax.devices()))
+
+    def test_a_module_that_is_not_there(self):
+        one = mlp()
+        with raises("RHI-RUN-006", "program apply is of module apply.mlir, which is not there"):
+            executor(dataclasses.replace(one, modules={name: text for name, text in one.modules.items() if name != "apply.mlir"}))
+
+    def test_equal_programs_compile_once(self):
+        one, cache = mlp(4), CompileCache()
+        with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
+            assert (cache.num_compiled, cache.num_loaded) == (len(one.modules), 2 + 1 + 1 + 3)  # starts, forwards, backwards, applies
+        with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
+            assert cache.num_compiled == len(one.modules)
+
+    def test_a_folder_keeps_them(self, tmp_path):
+        one = mlp(2, 4, 2)
+        found = []
+        for broken in (False, False, True):
+            if broken:
+                for path in tmp_path.iterdir():
+                    path.write_bytes(path.read_bytes()[:-1])
+            cache = CompileCache(tmp_path)
+            with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache) as run:
+                found.append((cache.num_compiled, train(one, run.run)[0]))
+        assert [compiled for compiled, _ in found] == [6, 0, 6]
+        assert found[0][1] == found[1][1] == found[2][1]
+
+
+class TestTransports:
+    def test_numbers_on_the_wire(self):
+        assert wire_uid(0, 5) == 5
+        assert wire_uid(3, 5) == (3 << 24) + 5
+        assert wire_uid((1 << 39) - 1, (1 << 24) - 1) == (1 << 63) - 1
+
+    @pytest.mark.parametrize("transport", TRANSPORTS)
+    def test_between_two_sets_of_ranks(self, transport: Callable[..., Transport]):
+        # Ranks of several devices need a process for each set: a CPU client launches one such program at a time.
+        one = mlp(4)
+        devices = devices_of_ranks(one.step, jax.devices())
+        with executor(one) as run:
+            expected = train(one, run.run)
+        board, found = Board(), {}
+
+        def half(process: int) -> None:
+            ours = (0, 1) if process == 0 else (2, 3)
+            link = transport(FakeJob(board, process), (0, 0, 1, 1))
+            try:
+                # Two executors share the connections.
+                for _ in range(2):
+                    with Executor(one.step, one.modules, {rank: devices[rank] for rank in ours}, link, cache=CACHE) as run:
+                        arguments: list = list(one.arguments)
+                        losses = []
+                        for _ in range(3):
+                            results = run.run(arguments)
+                            losses.append(results[0] and float(results[0]))
+                            arguments[:4] = results[1:]
+                            assert [result is None for result in results[1:]] == [rank not in ours for rank in range(4)]
+                        run.wait()
+                        found[process] = losses, {rank: np.asarray(arguments[rank]) for rank in ours}
+                board.publish(f"done/{process}", "")
+                board.lookup(f"done/{1 - process}")
+            finally:
+                link.close()
+
+        threads = [threading.Thread(target=half, args=(process,)) for process in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found[1][0] == expected[0]
+        for rank in range(4):
+            assert (found[rank // 2][1][rank] == expected[1][rank]).all()
+
+    def test_a_transport_that_fails(self):
+        class Broken:
+            waits = True
+
+            def next_step(self):
+                return 0
+
+            def sender(self, uid, peer, layout):
+                return lambda step, array: None
+
+            def receiver(self, uid, peer, target, layout):
+                def receive(step):
+                    raise ConnectionError("the line is dead")
+
+                return receive
+
+            def explain(self):
+                self.explained = True
+
+        one, link = mlp(3), Broken()
+        with Executor(one.step, one.modules, {0: jax.devices()[:1], 2: jax.devices()[2:3]}, link, cache=CACHE) as run:
+            with raises("RHI-RUN-005", r"the line is dead\n  note: it was transfer \d+ from rank 1 to rank [02]"):
+                run.run(one.arguments)
+            assert link.explained
+            with raises("RHI-RUN-005", "an earlier step failed"):
+                run.run(one.arguments)
+
+
+def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
+    """A chain over as many ranks as there are times: each sleeps, then hands on.
+
+    The product makes it dear enough for XLA not to run it in the caller's thread.
+    """
+    napping.register()
+    text = f"""func.func public @main(%us: tensor<i32>, %x: tensor<64x64xf32>) -> tensor<64x64xf32> {{
+      %0 = {napping.CUSTOM_CALL}
+      %1 = stablehlo.convert %0 : (tensor<i32>) -> tensor<f32>
+      %2 = stablehlo.broadcast_in_dim %1, dims = [] : (tensor<f32>) -> tensor<64x64xf32>
+      %3 = stablehlo.add %2, %x : tensor<64x64xf32>
+      %4 = stablehlo.dot_general %3, %x, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+      return %4 : tensor<64x64xf32> }}"""
+    number, square = Layout((), "i32", ()), Layout((64, 64), "f32", ((), ()))
+    slots, out = [Slot(0, square)], [Feed(0, 0)]
+    for rank in range(len(times_s)):
+        slots += [Slot(rank, number), Slot(rank, square)]
+        us, result = len(slots) - 2, len(slots) - 1
+        out += [Feed(1 + rank, us), Run(0, (us, us - 1), (result,), Task("forward", rank, 0))]
+        if rank + 1 < len(times_s):
+            slots.append(Slot(rank + 1, square))
+            out.append(Transfer(rank, result, len(slots) - 1))
+    out += [Fetch(len(slots) - 1, 0), Free(tuple(range(len(slots) - 1)))]
+    step = Step(mesh_of_shape((1,)), len(times_s), (Program("nap", "nap", (number, square), (square,)),), tuple(slots), tuple(out))
+    return step, {"nap": text}, [np.ones((64, 64), np.float32), *(np.array(time_s * 1e6, np.int32) for time_s in times_s)]
+
+
+class TestWatchdog:
+    def test_a_step_that_stands_still(self):
+        step, modules, arguments = naps([0.0, 3.0, 0.0])
+        said: list[RhinoError] = []
+        with Executor(step, modules, devices_of_ranks(step, jax.devices())) as run, Watchdog(run, 1.0, leave=said.append):
+            run.run(arguments)
+            run.wait()
+        (error,) = said
+        assert error.id == "RHI-RUN-008"
+        assert error.notes == (
+            "this process: all of step 0 is dispatched",
+            "this process: rank 1 has not ended program nap on rank 1, forward of stage 1, micro-batch 0,"
+            " which takes transfer 0 from rank 0 to rank 1",
+            "this process: rank 2 has not ended program nap on rank 2, forward of stage 2, micro-batch 0,"
+            " which takes transfer 1 from rank 1 to rank 2",
+        )
+
+    def test_slow_is_not_still(self):
+        step, modules, arguments = naps([0.7, 0.7, 0.7])
+        said: list[RhinoError] = []
+        with Executor(step, modules, devices_of_ranks(step, jax.devices())) as run, Watchdog(run, 1.2, leave=said.append):
+            run.run(arguments)
+            run.wait()
+            time.sleep(2)  # between steps nothing has to move
+        assert said == []
+
+
+class TestTrace:
+    def test_every_run_is_there_once_and_a_rank_does_one_thing_at_a_time(self):
+        one, recorder = mlp(4, 8), Recorder()
+        with executor(one, recorder=recorder) as run:
+            train(one, run.run, 2)
+        recorder.close()
+        runs = [item for item in one.step.instructions if isinstance(item, Run)]
+        for number in range(2):
+            timeline = recorder.timeline(number)
+            assert sorted(str(span.task) for span in timeline.spans) == sorted(str(item.task) for item in runs)
+            assert len(timeline.moves) == sum(isinstance(item, Transfer) for item in one.step.instructions)
+            for rank in range(4):
+                spans = [span for span in timeline.spans if span.rank == rank]
+                assert all(before.end_s <= after.start_s <= after.end_s for before, after in pairwise(spans))
+
+    def test_sleep_is_seen(self):
+        step, modules, arguments = naps([0.3, 0.6])
+        recorder = Recorder()
+        with Executor(step, modules, devices_of_ranks(step, jax.devices()), recorder=recorder) as run:
+            run.run(arguments)
+            run.wait()
+        recorder.close()
+        first, second = recorder.timeline(0).spans
+        assert first.end_s - first.start_s == pytest.approx(0.3, abs=0.2)
+        assert second.end_s - second.start_s == pytest.approx(0.6, abs=0.2)
+        assert second.start_s >= first.end_s - 0.1
+
+    def test_the_file_has_both_timelines(self):
+        step, modules, arguments = naps([0.01, 0.01])
+        recorder = Recorder()
+        with Executor(step, modules, devices_of_ranks(step, jax.devices()), recorder=recorder) as run:
+            run.run(arguments)
+        recorder.close()
+        events = json.loads(chrome_trace(recorder.events(), recorder.timeline(0)))["traceEvents"]
+        groups = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        rows = [(groups[event["pid"]], event["tid"], event["name"]) for event in events if event["ph"] == "X"]
+        for group in (SIMULATED, MEASURED):
+            assert [row for row in rows if row[0] == group] == [(group, i, f"forward of stage {i}, micro-batch 0") for i in range(2)]
+        assert min(event["ts"] for event in events if event["ph"] == "X") == 0

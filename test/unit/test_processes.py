@@ -1,0 +1,183 @@
+"""Several processes give what one gives; when one ends, or stands still, the others say which and end too, and none is left."""
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from pipelined_mlp import Pipelined, pipelined
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.runtime.distributed import Team, launch, share_ranks, start_service
+from rhino.runtime.executor import Executor, devices_of_ranks
+
+HEARTBEAT_S = 4
+LIMIT_S = 30
+PART = str(Path(__file__).with_name("run_part.py"))
+
+
+def prepare(folder: Path, one: Pipelined, **settings: object) -> Team:
+    team = share_ranks(one.num_stages, 2)
+    given = {"step": one.step, "modules": one.modules, "arguments": one.arguments, "team": team, "heartbeat_s": HEARTBEAT_S}
+    given |= {"transport": "transfer", "num_steps": -1, "limit_s": 60, **settings}
+    (folder / "run.pickle").write_bytes(pickle.dumps(given))
+    return team
+
+
+def command(folder: Path) -> Callable[[str, int], Sequence[str]]:
+    return lambda address, process: [sys.executable, PART, address, str(process), str(folder)]
+
+
+def await_going(folder: Path) -> list[int]:
+    """The processes' ids, once each has run two steps."""
+    paths = [folder / f"going-{process}" for process in range(2)]
+    deadline_s = time.monotonic() + 60
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return [int(path.read_text()) for path in paths]
+
+
+def await_end(ids: Sequence[int]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while any(map(psutil.pid_exists, ids)):
+        assert time.monotonic() < deadline_s, "a process is left"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def launched(folder: Path, team: Team) -> Iterator[Callable[[], tuple[int, str]]]:
+    """Launches the team in a thread; gives what waits for the exit code and what was said."""
+    said, codes = io.StringIO(), []
+    work = threading.Thread(target=lambda: codes.append(launch(command(folder), team, heartbeat_s=HEARTBEAT_S, stderr=said)))
+    work.start()
+
+    def ended() -> tuple[int, str]:
+        work.join(LIMIT_S)
+        assert not work.is_alive()
+        return codes[0], said.getvalue()
+
+    try:
+        yield ended
+    finally:
+        work.join()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes, that nobody watches but they themselves; what each says goes to `said-N`."""
+    service, address = start_service(2, HEARTBEAT_S)
+    parts = []
+    for process in range(2):
+        with (folder / f"said-{process}").open("wb") as said:
+            parts.append(subprocess.Popen(command(folder)(address, process), stderr=said))
+    try:
+        yield parts
+    finally:
+        for part in parts:
+            part.kill()
+            part.wait()
+        service.shutdown()
+
+
+@pytest.mark.parametrize(("transport", "num_stages", "num_devices"), [("transfer", 4, 2), ("stream", 2, 1), ("stream", 4, 2)])
+def test_two_processes_give_what_one_gives(tmp_path: Path, transport: str, num_stages: int, num_devices: int):
+    one = pipelined(num_stages, 4, num_devices)
+    losses, arguments = [], list(one.arguments)
+    with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices())) as run:
+        for _ in range(3):
+            results = run.run(arguments)
+            losses.append(float(results[0]))
+            arguments[:num_stages] = results[1:]
+    team = prepare(tmp_path, one, transport=transport, num_steps=3)
+    assert launch(command(tmp_path), team, heartbeat_s=HEARTBEAT_S) == 0
+    outs = [np.load(tmp_path / f"out-{process}.npz") for process in range(2)]
+    assert outs[1]["losses"].tolist() == losses
+    for rank in range(num_stages):
+        assert (outs[team.process_of[rank]][f"w{rank}"] == np.asarray(arguments[rank])).all()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_is_killed_the_launcher_names_it_and_ends_the_other(tmp_path: Path, victim: int):
+    team = prepare(tmp_path, pipelined(2, 4))
+    with launched(tmp_path, team) as ended:
+        ids = await_going(tmp_path)
+        os.kill(ids[victim], signal.SIGKILL)
+        code, said = ended()
+    assert code == 1
+    assert f"error: [RHI-RUN-007] process {victim} (rank {victim}) was ended by SIGKILL" in said
+    assert f"process {1 - victim} (rank {1 - victim}) had to be ended with it" in said
+    await_end(ids)
+
+
+@pytest.mark.parametrize(("transport", "victim"), [("transfer", 0), ("transfer", 1), ("stream", 1)])
+def test_when_one_is_killed_the_other_sees_it_without_a_launcher(tmp_path: Path, transport: str, victim: int):
+    prepare(tmp_path, pipelined(2, 4), transport=transport)
+    with alone(tmp_path) as parts:
+        await_going(tmp_path)
+        parts[victim].kill()
+        assert parts[1 - victim].wait(LIMIT_S) == 1
+    said = (tmp_path / f"said-{1 - victim}").read_text()
+    assert f"[RHI-RUN-007] process {victim} (rank {victim}) has ended, or sent no sign of life for {HEARTBEAT_S} s" in said
+    assert f"seen by process {1 - victim} (rank {1 - victim})" in said
+
+
+def test_when_the_launcher_is_killed_none_is_left(tmp_path: Path):
+    team = prepare(tmp_path, pipelined(2, 4))
+    script = f"""
+import sys
+from rhino.runtime.distributed import Team, launch
+launch(lambda address, process: [sys.executable, {PART!r}, address, str(process), {str(tmp_path)!r}], {team!r}, heartbeat_s={HEARTBEAT_S})
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    ids: list[int] = []
+    try:
+        ids = await_going(tmp_path)
+        launcher.kill()
+        launcher.wait()
+        await_end(ids)
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_a_part_that_fails_gives_its_exit_code_and_ends_the_others():
+    said = io.StringIO()
+    code = launch(
+        lambda _, process: [sys.executable, "-c", f"import sys, time\nif {process}: sys.exit(3)\ntime.sleep(60)"],
+        Team(((0,), (1, 2))),
+        stderr=said,
+    )
+    assert code == 3
+    assert said.getvalue().startswith("error: [RHI-RUN-007] process 1 (ranks 1, 2) ended with exit code 3")
+
+
+def test_a_step_that_stands_still_is_told_of_by_all(tmp_path: Path):
+    prepare(tmp_path, pipelined(2, 4), stuck=0, limit_s=2)
+    with alone(tmp_path) as parts:
+        assert parts[1].wait(60) == 1
+    lines = (tmp_path / "said-1").read_text().splitlines()
+    assert "error: [RHI-RUN-008] nothing has moved for 2 s" in lines
+    assert "  note: process 0 (rank 0): between steps, 2 are done" in lines
+    waiting = next(line for line in lines if "rank 1 has not ended" in line)
+    assert waiting.startswith("  note: process 1 (rank 1): rank 1 has not ended program last on rank 1, backward of stage 1, micro-batch 0")
+    assert waiting.endswith("which takes transfer 0 from rank 0 to rank 1")
+
+
+def test_ranks_are_dealt_in_rows():
+    assert share_ranks(5, 2) == Team(((0, 1, 2), (3, 4)))
+    assert share_ranks(5, 2).process_of == (0, 0, 0, 1, 1)
+    assert share_ranks(4, 4).process_of == (0, 1, 2, 3)
+    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*3 processes cannot share 2 ranks"):
+        share_ranks(2, 3)
