@@ -36,7 +36,10 @@ class Counter:
 
 @dataclass(frozen=True, eq=False)
 class Accumulation:
-    """The parts of an accumulation program. `carried[k]` says what the loop's k-th value is: a counter, kept, or accumulated (None)."""
+    """The parts of an accumulation program.
+
+    `carried[k]` says what the loop's k-th value is: a counter, kept, or accumulated (None); `following[k]` is what the body makes of it.
+    """
 
     entry: func.FuncOp
     loop: ir.Operation
@@ -45,19 +48,15 @@ class Accumulation:
     after: list[ir.Operation]
     returned: list[AnyValue]
     carried: list[Counter | AnyValue | None]
+    following: list[AnyValue]
     num_micro_batches: int
     free: frozenset[AnyValue] = field(repr=False)
 
     def accumulated(self) -> Iterator[tuple[int, AnyValue, AnyValue]]:
         """Yields for each accumulated value its number, its argument of the body, and what the body makes of it."""
-        for number, kind in enumerate(self.carried):
+        for number, (kind, argument) in enumerate(zip(self.carried, self.loop.regions[1].blocks[0].arguments, strict=True)):
             if kind is None:
-                yield number, self.loop.regions[1].blocks[0].arguments[number], self.next(number)
-
-    def next(self, number: int) -> AnyValue:
-        """Returns what the body returns as its k-th value."""
-        value: AnyValue = end_of(self.loop.regions[1].blocks[0]).operands[number]
-        return value
+                yield number, argument, self.following[number]
 
 
 def end_of(block: ir.Block) -> ir.Operation:
@@ -86,16 +85,16 @@ def read_accumulation(entry: func.FuncOp, file: str = "") -> Accumulation:
     loop = ops[at]
     body = loop.regions[1].blocks[0]
     inner = [view.operation for view in body.operations][:-1]
-    carried = [_kind(loop, number) for number in range(len(loop.results))]
+    following = list(end_of(body).operands)
+    carried = [_kind(loop, number, value) for number, value in enumerate(following)]
     count = ir.IntegerAttr(loop.attributes[MICRO_BATCHES]).value
     free = _free_values([*ops[:at], *inner, *ops[at + 1 : -1]], loop, carried)
     returned = list(end_of(entry.regions[0].blocks[0]).operands)
-    return Accumulation(entry, loop, ops[:at], inner, ops[at + 1 : -1], returned, carried, count, frozenset(free))
+    return Accumulation(entry, loop, ops[:at], inner, ops[at + 1 : -1], returned, carried, following, count, frozenset(free))
 
 
-def _kind(loop: ir.Operation, number: int) -> Counter | AnyValue | None:
+def _kind(loop: ir.Operation, number: int, result: AnyValue) -> Counter | AnyValue | None:
     body = loop.regions[1].blocks[0]
-    result = end_of(body).operands[number]
     if result == body.arguments[number]:
         kept: AnyValue = loop.operands[number]
         return kept

@@ -88,6 +88,7 @@ class _Splitter:
         self.home: dict[AnyValue, _Draft] = {}
         """The draft that gives each value of the body and after it, unless it is free."""
         self.setups = [_Draft("setup", stage, f"setup_{stage}") for stage in range(self.num_stages)]
+        self.sums = {_sum(number): argument for number, argument, _ in program.accumulated()}
         self.before: set[AnyValue] = {result for op in program.before for result in op.results}
 
     # Which op goes where
@@ -200,7 +201,7 @@ class _Splitter:
         number = carried_number(value, self.program.loop)
         if number is not None:
             assert self.program.carried[number] is None, "kept values and counters are resolved before"
-            owner = self.home[self.program.next(number)]
+            owner = self.home[self.program.following[number]]
             if isinstance(value, ir.BlockArgument) and owner is not reader:
                 raise self.refused(
                     self.program.loop, f"accumulates value {number} in one stage and reads it in another", "assign stages anew"
@@ -338,10 +339,8 @@ class _Writer:
 
     def stored(self, name: str, value: AnyValue) -> ir.Attribute | None:
         """Returns how a given value is stored: what is accumulated, as the loop carries it."""
-        for number, argument, _ in self.program.accumulated():
-            if name == _sum(number):
-                return self.splitter.sharding_of(argument)
-        return self.splitter.sharding_of(value)
+        argument = self.splitter.sums.get(name)
+        return self.splitter.sharding_of(value if argument is None else argument)
 
     def aliases(self) -> Iterator[tuple[str, str]]:
         """Yields an argument of the step and the value that its buffer may become."""
