@@ -1,0 +1,114 @@
+"""A whole plan on disk: what is written is read again, whole, unchanged, and nothing else is taken for a plan."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.mesh import Mesh
+from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
+
+ROWS = Layout((4, 2), "f32", (("x",), ()))
+PLAN = WholePlan(
+    step=Step(
+        mesh=Mesh((("x", 2),)),
+        num_ranks=2,
+        programs=(Program("f", "f", (ROWS, Layout((), "i32", ())), (ROWS,), ((0, 0),)),),
+        slots=(Slot(0, ROWS), Slot(0, Layout((), "i32", ())), Slot(0, ROWS), Slot(1, ROWS)),
+        instructions=(
+            Feed(0, 0),
+            Run(0, (0, 1), (2,), Task("forward", 0, 0)),
+            Transfer(0, 2, 3),
+            Free((2,)),
+            Fetch(3, 0),
+        ),
+        constants=((1, 7),),
+    ),
+    modules={"f": "module {}\n"},
+    arguments=(Boundary("x", (4, 2), "f32", 0),),
+    results=(Boundary("y", (4, 2), "f32"),),
+    about={"schedule": "1f1b", "predicted_step_s": 0.1},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "plan"
+    write_plan(PLAN, path)
+    return path
+
+
+def refused(folder: Path) -> RhinoError:
+    with pytest.raises(RhinoError) as caught:
+        read_plan(folder)
+    return caught.value
+
+
+def test_what_is_written_is_read_again(folder: Path):
+    assert read_plan(folder) == PLAN
+
+
+def test_writing_is_the_same_byte_for_byte_and_replaces_a_plan(folder: Path):
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    write_plan(PLAN, folder)
+    assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["plan"]  # nothing half-written beside it
+
+
+@pytest.mark.parametrize("name", ["step.json", "programs/f.mlir"])
+def test_a_missing_or_altered_file_is_named(folder: Path, name: str):
+    file = folder / name
+    file.write_text(file.read_text() + " ")
+    error = refused(folder)
+    assert error.id == "RHI-PLAN-002"
+    assert error.place.file == str(file)
+    assert "hash" in error.what
+    file.unlink()
+    error = refused(folder)
+    assert error.id == "RHI-PLAN-002"
+    assert "No such file" in error.what
+
+
+@pytest.mark.parametrize(
+    ("manifest", "what"),
+    [
+        ("", "no JSON"),
+        ("[]", "not of a plan"),
+        ('{"format": "rhino-plan", "version": 99}', "version 99"),
+        ('{"format": "rhino-plan", "version": 1}', "names no files"),
+    ],
+)
+def test_another_manifest_is_refused(folder: Path, manifest: str, what: str):
+    (folder / "manifest.json").write_text(manifest)
+    error = refused(folder)
+    assert error.id == "RHI-PLAN-001"
+    assert what in error.what
+
+
+def test_a_folder_without_a_manifest_is_no_plan(folder: Path):
+    (folder / "manifest.json").unlink()
+    assert refused(folder).id == "RHI-PLAN-001"
+
+
+def test_a_manifest_that_lacks_a_part_is_malformed(folder: Path):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["arguments"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "malformed" in refused(folder).what
+
+
+def test_no_other_folder_is_written_over(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RhinoError) as caught:
+        write_plan(PLAN, tmp_path)
+    assert caught.value.id == "RHI-PLAN-003"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_plan_where_nothing_can_be_written_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RhinoError) as caught:
+        write_plan(PLAN, tmp_path / "file" / "plan")
+    assert caught.value.id == "RHI-PLAN-003"
