@@ -93,7 +93,9 @@ def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
     return copy
 
 
-def rewrite(module: ir.Operation, mesh_name: str, axes: tuple[str, ...], read: Callable[[], tuple[Plan, Program]], remarks: Remarks) -> None:
+def rewrite(
+    module: ir.Operation, mesh_name: str, axes: tuple[str, ...], read: Callable[[], tuple[Plan, Program]], remarks: Remarks
+) -> None:
     """Rewrites `module` into what each device runs by the plan that `read` returns, for a program of its ops with their rules.
 
     The shardings of the entry's arguments and results are those that the module says, and have to be the plan's.

@@ -15,6 +15,7 @@ from rhino.passes.cones import AnnotateCones
 from rhino.passes.critical_path import AnnotateCriticalPath
 from rhino.passes.localize import Localize
 from rhino.passes.materialize_strides import MaterializeStrides
+from rhino.passes.micro_batch import MicroBatch
 from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
 from rhino.passes.pin import PinShardings
@@ -33,6 +34,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     AnnotateCriticalPath,
     Localize,
     MaterializeStrides,
+    MicroBatch,
     Normalize,
     OpRules,
     PinShardings,
@@ -71,9 +73,21 @@ def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
     return (make_pass(Localize, options, "localize"),)  # Alone: it makes the rules that it needs, and takes them away.
 
 
+def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
+    micro, rules = make_passes((MicroBatch, OpRules), options, "micro-batch")
+    return (
+        Normalize(),  # First: custom calls may stand in functions that are called.
+        rules,  # Before the batch is followed through them.
+        micro,
+    )
+
+
 PIPELINES: Final[dict[str, Pipeline]] = {
     "auto-shard": Pipeline("Choose a sharding for every tensor, and write it on the module.", _CHOICE, _auto_shard),
     "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
+    "micro-batch": Pipeline(
+        "Take the batch in parts: a loop that accumulates gradients, and then applies them.", (MicroBatch, OpRules), _micro_batch
+    ),
 }
 """Sorted by name."""
 

@@ -2,8 +2,9 @@
 
 A *batch dim* is a dim of an argument that a step only reads (its inputs), or any dim that one of those becomes, if it nowhere becomes or
 meets a dim of an argument that is carried from step to step (parameters and what the optimizer keeps, whose buffers results take over).
-Dims become each other where a factor of an op's rule leads both; as loops pass values on, so do they their dims. A sequence is a batch dim
-in this sense too, unless something carried has it (learned positions, say).
+Dims become each other where a factor of an op's rule leads both; as loops pass values on, so do they their dims. What depends on constants
+alone ties nothing: it is computed for each reader. A sequence is a batch dim in this sense too, unless something carried has it (learned
+positions, say).
 
     "batch"   along the axis an op that has a batch factor is split by one or runs whole; what has a batch dim is split by one, or not.
               Ops and tensors without are free: that is how parameters, their gradients and updates may be split.
@@ -27,6 +28,8 @@ class Roles:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.start = np.concatenate([[0], np.cumsum([len(graph.type_of(value).shape) for value in range(graph.num_values)])]).tolist()
+        made_by = [graph.cls(op).free for op in range(graph.num_ops)]
+        self.is_free = [op >= 0 and made_by[op] for op in graph.value_op.tolist()]
         joined = _Joined(self.start[-1])
         for op in range(graph.num_ops):
             rule = graph.cls(op).rule
@@ -35,14 +38,16 @@ class Roles:
                     joined.join(dims)
         for loop in graph.loops:
             for values in zip(graph.operands(loop.op), graph.results(loop.op), graph.operands(loop.end), strict=True):
-                for same in zip(*(self.dims(int(value)) for value in values), strict=True):
+                for same in zip(*(self.dims(int(value)) for value in values if not self.is_free[value]), strict=True):
                     joined.join(same)
         inputs, carried = (
             {joined.root(dim) for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
             for reads in (True, False)
         )
         batch = inputs - carried
-        self.is_batch = [joined.root(dim) in batch for dim in range(self.start[-1])]
+        self.group = [joined.root(dim) for dim in range(self.start[-1])]
+        """Of every dim a number that it shares with the dims that it becomes or comes from."""
+        self.is_batch = [group in batch for group in self.group]
 
     def dims(self, value: int) -> range:
         """Returns the dims of a value, among those of all values."""
@@ -66,7 +71,7 @@ class Roles:
         for mapping, values in sides:
             for number, factors in enumerate(mapping):
                 leading = next((factor for factor in factors if rule.sizes[factor] > 1), None)
-                if leading is not None:
+                if leading is not None and not self.is_free[int(values[0])]:
                     found[leading].append(self.start[int(values[0])] + number)
         return found
 

@@ -19,7 +19,7 @@ from rhino.passes.pipeline import parse_pipeline
 from rhino.passes.problem import AUTO
 from rhino.passes.registry import PASSES, PIPELINES, Item, build_named
 
-_SHARED: Final = ("cluster", "mesh", "budget", "level", "pin", "forbid", "axis-role", "constraints", "op-rules")
+_SHARED: Final = ("cluster", "mesh", "budget", "level", "pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "whole")
 """Options of passes that the command line has for all that take them."""
 
 _CHECKS: Final = {"pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role}
@@ -69,6 +69,8 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
             check(text)
     if options.emit_bytecode and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--emit-bytecode writes one module, and --split-input-file makes several", fix="leave one out")
+    if options.micro_batches is not None:
+        options.steps = [("micro-batch", f"num={options.micro_batches}"), *options.steps]
     options.localize = any(name == "localize" for name, _ in options.steps)
     return options
 
@@ -201,6 +203,9 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     for name in _step_names():
         text = PIPELINES[name].doc.lower().rstrip(".") if name in PIPELINES else argparse.SUPPRESS
         add(f"--{name}", action=_AddStep, metavar="", help=text, default=argparse.SUPPRESS)
+    add("--micro-batches", type=int, metavar="M", help="first make a loop over M parts of the batch that accumulates gradients")
+    add("--batch", action="append", metavar="N[:DIM]", help="arguments with names like N have the batch at DIM (0); repeatable")
+    add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
     add("--cluster", metavar="C", help="what to plan for: a preset or a cluster file (default cpu8)")
     add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)")
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")

@@ -1,0 +1,254 @@
+"""Take the batch of a training step in parts: a loop over micro-batches that accumulates, and then what follows from the sums.
+
+Reads     a step on one device; its batch is found by propagation (strategies/micro_batch.py), unless it is named.
+Writes    the form of docs/pipelines.md: a `stablehlo.while` with attribute `rhino.micro_batches`, setup before it, apply after it.
+Errors    RHI-BATCH-001 the number is no number of micro-batches, RHI-BATCH-002 no batch, RHI-BATCH-003 the number does not divide it,
+          RHI-BATCH-004 the step is not free of synchronisation, RHI-BATCH-005 nothing to accumulate, RHI-BATCH-006 shardings inside the
+          step, RHI-BATCH-007 a name of the batch is of no argument, RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
+Source    Rhino 6.1 (compute-gradients, accumulation, apply-gradients).
+
+A micro-batch is a device of a mesh axis that is time. The program of one part comes from the rewriting of passes/localize.py, which counts
+offsets (dropout masks are those of the whole batch), and passes/accumulation.py makes the loop of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.fixed_region import MANUAL
+from rhino.ir.graph import Graph
+from rhino.ir.locations import place_of
+from rhino.ir.mesh import Mesh
+from rhino.ir.mlir import func, ir, passmanager
+from rhino.ir.patterns import dotted, matches, nearest
+from rhino.ir.program import CONSTRAINT, Program, argument_name, read_program
+from rhino.ir.reader import entry_function, walk
+from rhino.ir.shardings import SHARDING, sharding_attribute
+from rhino.ir.spec import split
+from rhino.ir.units import format_bytes
+from rhino.passes.accumulation import make_loop
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.batch_errors import refused
+from rhino.passes.localize import rewrite
+from rhino.passes.normalize import Normalize
+from rhino.passes.part_numbers import count_parts, drop_dead
+from rhino.passes.part_slices import take_slices
+from rhino.passes.time_loop import Carried
+from rhino.strategies.micro_batch import Asked, Parts, as_plan, take_in_parts
+from rhino.strategies.plan import Plan
+from rhino.strategies.time_axis import Phase, Propagation
+
+_SIDES: Final[tuple[Side, Side]] = ("arg", "res")
+_AXIS: Final = "micro-batch"
+_MESH: Final = "rhino.time"
+_COPY: Final = "rhino.copy"
+"""On an op that computes whole what is computed in parts too."""
+
+
+@dataclass(frozen=True)
+class MicroBatch(Pass):
+    """Take the batch in parts: a loop over micro-batches that accumulates, and then what follows from the sums."""
+
+    name: ClassVar[str] = "rhino-micro-batch"
+    errors: ClassVar[tuple[str, ...]] = (*(f"RHI-BATCH-00{number}" for number in range(1, 8)), "RHI-READ-005", "RHI-READ-006")
+
+    num: int = opt(1, "how many micro-batches; 1 leaves a loop of one trip")
+    batch: str = opt("", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them")
+    whole: str = opt("", "NAME, several with ; between: arguments that have no batch")
+    widen: bool = opt(True, "accumulate sums of 16-bit floats in f32")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Rewrites `module` in place."""
+        if self.num < 1:
+            raise RhinoError("RHI-BATCH-001", f"{self.num} micro-batches", Place(remarks.file), fix="ask for 1 or more")
+        Normalize().run(module, remarks)
+        entry = entry_function(module, remarks.file)
+        _refuse_shardings(entry, remarks.file)
+        sides = {side: boundary_attributes(entry, side) for side in _SIDES}
+        meshes = _take_meshes(module)
+        batch = self.divide(module, remarks)
+        entry = entry_function(module)
+        _unmark(entry)
+        take_slices(entry, batch, self.num)
+        count_parts(entry.operation)
+        drop_dead(entry.regions[0].blocks[0])
+        passmanager.PassManager.parse("builtin.module(func.func(cse))", module.context).run(module)
+        entry = entry_function(module)
+        carried = make_loop(entry, self.num, widen=self.widen)
+        _take_meshes(module)
+        for mesh in meshes:
+            ir.Operation.parse(mesh).clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
+        for side, attributes in sides.items():
+            set_boundary_attributes(entry, side, attributes)
+        _remark(entry, batch, carried, self.num, remarks)
+
+    def divide(self, module: ir.Operation, remarks: Remarks) -> Mapping[int, int]:
+        """Rewrites `module` into the program of one micro-batch, and returns the dims of the batch."""
+        mesh = Mesh(((_AXIS, self.num),))
+        batch: Mapping[int, int] = {}
+
+        def read() -> tuple[Plan, Program]:
+            nonlocal batch
+            program, parts = self.decide(module, mesh, remarks)
+            batch = parts.batch
+            _write_batch(module, program, mesh, batch)
+            return as_plan(parts.found), program
+
+        rewrite(module, _MESH, mesh.names, read, remarks)
+        return batch
+
+    def decide(self, module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Program, Parts]:
+        """Returns the program, in which is copied what has to be known whole early, and how it takes its batch in parts."""
+        while True:
+            passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+            program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
+            outcome = take_in_parts(program.graph, self.asked(program, remarks))
+            if not isinstance(outcome, Parts):
+                raise refused(outcome, program, self.num)
+            if not _copy(program, outcome.found):
+                return program, outcome
+
+    def asked(self, program: Program, remarks: Remarks) -> Asked:
+        """Returns what the options and the program say."""
+        graph = program.graph
+        batch: dict[int, int] = {}
+        for said in _each(self.batch):
+            pattern, dim = _named_dim(said)
+            for number in _matching(graph, pattern, f"batch '{said}'", remarks.file):
+                rank = len(graph.type_of(number).shape)
+                if dim >= rank:
+                    what = f"batch '{said}': {program.describe(number)} has no dim {dim}"
+                    raise RhinoError("RHI-BATCH-007", what, Place(remarks.file), fix="dims count from 0: NAME:DIM")
+                batch[number] = dim
+        whole = frozenset(number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file))
+        copied = frozenset(number for number, op in enumerate(program.ops) if _COPY in op.attributes)
+        return Asked(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, _tested(program))
+
+
+def _each(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _named_dim(said: str) -> tuple[str, int]:
+    name, colon, dim = said.rpartition(":")
+    return (name, int(dim)) if colon and dim.isdigit() else (said, 0)
+
+
+def _matching(graph: Graph, pattern: str, said: str, file: str) -> list[int]:
+    names = [dotted(argument.name) for argument in graph.arguments]
+    found = [number for number, name in enumerate(names) if matches(dotted(pattern), name, ".")]
+    if not found:
+        close = nearest(dotted(pattern), names, ".")
+        fix = f"did you mean {' or '.join(close)}?" if close else "name an argument, as a pattern of docs/constraints.md"
+        raise RhinoError("RHI-BATCH-007", f"{said} matches no argument", Place(file), fix=fix)
+    return found
+
+
+def _refuse_shardings(entry: func.FuncOp, file: str) -> None:
+    for op in walk(entry.operation):
+        if op.name in (CONSTRAINT, MANUAL) or SHARDING in op.attributes:
+            raise RhinoError(
+                "RHI-BATCH-006",
+                f"'{op.name}' has a sharding, which speaks of the whole batch",
+                place_of(op.location, file),
+                fix="make micro-batches first, then say shardings of ops with --pin=loc:...; those of arguments and results may stay",
+            )
+
+
+def _take_meshes(module: ir.Operation) -> list[str]:
+    """Removes the meshes of a module, and returns their texts."""
+    meshes = [op.operation for op in module.regions[0].blocks[0].operations if op.operation.name == "sdy.mesh"]
+    texts = [str(mesh) for mesh in meshes]
+    for mesh in meshes:
+        mesh.erase()
+    return texts
+
+
+def _write_batch(module: ir.Operation, program: Program, mesh: Mesh, batch: Mapping[int, int]) -> None:
+    """Says on the boundary which arguments come in parts."""
+    axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
+    made = ir.Operation.parse(f"sdy.mesh @{_MESH} = <[{axes}]>")
+    made.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
+    graph = program.graph
+    shardings = {
+        number: sharding_attribute(_MESH, mesh.names, split(dim), len(graph.type_of(number).shape)) for number, dim in batch.items()
+    }
+    arguments = [{SHARDING: shardings[number]} if number in shardings else {} for number in range(len(graph.arguments))]
+    set_boundary_attributes(program.entry, "arg", arguments)
+    set_boundary_attributes(program.entry, "res", [{} for _ in graph.returns])
+
+
+def _tested(program: Program) -> dict[int, frozenset[int]]:
+    """Returns for each loop the values that its condition reads."""
+    graph = program.graph
+    numbers: dict[ir.Value[Any], int] = {value: number for number, value in enumerate(program.entry.arguments)}
+    for number, op in enumerate(program.ops):
+        numbers.update(zip(op.results, graph.results(number), strict=True))
+    found = {}
+    for loop in graph.loops:
+        for region in program.ops[loop.op].regions:
+            numbers.update(zip(region.blocks[0].arguments, graph.results(loop.op), strict=True))
+        condition = program.ops[loop.op].regions[0].blocks[0]
+        read = (value for view in condition.operations for inner in walk(view.operation) for value in inner.operands)
+        found[loop.op] = frozenset(numbers[value] for value in read if value in numbers)
+    return found
+
+
+def _copy(program: Program, found: Propagation) -> bool:
+    """Makes the copies that the propagation asks for; returns whether there were any to make."""
+    graph = program.graph
+    wanted = {value for op, position in found.copies if (value := int(graph.operands(op)[position])) >= len(graph.arguments)}
+    if not wanted:
+        return False
+    for op in range(graph.num_ops - 1, -1, -1):
+        if any(value in wanted for value in graph.results(op)):
+            wanted.update(value for value in graph.operands(op).tolist() if found.lays[value].phase != Phase.SETUP)
+    copies: list[ir.Operation] = []
+    new: dict[ir.Value[Any], ir.Value[Any]] = {}
+    for number, made in enumerate(program.ops):
+        if any(value in wanted for value in graph.results(number)):
+            copy = made.clone(ip=ir.InsertionPoint.after(made))
+            copy.attributes[_COPY] = ir.UnitAttr.get()
+            copies.append(copy)
+            new.update(zip(made.results, copy.results, strict=True))
+    for copy in copies:
+        _read_copies(copy, new)
+    for op, position in found.copies:
+        value = int(graph.operands(op)[position])
+        if value >= len(graph.arguments):
+            held = _value(program, value)
+            _read_copies(program.ops[op], {held: new[held]})
+    return True
+
+
+def _unmark(entry: func.FuncOp) -> None:
+    for op in walk(entry.operation):
+        if _COPY in op.attributes:
+            del op.attributes[_COPY]
+
+
+def _value(program: Program, value: int) -> ir.Value[Any]:
+    op = int(program.graph.value_op[value])
+    result: ir.Value[Any] = program.ops[op].results[value - program.graph.results(op).start]
+    return result
+
+
+def _read_copies(op: ir.Operation, new: Mapping[ir.Value[Any], ir.Value[Any]]) -> None:
+    for inner in walk(op):
+        for number, value in enumerate(inner.operands):
+            if value in new:
+                inner.operands[number] = new[value]
+
+
+def _remark(entry: func.FuncOp, batch: Mapping[int, int], carried: tuple[Carried, ...], parts: int, remarks: Remarks) -> None:
+    name, place = MicroBatch.name, Place(remarks.file)
+    dims = ", ".join(f'dim {dim} of "{argument_name(entry.arguments[number], number)}"' for number, dim in batch.items())
+    remarks.add(name, place, f"{parts} micro-batches; the batch is {dims}")
+    for how in dict.fromkeys(one.how for one in carried):
+        same = [one for one in carried if one.how == how]
+        remarks.add(name, place, f"the loop carries {len(same)} x {how}, {format_bytes(sum(one.num_bytes for one in same))}")
+    remarks.statistics["accumulated"] = carried

@@ -1,0 +1,228 @@
+"""Which dims are the batch, and whether a step can take it in parts.
+
+A candidate is a group of dims that become each other (strategies/roles.py), of which arguments have some: those that the step only reads
+first, and of these the group that touches most of the work, then the one whose dims come first. The first that can be taken in parts is
+the batch. Groups of other arguments (a second loss with data of its own) join it where both can be taken in parts at once.
+
+It cannot where a heavy op runs in APPLY on blocks that had to be put together before it: the work of a micro-batch waits for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Final
+
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph
+from rhino.ir.spec import PARTIAL, REPLICATED, Spec
+from rhino.strategies.border import settle_border
+from rhino.strategies.candidates import State, replicate
+from rhino.strategies.plan import Plan
+from rhino.strategies.roles import Roles
+from rhino.strategies.slices import slice_early
+from rhino.strategies.time_axis import HEAVY, Meeting, Phase, Propagation
+
+_LEAST_SHARE: Final = 0.5
+"""What touches less of the work, in units of what touches most, is not the batch."""
+
+Batch = Mapping[int, int]
+"""Of each batch argument the dim that is the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Why a step is not free of synchronisation: where blocks and a whole value meet, and a heavy op that waits for it."""
+
+    batch: Batch
+    meeting: Meeting
+    waits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """The dims of a batch that the number of parts does not divide."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class NoBatch:
+    """No argument has a dim that could be the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Nothing that the step gives depends on the batch."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A step that takes its batch in parts."""
+
+    batch: Batch
+    found: Propagation
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for.
+
+    `parts` is how many parts, `batch` the dims of the batch where they are given, `whole` the arguments that stay whole. Of the graph it is
+    said which ops compute whole what is computed in parts too (`copied`), and what the condition of each loop reads (`tested`).
+    """
+
+    parts: int
+    batch: Batch
+    whole: frozenset[int]
+    copied: frozenset[int]
+    tested: Mapping[int, frozenset[int]]
+
+
+Outcome = Parts | Sync | Uneven | NoBatch | Nothing
+
+
+def take_in_parts(graph: Graph, asked: Asked) -> Outcome:
+    """Returns how `graph` takes its batch in parts, or why it cannot."""
+    roles = Roles(graph)
+    if asked.batch:
+        groups = {roles.group[roles.start[argument] + dim] for argument, dim in asked.batch.items()}
+        tied = {argument: dim for group in sorted(groups) for argument, dim in _members(roles, group, asked).items()}
+        return _attempt(graph, asked, {**tied, **asked.batch})
+    first: Outcome | None = None
+    for batch in _candidates(roles, asked):
+        outcome = _attempt(graph, asked, batch)
+        if isinstance(outcome, Parts):
+            return _with_others(graph, asked, roles, outcome)
+        first = first or outcome
+    return first or NoBatch()
+
+
+def _with_others(graph: Graph, asked: Asked, roles: Roles, outcome: Parts) -> Parts:
+    """Adds the batches of other inputs, where it is known which arguments are inputs."""
+    if any(argument.alias is not None for argument in graph.arguments):
+        for other in _candidates(roles, asked, share=0.0):
+            if not outcome.batch.keys() & other.keys():
+                both = _attempt(graph, asked, {**outcome.batch, **other})
+                outcome = both if isinstance(both, Parts) else outcome
+    return outcome
+
+
+def _candidates(roles: Roles, asked: Asked, share: float = _LEAST_SHARE) -> Iterator[Batch]:
+    """Yields what may be the batch, best first."""
+    graph = roles.graph
+    work = _work(roles)
+    inputs = [number for number, argument in enumerate(graph.arguments) if argument.alias is None and number not in asked.whole]
+    groups = {roles.group[dim] for number in inputs for dim in roles.dims(number)}
+    ranked = []
+    for group in groups:
+        batch = _members(roles, group, asked)
+        carried = any(graph.arguments[number].alias is not None for number in batch)
+        ranked.append((carried, -work.get(group, 0), min(batch.values()), min(batch), group, batch))
+    ranked.sort(key=lambda row: row[:5])
+    for carried, work_done, *_, batch in ranked:
+        if (carried, work_done) <= (ranked[0][0], ranked[0][1] * share):
+            yield batch
+
+
+def _members(roles: Roles, group: int, asked: Asked) -> Batch:
+    found: dict[int, int] = {}
+    for number in range(len(roles.graph.arguments)):
+        if number not in asked.whole:
+            for offset, dim in enumerate(roles.dims(number)):
+                if roles.group[dim] == group:
+                    found.setdefault(number, offset)
+    return found
+
+
+def _work(roles: Roles) -> dict[int, int]:
+    """Returns the floating-point operations that each group of dims has a share in."""
+    graph, work = roles.graph, dict[int, int]()
+    for op, times in enumerate(graph.times().tolist()):
+        cls = graph.cls(op)
+        if cls.rule is not None:
+            for group in {roles.group[dim] for dims in roles.places(op, cls.rule) for dim in dims}:
+                work[group] = work.get(group, 0) + times * cls.flops
+    return work
+
+
+def _attempt(graph: Graph, asked: Asked, batch: Batch) -> Outcome:
+    sizes = [graph.type_of(argument).shape[dim] for argument, dim in batch.items()]
+    even = all(size % asked.parts == 0 and size for size in sizes)
+    parts = asked.parts if even else _least_divisor(gcd(*sizes))
+    if parts == 1 and not even:
+        return Uneven(batch)
+    found = Propagation(graph, parts, batch, asked.copied, asked.tested)
+    settle_border(found)
+    sync = _sync(found, batch)
+    if sync is not None:
+        return sync
+    if not even:
+        return Uneven(batch)
+    if not any(_leaves_the_loop(found)):
+        return Nothing(batch)
+    slice_early(found)
+    return Parts(batch, found)
+
+
+def _least_divisor(number: int) -> int:
+    return next((factor for factor in range(2, number + 1) if number % factor == 0), 1)
+
+
+def _leaves_the_loop(found: Propagation) -> Iterator[int]:
+    graph = found.graph
+    yield from (value for value in graph.returns if found.lays[value].phase == Phase.LOOP)
+    for op in range(graph.num_ops):
+        if found.phases[op] == Phase.APPLY:
+            yield from (value for value in graph.operands(op).tolist() if found.lays[value].phase == Phase.LOOP)
+
+
+def _sync(found: Propagation, batch: Batch) -> Sync | None:
+    """Returns the first heavy op of APPLY that follows from blocks put together, and where they were."""
+    graph = found.graph
+    root: dict[int, int] = {}
+    op = 0
+    while op < graph.num_ops:
+        loop = found.loops.get(op)
+        last = op if loop is None else loop.end
+        if graph.cls(op).name == BARRIER:
+            pairs = zip(graph.operands(op).tolist(), graph.results(op), strict=True)
+            root.update((result, root[value]) for value, result in pairs if value in root)
+        elif max(found.phases[op : last + 1]) == Phase.APPLY:
+            reads = {value for one in range(op, last + 1) for value in graph.operands(one).tolist()}
+            roots = [root[value] for value in reads if value in root]
+            if any(found.lays[value].phase == Phase.LOOP and found.lays[value].is_split for value in reads) and op in found.meetings:
+                roots.append(op)
+            heavy = [one for one in range(op, last + 1) if graph.cls(one).name in HEAVY and found.phases[one] == Phase.APPLY]
+            if roots and heavy:
+                return Sync(batch, found.meetings[min(roots)], heavy[0])
+            if roots:
+                root.update((value, min(roots)) for one in range(op, last + 1) for value in graph.results(one))
+        op = last + 1
+    return None
+
+
+def as_plan(found: Propagation) -> Plan:
+    """Returns the plan along the time axis, as if it were an axis of devices: what leaves the loop is all-reduced or gathered."""
+    graph = found.graph
+    needs = [found.needs(op) for op in range(graph.num_ops)]
+    reads = [(value, need) for op in range(graph.num_ops) for value, need in zip(graph.operands(op).tolist(), needs[op], strict=True)]
+    reads += [(value, REPLICATED) for value in graph.returns]
+    summed = {value for value, need in reads if need == PARTIAL} | {value for loop in graph.loops for value in graph.results(loop.op)}
+    joined = {value for value, need in reads if need == REPLICATED} - summed
+    specs = [
+        REPLICATED if lay.phase != Phase.LOOP or (lay.is_partial and value in joined) else lay.spec for value, lay in enumerate(found.lays)
+    ]
+    states = tuple(_state(found, op, needs[op]) for op in range(graph.num_ops))
+    return Plan(graph, found.sizes, states, tuple(specs), (REPLICATED,) * len(graph.returns))
+
+
+def _state(found: Propagation, op: int, needs: tuple[Spec, ...]) -> State:
+    cls, state = found.graph.cls(op), found.states[op]
+    if cls.name in (WHILE, YIELD, BARRIER):
+        return State((), needs, tuple(found.lays[value].spec for value in found.graph.results(op)))
+    if state is None:
+        return replicate(cls, 1)
+    return State(state.strategy, needs, state.comes, state.monoid)
