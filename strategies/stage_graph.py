@@ -1,0 +1,240 @@
+"""A program as a problem of stages: nodes for its ops, nets for what they share, and back.
+
+A node is an op of the micro-batch, or a whole loop in it. Of what comes after, ops that share tensors are one node, and if they start from
+one value of the accumulation loop, they are of the node that makes it: a parameter's update goes where its gradient is summed. Where they
+start from several, each op is a node. A scalar that is a node's own, such as a norm of one gradient, ties nothing together.
+
+A tensor of the micro-batch is a net that is sent once per micro-batch; what comes out of the accumulation loop, and an argument with its
+users, once per step. What is made of one argument alone before the loop stands for the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from rhino.ir.graph import Graph
+from rhino.strategies.problem import Ints
+from rhino.strategies.stage_parts import Bools, Parts, sources_of
+from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
+
+NO_NODE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staging:
+    """A problem of stages, and where the ops of the program are in it.
+
+    Shapes: `node` [ops], `NO_NODE` for what has none: what is repeated, and what comes before the accumulation loop.
+    """
+
+    graph: Graph
+    parts: Parts
+    problem: StageProblem
+    node: Ints
+
+
+def make_staging(
+    graph: Graph,
+    parts: Parts,
+    num_stages: int,
+    num_micro_batches: int,
+    pins: Mapping[int, int] | None = None,
+    budget_bytes: float | None = None,
+) -> Staging:
+    """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes."""
+    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes).build()
+
+
+class _Builder:
+    def __init__(
+        self, graph: Graph, parts: Parts, num_stages: int, num_micro_batches: int, pins: Mapping[int, int], budget_bytes: float | None
+    ) -> None:
+        self.graph, self.parts, self.pins = graph, parts, pins
+        self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
+        self.value_op: list[int] = graph.value_op.tolist()
+        self.value_bytes: list[int] = graph.value_bytes().tolist()
+        self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
+        self.carried: dict[int, int] = {}
+        if parts.loop is not None:
+            self.carried = dict(zip(graph.results(parts.loop.op), graph.operands(parts.loop.end).tolist(), strict=True))
+        self.sources = sources_of(graph, parts)
+        self.roots = self._roots()
+        self.reads = self._reads()
+
+    def _roots(self) -> list[int]:
+        """Returns the argument that each value from outside the loop stands for, or itself [values]."""
+        root = list(range(self.graph.num_values))
+        if self.parts.loop is None:
+            return root
+        before = np.flatnonzero(~self.parts.body & ~self.parts.apply & ~self.parts.repeated).tolist()
+        for op in (op for op in before if op < self.parts.loop.op):
+            made_of = {root[source] for value in self.graph.operands(op).tolist() for source in self.sources[value].tolist()}
+            for value in self.graph.results(op):
+                root[value] = next(iter(made_of)) if len(made_of) == 1 else value
+        for value, kept, start in zip(self.carried, self.parts.loop.kept, self.graph.operands(self.parts.loop.op).tolist(), strict=True):
+            root[value] = root[start] if kept else value
+        return root
+
+    def _reads(self) -> list[list[int]]:
+        """Returns the values that each op reads in truth: through what is repeated and what stands for arguments [ops]."""
+        found: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
+        for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.repeated).tolist():
+            read = [source for value in self.graph.operands(op).tolist() for source in self.sources[value].tolist()]
+            found[op] = list(dict.fromkeys(self.roots[value] for value in read))
+        return found
+
+    def maker(self, value: int, after: bool) -> int:
+        """Returns the op of the micro-batch or after it that makes a value, as it is read in or after the loop; -1 for none."""
+        op = self.value_op[value]
+        if after and value in self.carried:
+            op = self.value_op[self.carried[value]]
+        return op if op >= 0 and (self.parts.body[op] or self.parts.apply[op]) and not self.parts.repeated[op] else -1
+
+    def build(self) -> Staging:
+        """Returns the problem."""
+        node = self._nodes()
+        before, after = self._edges(node)
+        num_nodes = int(node.max(initial=-1)) + 1
+        placed = np.flatnonzero(node >= 0)
+        body = placed[self.parts.body[placed]]
+        work, own_bytes = np.zeros(num_nodes), np.zeros(num_nodes)
+        np.add.at(work, node[body], self.parts.seconds[body])
+        for value, returned in self.carried.items():
+            if (op := self.value_op[returned]) >= 0 and node[op] >= 0 and self.roots[value] == value:
+                own_bytes[node[op]] += self.value_bytes[value]
+        pinned = np.full(num_nodes, OPEN, dtype=np.int64)
+        for op, stage in self.pins.items():
+            pinned[node[op]] = stage
+        nets, held = self._nets(node)
+        late, saved = self._saved(node)
+        problem = StageProblem(
+            num_stages=self.num_stages,
+            num_micro_batches=self.num_micro_batches,
+            work=work,
+            before=before,
+            after=after,
+            nets=make_nets(nets),
+            pinned=pinned,
+            late=late,
+            own_bytes=own_bytes,
+            held=make_nets(held, least=1),
+            saved=make_nets(saved, least=1),
+            budget_bytes=self.budget_bytes,
+        )
+        return Staging(self.graph, self.parts, problem, node)
+
+    def _nodes(self) -> Ints:
+        """Returns the node of each op, numbered in program order, those after the loop last or with what they belong to [ops]."""
+        key = np.full(self.graph.num_ops, NO_NODE, dtype=np.int64)
+        body = np.flatnonzero(self.parts.body & ~self.parts.repeated)
+        key[body] = body
+        for loop in self.graph.loops[::-1]:  # outer loops last
+            if self.parts.body[loop.op]:
+                key[loop.op : loop.end + 1] = loop.op
+        self._join_updates(key)
+        used, node = np.unique(key, return_inverse=True)
+        return node.astype(np.int64) - int(bool(len(used)) and used[0] == NO_NODE)
+
+    def _join_updates(self, key: Ints) -> None:
+        """Gives the ops after the loop that share tensors one key: that of the op in the loop that they start from, if it is one alone."""
+        ops = np.flatnonzero(self.parts.apply & ~self.parts.repeated)
+        in_body = {value for op in np.flatnonzero(self.parts.body).tolist() for value in self.reads[op]}
+        users: dict[int, list[int]] = {}
+        starts: dict[int, set[int]] = {}
+        for op in ops.tolist():
+            for value in self.reads[op]:
+                made_by = self.maker(value, after=True)
+                if not self.ranked[value] or (made_by < 0 and value in in_body):
+                    continue
+                users.setdefault(value, [made_by] if made_by >= 0 and self.parts.apply[made_by] else []).append(op)
+                if made_by >= 0 and self.parts.body[made_by]:
+                    starts.setdefault(op, set()).add(int(key[made_by]))
+        pairs = [(group[0], other) for group in users.values() for other in group[1:]]
+        member = _components(self.graph.num_ops, pairs)
+        from_body: dict[int, set[int]] = {}
+        for op, anchors in starts.items():
+            from_body.setdefault(int(member[op]), set()).update(anchors)
+        pinned = {int(member[op]) for op in self.pins if self.parts.apply[op]}
+        first: dict[int, int] = {}
+        for op in ops.tolist():
+            group = int(member[op])
+            anchors = from_body.get(group, set())
+            if len(anchors) > 1 or group in pinned:
+                key[op] = op
+            else:
+                key[op] = next(iter(anchors)) if anchors else first.setdefault(group, op)
+
+    def _edges(self, node: Ints) -> tuple[Ints, Ints]:
+        """Returns the nodes of the micro-batch before and after each edge."""
+        pairs = {
+            (int(node[made_by]), int(node[op])): None
+            for op in np.flatnonzero(self.parts.body & ~self.parts.repeated).tolist()
+            for value in self.reads[op]
+            if (made_by := self.maker(value, after=False)) >= 0 and self.parts.body[made_by] and node[made_by] != node[op]
+        }
+        ends = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+        return ends[:, 0], ends[:, 1]
+
+    def _nets(self, node: Ints) -> tuple[Iterable[tuple[list[int], float]], Iterable[tuple[list[int], float]]]:
+        """Returns the nets with what each sends per step, and those that are held wherever they have a node."""
+        in_loop: dict[int, list[int]] = {}
+        per_step: dict[int, list[int]] = {}
+        for op in np.flatnonzero(node >= 0).tolist():
+            after = bool(self.parts.apply[op])
+            for value in self.reads[op]:
+                made_by = self.maker(value, after)
+                if after and not self.ranked[value]:
+                    continue
+                once = after or (made_by < 0 and value not in self.carried)
+                users = per_step if once else in_loop
+                users.setdefault(value, []).append(int(node[op]))
+                if value in self.carried and not after:
+                    made_by = self.maker(value, after=True)  # a sum is where it is made from one micro-batch to the next
+                if made_by >= 0:
+                    users[value].append(int(node[made_by]))
+        nets = [(users, float(self.num_micro_batches * self.value_bytes[value])) for value, users in in_loop.items()]
+        if self.parts.loop is None:  # a tensor that is read in both parts is sent once
+            per_step = {value: users + in_loop.pop(value, []) for value, users in per_step.items()}
+            nets = [(users, float(self.value_bytes[value])) for value, users in in_loop.items()]
+        nets += [(users, float(self.value_bytes[value])) for value, users in per_step.items()]
+        outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
+        return nets, ((users, float(self.value_bytes[value])) for value, users in outside.items())
+
+    def _is_made(self, value: int) -> bool:
+        op = self.value_op[value]
+        return op >= 0 and bool(self.parts.body[op] or self.parts.apply[op])
+
+    def _saved(self, node: Ints) -> tuple[Bools, Iterable[tuple[list[int], float]]]:
+        """Returns which nodes run after most of a micro-batch is held, in program order, and what is held then with who reads it later."""
+        last: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
+        ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
+        for op in ops:
+            for value in self.reads[op]:
+                made_by = self.maker(value, after=False)
+                if made_by >= 0 and self.parts.body[made_by]:
+                    last[value] = op
+                    readers.setdefault(value, []).append(op)
+        change = np.zeros(self.graph.num_ops + 1)
+        for value, end in last.items():
+            change[self.value_op[value]] += self.value_bytes[value]
+            change[end] -= self.value_bytes[value]
+        peak = int(np.argmax(np.cumsum(change)))
+        late = np.zeros(int(node.max(initial=-1)) + 1, dtype=bool)
+        late[node[[op for op in ops if op > peak]]] = True
+        late[node[[op for op in ops if op <= peak]]] = False  # a loop that stands at the peak
+        held = {value: end for value, end in last.items() if self.value_op[value] <= peak < end}
+        saved = [([int(node[op]) for op in readers[value] if op > peak], float(self.value_bytes[value])) for value in held]
+        return late, saved
+
+
+def _components(num: int, pairs: Iterable[tuple[int, int]]) -> Ints:
+    """Returns the number of the connected component of each of `num` things."""
+    ends = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+    _, found = connected_components(coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(num, num)), directed=False)
+    return found.astype(np.int64)

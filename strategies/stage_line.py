@@ -1,0 +1,217 @@
+"""Stages along a line: every node gets a place, and a stage is a stretch of it. Where the search of stages begins, and what it is held to.
+
+The line is the program's own order, folded where the way back begins: a node on the way back stands where the tensors and parameters that
+it shares with the way forward are used last there, the first of those places if there are several. Cutting a line is exact: the best
+stretches under given limits by dynamic programming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhino.strategies.problem import Floats, Ints
+from rhino.strategies.stage_problem import OPEN, ROUNDING, Nets, StageProblem
+
+MOST_BUCKETS = 400
+"""Into how many stretches a line is cut first, each ending at its cheapest place; stages are made of whole stretches."""
+
+NEGLIGIBLE = 1e-3
+"""The share of all work below which what leads to a node says nothing of its place: it stands where it is read first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """Nodes in stretches of a line, and which of them run on the way back.
+
+    Shapes: `place` [nodes], 0 .. num_places - 1; `back` [nodes].
+    """
+
+    place: Ints
+    num_places: int
+    back: NDArray[np.bool_]
+
+    def stages(self, problem: StageProblem, ends: Ints) -> Ints:
+        """Returns the virtual stage of each node, where stage s ends before place `ends[s]`."""
+        device = np.searchsorted(ends, self.place, side="right").astype(np.int64)
+        return np.where(self.back, problem.last - device, device)
+
+
+def lines_of(problem: StageProblem) -> tuple[Line, ...]:
+    """Returns the folded line, and where the program turns the unfolded one too."""
+    never = np.zeros(problem.num_nodes, dtype=bool)
+    turns = (problem.late, never) if problem.late.any() else (never,)
+    return tuple(in_buckets(problem, keys_on_line(problem, back), back) for back in turns)
+
+
+def keys_on_line(problem: StageProblem, back: NDArray[np.bool_]) -> Ints:
+    """Returns the place of each node on the line of all nodes, those in `back` on the way back [nodes]."""
+    floating = _floating(problem) & ~back
+    key = np.arange(problem.num_nodes, dtype=np.int64)
+    told = _told(problem.nets, key, ~back & ~floating)
+    nets_of = _nets_of(problem)
+    before = _neighbours(problem.after, problem.before, problem.num_nodes)
+    for node in np.flatnonzero(back).tolist():
+        told_by = [told[net] for net in nets_of[node] if told[net] >= 0]
+        made_by = [int(key[other]) for other in before[node] if back[other]]
+        key[node] = min([*told_by, *made_by], default=problem.num_nodes - 1)
+    after = _neighbours(problem.before, problem.after, problem.num_nodes)
+    for node in np.flatnonzero(floating)[::-1].tolist():
+        readers = [other for other in after[node] if not back[other]] or after[node]
+        key[node] = min((int(key[other]) for other in readers), default=node)
+    return key
+
+
+def _floating(problem: StageProblem) -> NDArray[np.bool_]:
+    """Returns which nodes have hardly any work behind them [nodes]; work that several ways lead from counts once for each."""
+    total, limit = problem.work.tolist(), NEGLIGIBLE * float(problem.work.sum())
+    order = np.argsort(problem.after, kind="stable")
+    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
+        total[target] = min(total[target] + total[source], limit)
+    return np.array(total) < limit
+
+
+def _told(nets: Nets, key: Ints, speaks: NDArray[np.bool_]) -> list[int]:
+    """Returns the largest key among the nodes of each net that speak, -1 where none does."""
+    told = np.full(len(nets), -1, dtype=np.int64)
+    np.maximum.at(told, nets.owner, np.where(speaks[nets.node], key[nets.node], -1))
+    found: list[int] = told.tolist()
+    return found
+
+
+def _nets_of(problem: StageProblem) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(problem.num_nodes)]
+    for net, node in zip(problem.nets.owner.tolist(), problem.nets.node.tolist(), strict=True):
+        found[node].append(net)
+    return found
+
+
+def _neighbours(at: Ints, other: Ints, num_nodes: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(num_nodes)]
+    for node, beside in zip(at.tolist(), other.tolist(), strict=True):
+        found[node].append(beside)
+    return found
+
+
+def in_buckets(problem: StageProblem, key: Ints, back: NDArray[np.bool_]) -> Line:
+    """Returns the line whose stretches end at the cheapest cut of each of some equal shares of the work."""
+    size = problem.num_nodes
+    keys = np.full(len(problem.nets), size, dtype=np.int64), np.full(len(problem.nets), -1, dtype=np.int64)
+    np.minimum.at(keys[0], problem.nets.owner, key[problem.nets.node])
+    np.maximum.at(keys[1], problem.nets.owner, key[problem.nets.node])
+    change = np.zeros(size + 2)
+    np.add.at(change, keys[0] + 1, problem.nets.size)
+    np.subtract.at(change, keys[1] + 1, problem.nets.size)
+    crossing = np.cumsum(change)  # [k]: what a cut before key k costs
+    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))
+    share = np.minimum((done / max(done[-1], 1e-300) * MOST_BUCKETS).astype(np.int64), MOST_BUCKETS - 1)
+    cuts = [int(first + np.argmin(crossing[first:end])) for first, end in _runs(share) if first]
+    return Line(np.searchsorted(np.array(cuts), key, side="right").astype(np.int64), len(cuts) + 1, back)
+
+
+def _runs(values: Ints) -> Iterator[tuple[int, int]]:
+    """Yields start and end of each run of equal values."""
+    bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    yield from pairwise(bounds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
+
+    Units: `moved` in bytes per step, less a constant of the line: those of nets in the stretch; `work` in seconds, `held` and `saved` in
+    bytes. `pins[s]` says whether a stretch can be stage s.
+    """
+
+    moved: Floats
+    work: Floats
+    held: Floats
+    saved: Floats
+    pins: tuple[NDArray[np.bool_], ...]
+
+
+def stretches(problem: StageProblem, line: Line) -> Stretches | None:
+    """Returns the stretches of a line, or None where the pins go against it."""
+    num = line.num_places
+    start, end = np.meshgrid(np.arange(num + 1), np.arange(num + 1), indexing="ij")
+
+    def along(weights: Floats) -> Floats:
+        total = np.concatenate([[0.0], np.cumsum(np.bincount(line.place, weights=weights, minlength=num))])
+        result: Floats = np.where(end >= start, total[None, :] - total[:, None], np.inf)
+        return result
+
+    pins = [end >= start for _ in range(problem.num_stages)]
+    for node in np.flatnonzero(problem.pinned != OPEN).tolist():
+        stage = int(problem.pinned[node])
+        if stage != problem.num_stages - 1 and bool(line.back[node]) != (stage >= problem.num_stages):
+            return None
+        device = int(problem.device(np.array(stage)))
+        pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
+    moved, held, saved = (_present(nets, line) for nets in (problem.nets, problem.held, problem.saved))
+    return Stretches(moved, along(problem.work), held + along(problem.own_bytes), saved, tuple(pins))
+
+
+def _present(nets: Nets, line: Line) -> Floats:
+    """Returns the bytes of the nets with a node in each stretch [places + 1, places + 1].
+
+    Net by net, a stretch from i to j has its place r and none before if i is in (the place before r, r] and j behind r.
+    """
+    seen = np.unique(np.stack([nets.owner, line.place[nets.node]]), axis=1) if len(nets.node) else np.zeros((2, 0), dtype=np.int64)
+    owner, place = seen
+    again = np.concatenate([[False], owner[1:] == owner[:-1]]) if len(owner) else np.zeros(0, dtype=bool)
+    previous = np.where(again, np.concatenate([[0], place[:-1]]) + 1, 0) if len(owner) else place
+    change = np.zeros((line.num_places + 2, line.num_places + 2))
+    np.add.at(change, (previous, place + 1), nets.size[owner])
+    np.subtract.at(change, (place + 1, place + 1), nets.size[owner])
+    result: Floats = np.cumsum(np.cumsum(change, axis=0), axis=1)[:-1, :-1]
+    return result
+
+
+def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
+    """Returns the bytes per step of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
+    fair = parts.work <= limit_s * (1 + ROUNDING)
+    best, choices = np.full(len(parts.work), np.inf), []
+    best[0] = 0.0
+    for in_flight, pins in zip(problem.in_flight().tolist(), parts.pins, strict=True):
+        allowed = fair & pins
+        if problem.budget_bytes is not None:
+            allowed &= parts.held + in_flight * parts.saved <= problem.budget_bytes * (1 + ROUNDING)
+        total = np.where(allowed, best[:, None] + parts.moved, np.inf)
+        choices.append(np.argmin(total, axis=0))
+        best = total.min(axis=0)
+    if not np.isfinite(best[-1]):
+        return None
+    ends = [len(best) - 1]
+    for choice in choices[:0:-1]:
+        ends.insert(0, int(choice[ends[0]]))
+    return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
+
+
+HALVINGS = 30
+"""How often the range of a limit is halved in search of the least that a cut can have: down to 1e-9 of it."""
+
+
+def least_limit(problem: StageProblem, parts: Stretches, high_s: float, moved_bytes: float) -> float:
+    """Returns the least limit of work, to within rounding, under which a cut exists that moves at most `moved_bytes`.
+
+    There is one for `high_s`.
+    """
+    low = float(problem.work.sum()) / problem.num_stages
+    if (found := cut(problem, parts, low)) is not None and found[0] <= moved_bytes:
+        return low
+    for _ in range(HALVINGS):
+        middle = (low + high_s) / 2
+        found = cut(problem, parts, middle)
+        low, high_s = (low, middle) if found is not None and found[0] <= moved_bytes else (middle, high_s)
+    return high_s
+
+
+def equal_cut(parts: Stretches, num_stages: int) -> Ints:
+    """Returns the end of each stage where each starts as soon as its equal share of all work is done: the split of equal layers."""
+    done = parts.work[0]
+    shares = done[-1] * np.arange(1, num_stages + 1) / num_stages
+    return np.array([*(np.argmin(np.abs(done - share)) for share in shares[:-1]), len(done) - 1], dtype=np.int64)

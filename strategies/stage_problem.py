@@ -1,0 +1,151 @@
+"""Which pipeline stage each node belongs to, as plain data (Rhino 5.1, on stages that turn round).
+
+A model cut in d stages has 2d - 1 *virtual* stages: forward 0 .. d-1 and back. Virtual stages v and 2d-2-v are on one device; the last
+device does forward and backward at once. Along every edge the virtual stage may only grow. Which node is forward and which backward is
+nowhere said: it follows from the choice.
+
+A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its bytes once for each
+device beyond the first that has one of its nodes, however many read it there, in either direction. Work is a row for each device, and so is
+memory where there is a budget: what is held on a node's device, what is held wherever a net has a node, and what is saved for the way back
+in each micro-batch in flight, of which 1F1B keeps min(m, d - s) on stage s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rhino.strategies.problem import Floats, Ints
+
+OPEN = -1
+"""A node without a pin."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nets:
+    """Sets of nodes, each with a number of bytes.
+
+    Shapes: `size` [nets]; the nodes of net n are `node[start[n] : start[n + 1]]`, ascending, each once.
+    """
+
+    start: Ints
+    node: Ints
+    size: Floats
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @property
+    def owner(self) -> Ints:
+        """Returns the net of each entry of `node`."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+    def nodes(self, net: int) -> Ints:
+        """Returns the nodes of one net."""
+        return self.node[self.start[net] : self.start[net + 1]]
+
+    def present(self, place: Ints, num_places: int) -> NDArray[np.bool_]:
+        """Returns whether a net has a node at each place, where node i is at `place[i]` [nets, places]."""
+        found = np.zeros((len(self), num_places), dtype=bool)
+        found[self.owner, place[self.node]] = True
+        return found
+
+
+def make_nets(members: Iterable[tuple[Iterable[int], float]], least: int = 2) -> Nets:
+    """Returns the nets of these nodes and bytes: equal ones as one, those with fewer than `least` nodes or no bytes left out."""
+    total: dict[tuple[int, ...], float] = {}
+    for nodes, size in members:
+        key = tuple(sorted(set(nodes)))
+        if size > 0 and len(key) >= least:
+            total[key] = total.get(key, 0.0) + size
+    start = np.cumsum([0, *map(len, total)])
+    node = np.array([node for key in total for node in key], dtype=np.int64)
+    return Nets(start, node, np.array(list(total.values()), dtype=np.float64))
+
+
+def merged_nets(nets: Nets, group: Ints, least: int = 2) -> Nets:
+    """Returns the nets between groups of nodes, where node i is in `group[i]`."""
+    places, bounds = group[nets.node].tolist(), nets.start.tolist()
+    return make_nets(((places[a:b], size) for a, b, size in zip(bounds[:-1], bounds[1:], nets.size.tolist(), strict=True)), least)
+
+
+NO_NETS = make_nets(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageProblem:
+    """What is to be cut in stages.
+
+    Shapes: `work` [nodes]; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
+    `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device holds most: a guess at what is
+    on the way back, from which nothing follows but where heuristics begin and what counts as saved; `own_bytes` [nodes].
+    Units: `work` in seconds per micro-batch, `nets` in bytes per step.
+    """
+
+    num_stages: int
+    num_micro_batches: int
+    work: Floats
+    before: Ints
+    after: Ints
+    nets: Nets
+    pinned: Ints
+    late: NDArray[np.bool_]
+    own_bytes: Floats
+    held: Nets = field(default_factory=lambda: NO_NETS)
+    saved: Nets = field(default_factory=lambda: NO_NETS)
+    budget_bytes: float | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.work)
+
+    @property
+    def last(self) -> int:
+        """The last virtual stage."""
+        return 2 * self.num_stages - 2
+
+    def in_flight(self) -> Floats:
+        """Returns how many micro-batches each device keeps alive [devices]."""
+        return np.minimum(self.num_micro_batches, self.num_stages - np.arange(self.num_stages)).astype(np.float64)
+
+    def device(self, stage: Ints) -> Ints:
+        """Returns the device of each virtual stage."""
+        return np.minimum(stage, self.last - stage)
+
+    def bytes_moved(self, device: Ints) -> float:
+        """Returns the bytes that cross between devices in a step, where node i is on `device[i]`."""
+        counts = self.nets.present(device, self.num_stages).sum(axis=1)
+        return float(self.nets.size @ np.maximum(counts - 1, 0))
+
+    def device_work(self, device: Ints) -> Floats:
+        """Returns the seconds of each device per micro-batch [devices]."""
+        return np.bincount(device, weights=self.work, minlength=self.num_stages).astype(np.float64)
+
+    def device_memory(self, device: Ints) -> Floats:
+        """Returns the bytes on each device [devices]."""
+        own = np.bincount(device, weights=self.own_bytes, minlength=self.num_stages)
+        held = self.held.size @ self.held.present(device, self.num_stages)
+        saved = self.saved.size @ self.saved.present(device, self.num_stages)
+        result: Floats = own + held + saved * self.in_flight()
+        return result
+
+    def is_legal(self, stage: Ints) -> bool:
+        """Says whether the virtual stages grow along edges and honour the pins."""
+        pinned = self.pinned != OPEN
+        in_range = bool(((stage >= 0) & (stage <= self.last)).all())
+        grows = bool((stage[self.before] <= stage[self.after]).all())
+        return in_range and grows and bool((stage[pinned] == self.pinned[pinned]).all())
+
+    def fits(self, device: Ints, limit_s: float) -> bool:
+        """Says whether no device has more work than `limit_s`, nor holds more than the budget."""
+        if (self.device_work(device) > limit_s * (1 + ROUNDING)).any():
+            return False
+        return self.budget_bytes is None or bool((self.device_memory(device) <= self.budget_bytes * (1 + ROUNDING)).all())
+
+
+ROUNDING = 1e-9
+"""Relative: by how much a sum in floating point may be over a limit that it stands at."""

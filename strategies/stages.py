@@ -1,0 +1,176 @@
+"""Cut a training step in stages: of all cuts within a tolerance of the best balance, one that moves the fewest bytes (Rhino 5.1, 5.2).
+
+1. The least that the largest work of a device can be (`least_work`), and from it the limit of work: 1 + tolerance times that.
+2. The best cuts of lines through the program (stage_line.py): a choice to begin with, often as good as any.
+3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it (stage_windows.py). A small
+   problem is left as it is, with every stage open to every node.
+4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound.
+5. Among choices that move as little, one of less work on the device that has the most.
+
+The bound is one on all choices in the windows, and of joined nodes where nodes were joined: for a small problem, on all choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino.strategies.answer import Infeasible, Unsolved
+from rhino.strategies.problem import Ints
+from rhino.strategies.rows import Point, solve_rows
+from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
+from rhino.strategies.stage_merge import Merged, merge
+from rhino.strategies.stage_problem import StageProblem
+from rhino.strategies.stage_rows import StageRows
+from rhino.strategies.stage_windows import Windows, balanced_windows, open_windows
+
+MOST_OPEN = 300
+"""Nodes times cuts up to which a problem is left as it is."""
+
+JOINED_SHARE = 1 / 16
+"""Joined nodes have at most this share of what the tolerance allows a stage."""
+
+STEP_LIMIT, LP_STEPS, BALANCE_STEPS = 200, 2000, 10
+"""Steps of the solver (strategies/rows.py) for branch and bound, for its relaxation, and for the better balance of a choice found so."""
+
+PROOF = 1e-6
+"""Relative: a choice this close to its bound is the best, as far as the solver can tell."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageAnswer:
+    """A choice of stages.
+
+    Shapes: `stage` [nodes], virtual. Units: `moved_bytes`, and the bound on it `bound_bytes`, in bytes per step; `work_s` is the largest
+    work of a device, `limit_s` what it may be, `least_s` the least that it can be as far as is known, in seconds per micro-batch.
+    """
+
+    stage: Ints
+    moved_bytes: float
+    bound_bytes: float
+    work_s: float
+    limit_s: float
+    least_s: float
+    method: str
+
+    @property
+    def gap(self) -> float:
+        """Returns the share of the bytes that a better choice could save at most."""
+        return max(0.0, 1 - self.bound_bytes / self.moved_bytes) if self.moved_bytes else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        """Says whether the choice is proven to be the best, as far as the solver can tell."""
+        return self.gap <= PROOF
+
+
+def solve_stages(problem: StageProblem, tolerance: float, step_limit: int = STEP_LIMIT) -> StageAnswer | Infeasible | Unsolved:
+    """Returns the stages of each node; or that no choice is legal and fits, or that none was found within the steps."""
+    search = _Search(problem, tolerance, step_limit)
+    least = search.least_work()
+    return search.run(least) if isinstance(least, float) else least
+
+
+class _Search:
+    def __init__(self, problem: StageProblem, tolerance: float, step_limit: int) -> None:
+        self.problem, self.tolerance, self.step_limit = problem, tolerance, step_limit
+        self.is_small = problem.num_nodes * (problem.num_stages - 1) <= MOST_OPEN
+        parts = [(line, stretches(problem, line)) for line in lines_of(problem)]
+        self.lines = [(line, some) for line, some in parts if some is not None]
+        self.best: Ints | None = None
+        self.best_bytes = np.inf
+        self.method = ""
+
+    def least_work(self) -> float | Infeasible | Unsolved:
+        """Returns the least work that the device with the most can have, as far as is known: proven where the problem is small."""
+        all_work = float(self.problem.work.sum())
+        on_lines = [least_limit(self.problem, parts, all_work, np.inf) for _, parts in self.lines if cut(self.problem, parts, all_work)]
+        if on_lines and not self.is_small:
+            return min(on_lines)
+        even = all_work / self.problem.num_stages
+        reduced = self.reduced(even)
+        rows = StageRows(reduced.problem, self.windows(reduced.problem, _LOOSE * even), None)
+        match solve_rows(rows.rows(), integer=True, step_limit=self.step_limit):
+            case Point() as point:
+                stage = rows.stages(point)[reduced.group]
+                return min([*on_lines, float(self.problem.device_work(self.problem.device(stage)).max())])
+            case Infeasible() as found:
+                return min(on_lines) if on_lines else found
+            case Unsolved() as found:
+                return min(on_lines) if on_lines else Unsolved(rows.bound(found.bound))
+
+    def reduced(self, limit_s: float) -> Merged:
+        """Returns the problem that the integer program is made of."""
+        if self.is_small:
+            return Merged(self.problem, np.arange(self.problem.num_nodes))
+        return merge(self.problem, limit_s * self.tolerance * JOINED_SHARE)
+
+    def windows(self, problem: StageProblem, limit_s: float) -> Windows:
+        """Returns where the nodes of a reduced problem may be."""
+        return open_windows(problem) if self.is_small else balanced_windows(problem, limit_s)
+
+    def run(self, least_s: float) -> StageAnswer | Infeasible | Unsolved:
+        """Returns the best choice within the tolerance of the least work."""
+        limit_s = least_s * (1 + self.tolerance)
+        self.cut_lines(limit_s)
+        reduced = self.reduced(limit_s)
+        windows = self.windows(reduced.problem, limit_s)
+        bound = self.branch_and_bound(reduced, windows, limit_s)
+        if self.best is None:
+            return Unsolved(bound) if np.isfinite(bound) else Infeasible(None)
+        if self.method == _PROGRAM:
+            self.balance(reduced, windows, limit_s)
+        work = float(self.problem.device_work(self.problem.device(self.best)).max())
+        return StageAnswer(self.best, self.best_bytes, min(bound, self.best_bytes), work, limit_s, least_s, self.method)
+
+    def cut_lines(self, limit_s: float) -> None:
+        """Takes the best cut of each line, in the best balance that it can have."""
+        for line, parts in self.lines:
+            if (found := cut(self.problem, parts, limit_s)) is not None:
+                least = least_limit(self.problem, parts, limit_s, found[0])
+                _, ends = cut(self.problem, parts, least) or found
+                self.offer(line.stages(self.problem, ends), limit_s, "a line")
+
+    def offer(self, stage: Ints, limit_s: float, method: str) -> None:
+        """Takes a choice if it is legal, fits, and moves fewer bytes than the best."""
+        device = self.problem.device(stage)
+        moved = self.problem.bytes_moved(device)
+        if moved < self.best_bytes and self.problem.is_legal(stage) and self.problem.fits(device, limit_s):
+            self.best, self.best_bytes, self.method = stage, moved, method
+
+    def branch_and_bound(self, reduced: Merged, windows: Windows, limit_s: float) -> float:
+        """Takes what the integer program finds, and returns the bound on all choices in the windows: infinite if there are none."""
+        rows = StageRows(reduced.problem, windows, limit_s, self.best_bytes)
+        relaxed = solve_rows(rows.rows(), integer=False, step_limit=LP_STEPS)
+        if isinstance(relaxed, Infeasible):
+            return self.best_bytes
+        bound = rows.bound(relaxed.bound)
+        if isinstance(relaxed, Point):
+            self.offer(rows.stages(relaxed)[reduced.group], limit_s, _PROGRAM)
+        if self.best is not None and self.best_bytes * (1 - PROOF) <= bound:
+            return bound
+        whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit)
+        if isinstance(whole, Infeasible):
+            return self.best_bytes
+        if isinstance(whole, Point):
+            self.offer(rows.stages(whole)[reduced.group], limit_s, _PROGRAM)
+        return max(bound, rows.bound(whole.bound))
+
+    def balance(self, reduced: Merged, windows: Windows, limit_s: float) -> None:
+        """Takes a choice that moves as little as the best and has less work on the device that has the most."""
+        rows = StageRows(reduced.problem, windows, None, self.best_bytes)
+        point = solve_rows(rows.rows(), integer=True, step_limit=BALANCE_STEPS)
+        if not isinstance(point, Point) or self.best is None:
+            return
+        stage, problem = rows.stages(point)[reduced.group], self.problem
+        device = problem.device(stage)
+        better = problem.device_work(device).max() < problem.device_work(problem.device(self.best)).max()
+        if better and problem.bytes_moved(device) <= self.best_bytes and problem.is_legal(stage) and problem.fits(device, limit_s):
+            self.best = stage
+
+
+_PROGRAM = "integer program"
+
+_LOOSE = 2.0
+"""Times its even share: what a device may have at most where nothing is known of the least yet."""

@@ -1,0 +1,102 @@
+"""Stages: the search against all choices on small problems, and its parts by hand."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from rhino.strategies.answer import Infeasible
+from rhino.strategies.stage_contract import groups_below
+from rhino.strategies.stage_line import cut, lines_of, stretches
+from rhino.strategies.stage_merge import merge
+from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
+from rhino.strategies.stages import StageAnswer, solve_stages
+
+
+def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
+    """A problem whose nets are (maker, readers, bytes); a maker of None has no edges to its readers."""
+    num = len(work)
+    made = [(maker, reader) for maker, readers, _ in nets if maker is not None for reader in readers] if edges is None else edges
+    ends = np.array(sorted(set(made)), dtype=np.int64).reshape(-1, 2)
+    more = {"late": np.zeros(num, dtype=bool), "own_bytes": np.zeros(num), **more}
+    return StageProblem(
+        num_stages=num_stages,
+        num_micro_batches=more.pop("num_micro_batches", 4),
+        work=np.array(work, dtype=np.float64),
+        before=ends[:, 0],
+        after=ends[:, 1],
+        nets=make_nets(([*readers, *([] if maker is None else [maker])], size) for maker, readers, size in nets),
+        pinned=np.full(num, OPEN) if pinned is None else np.array(pinned),
+        **more,
+    )
+
+
+def random_problem(seed, num_stages, most=7, with_budget=False):
+    """A random graph: tensors with one or two readers, parameters, sometimes pins and a budget; half of it may count as late."""
+    rng = np.random.default_rng(seed)
+    num = int(rng.integers(num_stages, most + 1))
+    nets = []
+    for maker in range(num - 1):
+        readers = sorted(set(rng.integers(maker + 1, num, size=rng.integers(1, 3)).tolist()))
+        nets.append((maker, readers, float(rng.integers(0, 9))))
+    for _ in range(rng.integers(0, 3)):
+        nets.append((None, rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))))
+    work = rng.integers(0, 6, size=num).astype(float)
+    work[rng.integers(num)] += 1
+    pinned = np.where(rng.random(num) < 0.1, rng.integers(0, 2 * num_stages - 1, size=num), OPEN)
+    more = {"late": np.arange(num) > rng.integers(num), "own_bytes": rng.integers(0, 4, size=num).astype(float)}
+    if with_budget:
+        more["held"] = make_nets(((rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))) for _ in range(3)), least=1)
+        more["saved"] = make_nets((([int(rng.integers(num))], float(rng.integers(1, 5))) for _ in range(3)), least=1)
+        more["budget_bytes"] = float(rng.integers(6, 20))
+    return problem_of(num_stages, work, nets, pinned, **more)
+
+
+def all_choices(problem):
+    """Every legal choice with its bytes, largest work and largest memory, by enumeration."""
+    for choice in product(range(problem.last + 1), repeat=problem.num_nodes):
+        stage = np.array(choice)
+        if not all(choice[a] <= choice[b] for a, b in zip(problem.before, problem.after, strict=True)):
+            continue
+        if any(pin not in (OPEN, at) for pin, at in zip(problem.pinned, choice, strict=True)):
+            continue
+        device = [min(v, problem.last - v) for v in choice]
+        moved = sum(problem.nets.size[n] * (len({device[i] for i in problem.nets.nodes(n)}) - 1) for n in range(len(problem.nets)))
+        load = [sum(problem.work[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]
+        memory = [0.0] * problem.num_stages
+        for s in range(problem.num_stages):
+            memory[s] += sum(problem.own_bytes[i] for i in range(problem.num_nodes) if device[i] == s)
+            for nets, times in ((problem.held, 1), (problem.saved, min(problem.num_micro_batches, problem.num_stages - s))):
+                memory[s] += times * sum(nets.size[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n)))
+        if problem.budget_bytes is None or max(memory) <= problem.budget_bytes:
+            yield stage, moved, max(load)
+
+
+def check(problem, tolerance):
+    choices = list(all_choices(problem))
+    found = solve_stages(problem, tolerance)
+    if not choices:
+        assert isinstance(found, Infeasible)
+        return
+    assert isinstance(found, StageAnswer)
+    least = min(load for _, _, load in choices)
+    assert found.least_s == pytest.approx(least)
+    best = min(moved for _, moved, load in choices if load <= least * (1 + tolerance) + 1e-9)
+    assert found.moved_bytes == pytest.approx(best)
+    assert found.bound_bytes == pytest.approx(best, abs=1e-4)
+    device = problem.device(found.stage)
+    assert problem.is_legal(found.stage)
+    assert problem.fits(device, found.limit_s)
+    assert found.work_s == problem.device_work(device).max()
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("with_budget", [False, True])
+def test_two_stages_as_enumerated(seed, with_budget):
+    check(random_problem(seed, 2, most=8, with_budget=with_budget), [0.0, 0.1, 0.5][seed % 3])
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("with_budget", [False, True])
+def test_three_stages_as_enumerated(seed, with_budget):
+    check(random_problem(seed, 3, most=6, with_budget=with_budget), [0.0, 0.2, 1.0][seed % 3])
