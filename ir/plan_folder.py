@@ -1,7 +1,7 @@
 """A whole plan as a folder: the step's list of instructions, its programs, and a manifest that says what they are and binds them.
 
     manifest.json         what is planned, for what, arguments and results, and the hash of every other file
-    step.json             mesh, slots, constants and instructions, one a line
+    step.json             mesh, programs, slots, constants and instructions, one a line
     programs/NAME.mlir    what is compiled
 
 The folder needs no planner to run, and is the same, byte for byte, for the same plan.
@@ -93,8 +93,8 @@ def read_plan(folder: Path) -> WholePlan:
     texts = {name: _checked(folder, name, digest) for name, digest in manifest["files"].items()}
     try:
         return WholePlan(
-            step=_step(json.loads(texts[_STEP]), manifest["programs"]),
-            modules={name: texts[f"programs/{name}.mlir"] for name in dict.fromkeys(one["module"] for one in manifest["programs"])},
+            step=(step := _step(json.loads(texts[_STEP]))),
+            modules={program.module: texts[_file_of(program.module)] for program in step.programs},
             arguments=tuple(map(_boundary, manifest["arguments"])),
             results=tuple(map(_boundary, manifest["results"])),
             about=manifest["about"],
@@ -109,17 +109,20 @@ def digest_of(data: bytes) -> str:
 
 
 def _files(plan: WholePlan) -> dict[str, str]:
-    files = {_STEP: _step_text(plan.step), **{f"programs/{name}.mlir": text for name, text in sorted(plan.modules.items())}}
+    files = {_STEP: _step_text(plan.step), **{_file_of(name): text for name, text in sorted(plan.modules.items())}}
     manifest = {
         "format": _FORMAT,
         "version": VERSION,
         "about": dict(plan.about),
         "arguments": [_boundary_json(one) for one in plan.arguments],
         "results": [_boundary_json(one) for one in plan.results],
-        "programs": [_program_json(one) for one in plan.step.programs],
         "files": {name: digest_of(text.encode()) for name, text in files.items()},
     }
     return {_MANIFEST: json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", **files}
+
+
+def _file_of(module: str) -> str:
+    return f"programs/{module}.mlir"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -152,21 +155,22 @@ def _checked(folder: Path, name: str, digest: str) -> str:
 
 
 def _step_text(step: Step) -> str:
+    programs = [json.dumps(_program_json(program)) for program in step.programs]
     slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
     instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
     head = json.dumps({"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants})
-    return f'{head[:-1]},\n"slots": [\n{_lines(slots)}\n],\n"instructions": [\n{_lines(instructions)}\n]}}\n'
+    return f'{head[:-1]},\n"programs": [\n{_lines(programs)}\n],\n"slots": [\n{_lines(slots)}\n],\n"instructions": [\n{_lines(instructions)}\n]}}\n'
 
 
 def _lines(rows: list[str]) -> str:
     return ",\n".join(rows)
 
 
-def _step(data: dict[str, Any], programs: list[dict[str, Any]]) -> Step:
+def _step(data: dict[str, Any]) -> Step:
     return Step(
         mesh=Mesh(tuple((str(name), int(size)) for name, size in data["mesh"])),
         num_ranks=int(data["ranks"]),
-        programs=tuple(map(_program, programs)),
+        programs=tuple(map(_program, data["programs"])),
         slots=tuple(Slot(int(rank), _layout(layout)) for rank, *layout in data["slots"]),
         instructions=tuple(map(_instruction, data["instructions"])),
         constants=tuple((int(slot), int(number)) for slot, number in data["constants"]),
