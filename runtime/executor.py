@@ -152,6 +152,17 @@ class Executor:
         memory.slots[:] = self._empty
         return results
 
+    def place(self, arguments: Sequence[Argument]) -> list[Argument]:
+        """Returns `arguments` with those that ranks of this process are fed where the step wants them, so that `run` moves nothing.
+
+        Raises:
+            RhinoError: RHI-RUN-002 where one does not match.
+        """
+        placed = list(arguments)
+        for target, array in zip(reversed(self._targets), reversed(self._place(arguments)), strict=True):
+            placed[target.argument] = array
+        return placed
+
     def wait(self) -> None:
         """Returns when the last step has ended on the devices of this process.
 

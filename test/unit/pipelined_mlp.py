@@ -1,15 +1,18 @@
-"""A training step of an MLP as a list of instructions written by hand: one layer a stage, 1F1B, plain SGD."""
+"""A training step of an MLP in stages, one layer each, under any schedule: plain SGD on the sum of squares."""
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rhino.ir.instructions import Feed, Fetch, Free, Global, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.instructions import Layout, Program, Step
 from rhino.ir.mesh import mesh_of_shape
+from rhino.ir.stage_programs import MICRO_BATCH, Argument, StagedStep, StageProgram
+from rhino.strategies.assemble import assemble
+from rhino.strategies.schedules import SCHEDULES, Pipeline, make_order
 
 HIDDEN, RATE = 8, 0.002
 
@@ -21,10 +24,7 @@ class Pipelined:
     step: Step
     modules: dict[str, str]
     arguments: list[np.ndarray]
-
-    @property
-    def num_stages(self) -> int:
-        return self.step.num_ranks
+    num_stages: int
 
 
 def layer(w, x):
@@ -35,14 +35,39 @@ def at(batch, i):
     return jax.lax.dynamic_index_in_dim(batch, i, keepdims=False)
 
 
-def add_gradient(w, x, gy, total):
-    gw, gx = jax.vjp(layer, w, x)[1](gy)
-    return gx, total + gw
+def inner(w, x, gy):
+    """The gradient before the non-linearity."""
+    y = layer(w, x)
+    return gy * (1 - y * y)
+
+
+def backward(w, x, gy, total):
+    gz = inner(w, x, gy)
+    return gz @ w.T, total + x.T @ gz
+
+
+def input_gradient(w, x, gy):
+    gz = inner(w, x, gy)
+    return gz @ w.T, gz
+
+
+def weight_gradient(x, gz, total):
+    return (total + x.T @ gz,)
+
+
+def error(w, x, targets, i, loss):
+    difference = layer(w, x) - at(targets, i)
+    return 2 * difference, loss + jnp.sum(difference**2)
 
 
 def last(w, x, targets, i, total, loss):
-    value, (gw, gx) = jax.value_and_grad(lambda w, x: jnp.sum((layer(w, x) - at(targets, i)) ** 2), argnums=(0, 1))(w, x)
-    return gx, total + gw, loss + value
+    gy, loss = error(w, x, targets, i, loss)
+    return *backward(w, x, gy, total), loss
+
+
+def last_input_gradient(w, x, targets, i, loss):
+    gy, loss = error(w, x, targets, i, loss)
+    return *input_gradient(w, x, gy), loss
 
 
 FUNCTIONS: dict[str, tuple[Callable, str, str, tuple[tuple[int, int], ...]]] = {
@@ -52,13 +77,17 @@ FUNCTIONS: dict[str, tuple[Callable, str, str, tuple[tuple[int, int], ...]]] = {
     "forward-first": (lambda w, batch, i: (layer(w, at(batch, i)),), "wbi", "x", ()),
     "forward": (lambda w, x: (layer(w, x),), "wx", "x", ()),
     "last": (last, "wxbiwl", "xwl", ((4, 1), (5, 2))),
-    "backward": (add_gradient, "wxxw", "xw", ((3, 1),)),
-    "backward-first": (lambda w, b, i, gy, total: add_gradient(w, at(b, i), gy, total)[1:], "wbixw", "w", ((4, 0),)),
+    "last-inputs": (last_input_gradient, "wxbil", "xxl", ((4, 2),)),
+    "backward": (backward, "wxxw", "xw", ((3, 1),)),
+    "backward-first": (lambda w, b, i, gy, total: backward(w, at(b, i), gy, total)[1:], "wbixw", "w", ((4, 0),)),
+    "inputs": (input_gradient, "wxx", "xx", ()),
+    "weights": (weight_gradient, "xxw", "w", ((2, 0),)),
     "apply": (lambda w, total: (w - RATE * total,), "ww", "w", ((0, 0),)),
 }
+NUMBERS = {name: number for number, name in enumerate(FUNCTIONS)}
 
 
-def layouts(num_micro_batches: int, micro_batch: int, num_devices: int) -> dict[str, Layout]:
+def layouts(num_micro_batches: int, num_devices: int, micro_batch: int) -> dict[str, Layout]:
     rows: tuple[str, ...] = ("x",) if num_devices > 1 else ()
     return {
         "w": Layout((HIDDEN, HIDDEN), "f32", ((), ())),
@@ -82,107 +111,61 @@ def lower(name: str, of: dict[str, Layout], num_devices: int) -> str:
 
 
 @dataclass
-class Writer:
-    of: dict[str, Layout]
-    slots: list[Slot] = field(default_factory=list)
-    instructions: list[Global] = field(default_factory=list)
-    uids: itertools.count = field(default_factory=itertools.count)
+class Parts:
+    parts: list[StageProgram] = field(default_factory=list)
 
-    def slot(self, rank: int, letter: str) -> int:
-        self.slots.append(Slot(rank, self.of[letter]))
-        return len(self.slots) - 1
-
-    def feed(self, argument: int, rank: int, letter: str) -> int:
-        self.instructions.append(Feed(argument, slot := self.slot(rank, letter)))
-        return slot
-
-    def run(self, name: str, rank: int, inputs: Sequence[int], task: Task) -> list[int]:
-        outputs = [self.slot(rank, letter) for letter in FUNCTIONS[name][2]]
-        self.instructions.append(Run(list(FUNCTIONS).index(name), tuple(inputs), tuple(outputs), task))
-        return outputs
-
-    def move(self, source: int, rank: int) -> int:
-        self.slots.append(Slot(rank, self.slots[source].layout))
-        self.instructions += [Transfer(next(self.uids), source, len(self.slots) - 1), Free((source,))]
-        return len(self.slots) - 1
+    def add(self, phase: str, stage: int, name: str, reads: str, gives: str) -> None:
+        """Names in words; `mb` is the micro-batch's number."""
+        read = tuple(MICRO_BATCH if one == "mb" else one for one in reads.split())
+        self.parts.append(StageProgram(phase, stage, NUMBERS[name], read, tuple(gives.split())))
 
 
-def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int) -> list[tuple[str, int]]:
-    """Tasks of a stage in order; the last has backwards alone."""
-    warm = min(num_stages - 1 - stage, num_micro_batches)
-    if not warm:
-        return [("backward", i) for i in range(num_micro_batches)]
-    steady = [pair for i in range(num_micro_batches - warm) for pair in (("forward", warm + i), ("backward", i))]
-    tail = [("backward", i) for i in range(num_micro_batches - warm, num_micro_batches)]
-    return [*(("forward", i) for i in range(warm)), *steady, *tail]
-
-
-def pipelined(num_stages: int, num_micro_batches: int, num_devices: int = 1, micro_batch: int = 4) -> Pipelined:
-    """The step on `num_stages` ranks of `num_devices` each."""
-    assert num_stages >= 2
-    of = layouts(num_micro_batches, micro_batch, num_devices)
-    out, final = Writer(of), num_stages - 1
-    numbers = {(rank, i): out.slot(rank, "i") for rank in (0, final) for i in range(num_micro_batches)}
-    weights = [out.feed(rank, rank, "w") for rank in range(num_stages)]
-    batch, targets = out.feed(num_stages, 0, "b"), out.feed(num_stages + 1, final, "b")
-    totals = [out.run("start", rank, (), Task("setup", rank))[0] for rank in range(final)]
-    total, loss = out.run("start-last", final, (), Task("setup", final))
-    totals.append(total)
-    queues = [one_f_one_b(stage, num_stages, num_micro_batches) for stage in range(num_stages)]
-    ready: dict[tuple[str, int, int], int] = {}  # what a task waits for, on its rank: an activation or a gradient
-    kept: dict[tuple[int, int], int] = {}
-
-    def step(stage: int, kind: str, i: int) -> bool:
-        nonlocal loss
-        task = Task("forward" if kind == "forward" else "backward", stage, i)
-        if kind == "forward":
-            if stage == 0:
-                (y,) = out.run("forward-first", 0, (weights[0], batch, numbers[0, i]), task)
-            elif ("x", stage, i) in ready:
-                kept[stage, i] = ready.pop(("x", stage, i))
-                (y,) = out.run("forward", stage, (weights[stage], kept[stage, i]), task)
+def parts_of(num_stages: int, split: bool) -> tuple[StageProgram, ...]:
+    out, final = Parts(), num_stages - 1
+    for s in range(num_stages):
+        out.add("setup", s, "start-last" if s == final else "start", "", f"total{s} loss" if s == final else f"total{s}")
+    out.add("forward", 0, "forward-first", "w0 batch mb", "x1")
+    for s in range(1, final):
+        out.add("forward", s, "forward", f"w{s} x{s}", f"x{s + 1}")
+    for s in range(final, 0, -1):
+        if not split:
+            if s == final:
+                out.add("backward", s, "last", f"w{s} x{s} targets mb total{s} loss", f"g{s} total{s} loss")
             else:
-                return False
-            ready["x", stage + 1, i] = out.move(y, stage + 1)
-            return True
-        if ("x" if stage == final else "g", stage, i) not in ready:
-            return False
-        if stage == final:
-            x = ready.pop(("x", stage, i))
-            gx, totals[final], loss = out.run("last", final, (weights[final], x, targets, numbers[final, i], totals[final], loss), task)
-            out.instructions.append(Free((x,)))
-        elif stage:
-            x, g = kept.pop((stage, i)), ready.pop(("g", stage, i))
-            gx, totals[stage] = out.run("backward", stage, (weights[stage], x, g, totals[stage]), task)
-            out.instructions.append(Free((x, g)))
+                out.add("backward", s, "backward", f"w{s} x{s} g{s + 1} total{s}", f"g{s} total{s}")
+            continue
+        if s == final:
+            out.add("input-gradient", s, "last-inputs", f"w{s} x{s} targets mb loss", f"g{s} z{s} loss")
         else:
-            g = ready.pop(("g", 0, i))
-            (totals[0],) = out.run("backward-first", 0, (weights[0], batch, numbers[0, i], g, totals[0]), task)
-            out.instructions.append(Free((g,)))
-            return True
-        ready["g", stage - 1, i] = out.move(gx, stage - 1)
-        return True
+            out.add("input-gradient", s, "inputs", f"w{s} x{s} g{s + 1}", f"g{s} z{s}")
+        out.add("weight-gradient", s, "weights", f"x{s} z{s} total{s}", f"total{s}")
+    out.add("weight-gradient" if split else "backward", 0, "backward-first", "w0 batch mb g1 total0", "total0")
+    for s in range(num_stages):
+        out.add("apply", s, "apply", f"w{s} total{s}", f"new{s}")
+    return tuple(out.parts)
 
-    while any(queues):
-        moved = [stage for stage in range(num_stages) if queues[stage] and step(stage, *queues[stage][0])]
-        assert moved
-        for stage in moved:
-            queues[stage].pop(0)
-    out.instructions += [Free((batch,)), Free((targets,)), Fetch(loss, 0)]
-    for rank in range(num_stages):
-        (new,) = out.run("apply", rank, (weights[rank], totals[rank]), Task("apply", rank))
-        out.instructions += [Free((totals[rank],)), Fetch(new, 1 + rank)]
+
+@cache
+def pipelined(num_stages: int, num_micro_batches: int, num_devices: int = 1, schedule: str = "1f1b", chunks: int = 1) -> Pipelined:
+    """The step on `num_stages / chunks` ranks of `num_devices` each."""
+    assert num_stages >= 2
+    of = layouts(num_micro_batches, num_devices, 4)
     programs = tuple(
         Program(name, f"{name}.mlir", tuple(of[one] for one in inputs), tuple(of[one] for one in outputs), donated)
         for name, (_, inputs, outputs, donated) in FUNCTIONS.items()
     )
-    constants = tuple((slot, i) for (_, i), slot in numbers.items())
-    modules = {f"{name}.mlir": lower(name, of, num_devices) for name in FUNCTIONS}
+    arguments = (
+        *(Argument(f"w{s}", of["w"], consumed=True) for s in range(num_stages)),
+        *(Argument(name, of["b"]) for name in ("batch", "targets")),
+    )
+    results = ("loss", *(f"new{s}" for s in range(num_stages)))
+    parts = parts_of(num_stages, SCHEDULES[schedule].splits_backward)
+    staged = StagedStep(mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, parts, arguments, results)
+    step = assemble(staged, make_order(schedule, Pipeline(num_stages, num_micro_batches, chunks)))
     random = np.random.default_rng(0)
-    arguments = [random.normal(size=(HIDDEN, HIDDEN)).astype(np.float32) / 3 for _ in range(num_stages)]
-    arguments += [random.normal(size=of["b"].shape).astype(np.float32) for _ in range(2)]
-    step_list = Step(mesh_of_shape((num_devices,)), num_stages, programs, tuple(out.slots), tuple(out.instructions), constants)
-    return Pipelined(step_list, modules, arguments)
+    values = [random.normal(size=(HIDDEN, HIDDEN)).astype(np.float32) / 3 for _ in range(num_stages)]
+    values += [random.normal(size=of["b"].shape).astype(np.float32) for _ in range(2)]
+    return Pipelined(step, {f"{name}.mlir": lower(name, of, num_devices) for name in FUNCTIONS}, values, num_stages)
 
 
 def by_hand(one: Pipelined, num_steps: int) -> tuple[list[float], list[np.ndarray]]:

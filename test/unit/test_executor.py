@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 
 import jax
@@ -23,12 +22,12 @@ from rhino.runtime.streams import StreamTransport
 from rhino.runtime.trace import MEASURED, SIMULATED, Recorder, chrome_trace
 from rhino.runtime.transport import SocketTransport, Transport, wire_uid
 from rhino.runtime.watchdog import Watchdog
+from rhino.strategies.schedules import SCHEDULES
 
 CACHE = CompileCache()
 TRANSPORTS = (SocketTransport, StreamTransport)
 
 
-@cache
 def mlp(num_stages: int = 2, num_micro_batches: int = 4, num_devices: int = 1) -> Pipelined:
     return pipelined(num_stages, num_micro_batches, num_devices)
 
@@ -92,6 +91,17 @@ class TestStep:
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
         assert found[0][0] == found[1][0]
         assert all((a == b).all() for a, b in zip(found[0][1], found[1][1], strict=True))
+
+    @pytest.mark.parametrize("num_devices", [1, 2])
+    def test_all_schedules_agree_to_the_last_bit(self, num_devices: int):
+        found = []
+        for name, schedule in SCHEDULES.items():
+            one = pipelined(4, 6, num_devices, name, 2 if schedule.chunked else 1)
+            with executor(one) as run:
+                found.append(train(one, run.run))
+        for losses, weights in found[1:]:
+            assert losses == found[0][0]
+            assert all((a == b).all() for a, b in zip(weights, found[0][1], strict=True))
 
     def test_state_is_taken_over_and_nothing_is_left(self):
         one = mlp()
@@ -191,9 +201,9 @@ class TestPrograms:
     def test_equal_programs_compile_once(self):
         one, cache = mlp(4), CompileCache()
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
-            assert (cache.num_compiled, cache.num_loaded) == (len(one.modules), 2 + 1 + 1 + 3)  # starts, forwards, backwards, applies
+            assert (cache.num_compiled, cache.num_loaded) == (8, 2 + 1 + 1 + 3)  # again: starts, forwards, backwards, applies
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
-            assert cache.num_compiled == len(one.modules)
+            assert cache.num_compiled == 8
 
     def test_a_folder_keeps_them(self, tmp_path):
         one = mlp(2, 4, 2)
