@@ -159,7 +159,9 @@ def _step_text(step: Step) -> str:
     slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
     instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
     head = json.dumps({"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants})
-    return f'{head[:-1]},\n"programs": [\n{_lines(programs)}\n],\n"slots": [\n{_lines(slots)}\n],\n"instructions": [\n{_lines(instructions)}\n]}}\n'
+    rows = {"programs": programs, "slots": slots, "instructions": instructions}
+    tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
+    return ",\n".join([head[:-1], *tables]) + "}\n"
 
 
 def _lines(rows: list[str]) -> str:

@@ -46,11 +46,15 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of the step; `consumed` says that a program may take over its buffer."""
+    """An argument of the step; `consumed` says that a program may take over its buffer.
+
+    `becomes` is the result that is this argument in the next step: the argument is fed where that result is made, so that it stays there.
+    """
 
     name: str
     layout: Layout
     consumed: bool = False
+    becomes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def read_staged(module: ir.Operation) -> StagedStep:
         programs=tuple(_program(function, mesh) for function in functions.values()),
         parts=tuple(_part(part, numbers) for part in parts),
         arguments=tuple(
-            Argument(_text(attributes[NAME]), layout, ALIAS in attributes)
+            Argument(_text(attributes[NAME]), layout, ALIAS in attributes, _int(attributes[ALIAS]) if ALIAS in attributes else None)
             for attributes, layout in zip(boundary_attributes(step, "arg"), layouts(step, "arg", mesh), strict=True)
         ),
         results=tuple(map(_text, ir.ArrayAttr(module.attributes[RESULTS]))),

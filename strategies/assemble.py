@@ -1,7 +1,7 @@
 """A staged step and an order make a `Step`: which slots hold what, when arrays move, what takes over which buffer, what is freed when.
 
-- Arguments are fed at the start, each to one rank: the one whose `apply` part reads it (there its buffer can be taken over), else the first
-  that reads it. What else reads it gets it by a transfer, like any value.
+- Arguments are fed at the start, each to one rank: where the result that it becomes is made, else where an `apply` part reads it (there its
+  buffer can be taken over), else the first that reads it. What else reads it gets it by a transfer, like any value.
 - A value is moved right after it is made, but not before the taking rank is `RECEIVE_AHEAD` launches from its first reader: so a rank holds
   only arrays that it soon needs, however far the giving rank has run ahead.
 - A program takes over an input's buffer as its `donated` pairs wish if, at every run of it, that run is the last to touch the slot, and the
@@ -111,7 +111,12 @@ class _Assembly:
         return givers[0] if givers else self.home(name)
 
     def home(self, name: str) -> int:
-        """The rank to which an argument is fed: one that applies it, else the first that reads it, else the first."""
+        """The rank to which an argument is fed: where what it becomes is made, else one that applies it, else the first that reads it."""
+        becomes = next(argument.becomes for argument in self.staged.arguments if argument.name == name)
+        new = self.staged.results[becomes] if becomes is not None else name
+        makers = [self.order.rank_of[part.stage] for part in self.staged.parts if new in part.gives]
+        if makers:
+            return makers[0]
         readers = [part for part in self.staged.parts if name in part.reads]
         chosen = [part for part in readers if part.phase == "apply"] or readers
         return self.order.rank_of[chosen[0].stage] if chosen else 0
