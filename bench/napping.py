@@ -15,9 +15,7 @@ import jax
 
 TARGET: Final = "rhino_nap"
 
-CUSTOM_CALL: Final = (
-    f"stablehlo.custom_call @{TARGET}(%us) {{api_version = 4 : i32, has_side_effect = true}} : (tensor<i32>) -> tensor<i32>"
-)
+CUSTOM_CALL: Final = f"stablehlo.custom_call @{TARGET}(%us) {{api_version = 4 : i32}} : (tensor<i32>) -> tensor<i32>"
 """The op, its operand being `%us`."""
 
 _METADATA: Final = 1
@@ -76,7 +74,7 @@ class _CallFrame(ctypes.Structure):
     )
 
 
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_CallFrame))
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_CallFrame))  # type: ignore[untyped-decorator]
 def _nap(frame: ctypes._Pointer[_CallFrame]) -> None:
     call = frame.contents
     if call.extension and call.extension.contents.base.type == _METADATA:

@@ -69,8 +69,9 @@ class Job(Protocol):
 class Transport(Protocol):
     """Moves arrays between processes. One serves all executors of a process; every process of the job runs their steps in one order."""
 
-    waits: bool
-    """Whether receiving waits for the array to arrive. If so it is done right before the array's first use, else early."""
+    @property
+    def waits(self) -> bool:
+        """Whether receiving waits for the array to arrive. If so it is done right before the array's first use, else early."""
 
     def next_step(self) -> int:
         """Returns the number of the next step."""
