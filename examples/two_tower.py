@@ -1,6 +1,7 @@
 """Two different encoders that meet in one loss (as in CLIP): a perceptron over features, a transformer over tokens.
 
-The graph is no line: the towers share nothing until the loss, which compares every pair of the batch (in-batch softmax).
+The graph is no line: the towers share nothing until the loss, which compares every pair of the batch (in-batch softmax), or with `pairs`
+each row with its own partner alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class TwoTowerConfig:
     embed: int = 512
     batch: int = 256
     dropout: float = 0.0
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         _ = self.block  # Made here so that bad sizes are refused here.
@@ -76,15 +78,17 @@ def unit(x: jax.Array) -> jax.Array:
 
 
 def loss(cfg: TwoTowerConfig, params: Params, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
-    """Mean cross entropy of finding each row's partner in the batch, over both directions."""
+    """Mean cross entropy of finding each row's partner in the batch, over both directions; with `pairs`, of each row being one's partner."""
     key_features, key_tokens = jax.random.split(key)
     with jax.named_scope("features"):
         left = unit(mlp.forward(cfg.dropout, params["features"], batch["features"], key_features))
     with jax.named_scope("tokens"):
         right = unit(encode_tokens(cfg, params["tokens"], batch["tokens"], key_tokens))
     scale = jnp.exp(params["log_scale"])
+    partner = (left * right).sum(-1) * scale  # The diagonal of `logits` below, without the gather.
+    if cfg.pairs:
+        return jax.nn.softplus(-partner).mean()
     logits = left @ right.T * scale
-    partner = (left * right).sum(-1) * scale  # The diagonal of `logits`, without the gather.
     return ((jax.nn.logsumexp(logits, axis=0) + jax.nn.logsumexp(logits, axis=1)) / 2 - partner).mean()
 
 
