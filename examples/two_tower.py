@@ -78,7 +78,7 @@ def unit(x: jax.Array) -> jax.Array:
 
 
 def loss(cfg: TwoTowerConfig, params: Params, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
-    """Mean cross entropy of finding each row's partner in the batch, over both directions; with `pairs`, of each row being one's partner."""
+    """Mean cross entropy of finding each row's partner in the batch, over both directions; with `pairs`, of being one's partner."""
     key_features, key_tokens = jax.random.split(key)
     with jax.named_scope("features"):
         left = unit(mlp.forward(cfg.dropout, params["features"], batch["features"], key_features))
