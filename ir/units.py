@@ -20,19 +20,19 @@ _TIMES: Final = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"))
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes that `text` names: "16GiB" (powers of 1024), "16GB" (powers of 1000), or plain bytes.
+    """Returns the bytes that `text` names, rounded down: "16GiB" (powers of 1024), "1.5GB" (powers of 1000), or plain bytes.
 
     Raises:
-        RhinoError: RHI-CLI-001 where `text` is not a positive whole number of bytes.
+        RhinoError: RHI-CLI-001 where `text` names less than a byte, or a part of one.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise _bad_size(text, "a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
-    num_bytes = Fraction(match[1]) * factor
-    if num_bytes.denominator != 1 or num_bytes <= 0:
-        raise _bad_size(text, "a positive whole number of bytes")
-    return int(num_bytes)
+    num_bytes = int(Fraction(match[1]) * factor)
+    if num_bytes < 1 or (factor == 1 and "." in match[1]):
+        raise _bad_size(text, "a positive number of bytes")
+    return num_bytes
 
 
 def _bad_size(text: str, expected: str) -> RhinoError:
