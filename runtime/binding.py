@@ -25,8 +25,11 @@ Action: TypeAlias = Callable[[], None]
 Take: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-class Recorder(Protocol):
-    """Notes what is done."""
+class Observer(Protocol):
+    """Sees what an executor does."""
+
+    def attach(self, step: Step, instructions: Sequence[Local]) -> None:
+        """Called first: the step, and the list of this process."""
 
     def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
         """Returns `action` noted: `number` gives the step's number, `started` what it started, as something to wait for."""
@@ -78,7 +81,7 @@ class Binder:
     lane_of: Mapping[int, int]
     transport: Transport | None
     memory: Memory
-    recorder: Recorder | None = None
+    recorder: Observer | None = None
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[Lane], list[threading.Lock]]:
         """Returns the lanes of a list, and the locks that they wait at; if `checked`, every array is looked at before it is used."""

@@ -5,6 +5,7 @@ A launch on several host devices whose preparation fails ends the process, so `r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from jax._src.sharding_impls import GSPMDSharding
 from jaxlib import lapack, xla_client
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.locations import place_of
 from rhino.ir.manual import copy_module
 from rhino.ir.mlir import ir
 from rhino.ir.reader import entry_function, walk
@@ -26,6 +28,8 @@ Handler = Callable[..., jax.Array]
 """Makes an array of the buffers that each of its devices holds."""
 
 _MAX_MESSAGE_LINES: Final = 8
+
+_PYTHON_CALL: Final = re.compile(r"xla_.*python_\w+_callback")
 
 _OPTIONS: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 """XLA's CPU backend otherwise starts every op as soon as it can (jaxlib 0.10.2): all weights that are gathered lie whole at once. Backends
@@ -136,9 +140,17 @@ def _with_main(module: ir.Module) -> ir.Module:
 
 
 def _prepare_kernels(module: ir.Module) -> None:
-    """Loads LAPACK for the module's calls of it: JAX does so when it lowers, and without it such a call ends the process."""
-    calls = (op for op in walk(module.operation) if op.name == "stablehlo.custom_call")
-    if any(ir.StringAttr(op.attributes["call_target_name"]).value.startswith("lapack_") for op in calls):
+    """Sees to the module's calls of what JAX brings along: without it such a call ends the process.
+
+    LAPACK is loaded; Python functions are refused (RHI-RUN-001), for those that a module calls live in the process that lowered it.
+    """
+    calls = [op for op in walk(module.operation) if op.name == "stablehlo.custom_call"]
+    targets = [str(ir.StringAttr(op.attributes["call_target_name"]).value) for op in calls]
+    for op, target in zip(calls, targets, strict=True):
+        if _PYTHON_CALL.fullmatch(target):
+            what = f"the module calls Python (@{target}), and a module does not hold what it calls"
+            raise RhinoError("RHI-RUN-001", what, place_of(op.location), fix="take jax.debug.print, io_callback and pure_callback out")
+    if any(target.startswith("lapack_") for target in targets):
         lapack.prepare_lapack_call("potrf", np.float32)  # type: ignore[no-untyped-call]
 
 

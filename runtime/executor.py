@@ -18,12 +18,11 @@ import numpy as np
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project
 from rhino.ir.mlir import ir
-from rhino.runtime.binding import Binder, Memory
+from rhino.runtime.binding import Binder, Memory, Observer
 from rhino.runtime.compile_cache import CompileCache
 from rhino.runtime.executable import Host, failed_run, same_placement
 from rhino.runtime.lanes import Lanes
 from rhino.runtime.rank_program import RankDevices, compile_programs, dtype_of
-from rhino.runtime.trace import Recorder
 from rhino.runtime.transport import Transport
 from rhino.runtime.verify import verify
 
@@ -66,7 +65,7 @@ class Executor:
         *,
         cache: CompileCache | None = None,
         threads: bool = True,
-        recorder: Recorder | None = None,
+        recorder: Observer | None = None,
     ) -> None:
         """Compiles, binds and connects.
 
@@ -142,11 +141,14 @@ class Executor:
         del placed
         lanes, locks = self._fast if self._num_steps else self._checked
         self._num_steps += 1
-        self._running = True
-        failure = self._lanes.run(lanes, locks)
-        self._running = False
+        self._running, self._broken = True, True
+        try:
+            failure = self._lanes.run(lanes, locks)
+        finally:
+            self._running = False
         if failure is not None:
             self._fail(failure.place, failure.error)
+        self._broken = False
         results = list(memory.results)
         memory.results.clear()
         memory.slots[:] = self._empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,9 +60,13 @@ class Lanes:
         for number, (worker, lane) in enumerate(zip(self._workers, lanes[1:], strict=True), 1):
             worker.work = lambda number=number, lane=lane: self._run(number, lane, locks)
             worker.start.release()
-        self._run(0, lanes[0], locks)
-        for worker in self._workers:
-            worker.done.acquire()
+        try:
+            self._run(0, lanes[0], locks)
+            for worker in self._workers:
+                worker.done.acquire()
+        except BaseException:  # the user's interrupt: no lane may be left waiting
+            self._stop(locks)
+            raise
         return min(self._failures, key=lambda one: one.place, default=None)
 
     def close(self) -> None:
@@ -85,7 +90,10 @@ class Lanes:
             return
         except Exception as error:
             self._failures.append(Failure(lane.places[position], error))
-            self._memory.stopped = True
-            for lock in locks:
-                if lock.locked():
-                    lock.release()
+            self._stop(locks)
+
+    def _stop(self, locks: Sequence[threading.Lock]) -> None:
+        self._memory.stopped = True
+        for lock in locks:
+            with contextlib.suppress(RuntimeError):  # open already
+                lock.release()

@@ -1,6 +1,7 @@
 """A step on several ranks gives what one device gives, takes no bad argument, and says what went wrong."""
 
 import dataclasses
+import gc
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from pipelined_mlp import HIDDEN, Pipelined, by_hand, pipelined
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
 from rhino.ir.mesh import mesh_of_shape
+from rhino.ir.step_memory import memory_of, slots_held
 from rhino.runtime.compile_cache import CompileCache
 from rhino.runtime.executor import Executor, devices_of_ranks
 from rhino.runtime.streams import StreamTransport
@@ -178,6 +180,55 @@ class TestStep:
             devices_of_ranks(one.step, jax.devices()[:1])
         with raises("RHI-RUN-004", "no devices for"):
             Executor(one.step, one.modules, {0: jax.devices()[:1]}, cache=CACHE)
+
+
+class Census:
+    """Counts, after each program and transfer, the activations that each rank holds, in place of a recorder."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.shape = layout.shape
+        self.counts: list[tuple[int, list[int]]] = []
+
+    def attach(self, step, instructions) -> None:
+        self.num_ranks = step.num_ranks
+
+    def wrap(self, place: int, action: Callable, number: Callable, started: Callable) -> Callable:
+        def counted() -> None:
+            action()
+            held = [next(iter(array.devices())).id for array in jax.live_arrays() if array.shape == self.shape and not array.is_deleted()]
+            self.counts.append((place, [held.count(rank) for rank in range(self.num_ranks)]))
+
+        return counted
+
+
+class TestMemory:
+    @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
+    def test_what_is_held_is_what_is_predicted(self, schedule: str):
+        one = pipelined(4, 6, 1, schedule)
+        layout = next(program for program in one.step.programs if program.name == "forward").outputs[0]
+        census = Census(layout)
+        gc.collect()
+        assert not [array for array in jax.live_arrays() if array.shape == layout.shape]
+        with executor(one, recorder=census, threads=False) as run:
+            run.run(one.arguments)
+        assert len(census.counts) == sum(isinstance(item, Run | Transfer) for item in one.step.instructions)
+        for place, held in census.counts:
+            slots = [[slot for slot in slots_held(one.step, place, rank) if one.step.slots[slot].layout == layout] for rank in range(4)]
+            assert held == [len(of_rank) for of_rank in slots]
+
+    @pytest.mark.parametrize(("schedule", "most"), [("1f1b", [4, 3, 2, 1]), ("gpipe", [6, 6, 6, 1])])
+    def test_micro_batches_at_a_time_are_those_predicted(self, schedule: str, most: list[int]):
+        one, recorder = pipelined(4, 6, 1, schedule), Recorder()
+        with executor(one, recorder=recorder) as run:
+            run.run(one.arguments)
+        recorder.close()
+        spans = recorder.timeline(0).spans
+        for rank, expected in enumerate(memory_of(one.step)):
+            tasks = [span for span in spans if span.rank == rank and span.task.micro_batch is not None]
+            first = [min(span.start_s for span in tasks if span.task.micro_batch == i) for i in range(6)]
+            end = [max(span.end_s for span in tasks if span.task.micro_batch == i) for i in range(6)]
+            measured = max(sum(a <= start < b for a, b in zip(first, end, strict=True)) for start in first)
+            assert measured == expected.peak_micro_batches == most[rank]
 
 
 class TestPrograms:

@@ -101,6 +101,12 @@ class TestExecutable:
         with raises("RHI-RUN-001", "nowhere"):
             compiled(text, 1)
 
+    def test_a_module_that_calls_python(self):
+        shape = jax.ShapeDtypeStruct((4,), np.float32)
+        text = jax.jit(lambda x: jax.pure_callback(lambda x: x, shape, x)).lower(shape).as_text()
+        with raises("RHI-RUN-001", "calls Python"):
+            compiled(text, 1)
+
     def test_a_sharding_that_does_not_divide_is_trimmed_by_xla(self):
         text = f"{MESH}func.func public @main(%a: tensor<6x2xf32> {ROWS}) -> tensor<6x2xf32> {{\n"
         executable = compiled(text + "%0 = stablehlo.negate %a : tensor<6x2xf32>\n return %0 : tensor<6x2xf32> }")
