@@ -47,7 +47,7 @@ from rhino.strategies.problem import Floats, Problem
 from rhino.strategies.search import Limits, Search
 
 MOODS: Final = ("any", "near", "split", "sums")
-_LIMITS: Final = Limits(table_entries=1 << 18, lp_pairs=0)
+_LIMITS: Final = Limits(table_entries=1 << 18, rounds=())
 """Any legal plan will do: on several axes that of a few sweeps, without a bound."""
 
 _RULES: Final = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"

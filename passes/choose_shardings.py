@@ -40,7 +40,7 @@ from rhino.strategies.search import Limits, Search, Statistics
 
 STRATEGY = "rhino.strategy"
 
-_LIMITS = {2: Limits(prices=12, gap=1e-3, rounds=(2,)), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
+_LIMITS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
 
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
 """Ops without `sdy.sharding`: a constraint and a manual computation say it already. On a loop it makes XLA's import fail where a carried

@@ -24,6 +24,9 @@ from rhino.strategies.problem import Floats, Ints, Problem
 _MOST_NEIGHBOURS = 60
 """NumPy's arrays have at most 64 dimensions, those of one entry included."""
 
+_ENTRIES_AT_ONCE = 1 << 18
+"""Differences of rows that are held at the same time: they then stay in a processor's cache."""
+
 Mask = tuple[int, ...]
 """The states of a node that are left, by their numbers in the problem."""
 
@@ -237,11 +240,7 @@ class Elimination:
     def _worst(self, table: int) -> Floats:
         key = ("worst", table)
         if key not in self.store.memo:
-            values = self.store.tables[table]
-            with np.errstate(invalid="ignore"):
-                difference = values[None, :, :] - values[:, None, :]  # [p, q, k]
-            difference[np.isnan(difference)] = -np.inf  # neither is legal there
-            self.store.memo[key] = difference.max(axis=2)
+            self.store.memo[key] = _most_more(self.store.tables[table])
         return self.store.memo[key]  # type: ignore[return-value]
 
     def _restrict(self, node: int, kept: Mask) -> None:
@@ -412,6 +411,17 @@ class Elimination:
                 costs = costs + table[tuple(slice(None) if p == 0 else index[p - 1] for p in positions)]
             picked[step.node] = step.masks[0][int(costs.argmin())]
         return picked
+
+
+def _most_more(table: Floats) -> Floats:
+    """Returns by how much row q exceeds row p at most, infinite where q is illegal and p is not; where p is, it exceeds all [p, q]."""
+    legal = np.isfinite(table)
+    row_q, row_p = np.where(legal, table, 1e200), np.where(legal, table, 1e250)  # finite, so that no difference is undefined
+    few = max(1, _ENTRIES_AT_ONCE // max(table.size, 1))
+    blocks = [(row_q[None] - row_p[at : at + few, None]).max(axis=2) for at in range(0, len(table), few)]
+    worst: Floats = np.concatenate(blocks)
+    worst[worst > 1e199] = np.inf
+    return worst
 
 
 def _part_order(part: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:

@@ -1,21 +1,21 @@
-"""Solve a choice problem at given prices of memory: exactly by elimination; where tables would grow too wide, by sweeps and a bound.
+"""Solve a choice problem at given prices of memory: exactly by elimination, or near a bound where tables would grow too wide.
 
 Along one mesh axis elimination has always been enough. On several axes the states of a node are those of each axis multiplied, and its
-tables often too wide; then sweeps (`rhino.strategies.sweep`) find a choice, and a lifted LP (`rhino.strategies.lift`) a bound on the cost
-of every choice. That LP is nearly always whole, and the states that it uses then hold the optimum, which elimination finds among them.
+tables often too wide; then `rhino.strategies.wide` finds a choice, and a bound on the cost of every choice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from rhino.strategies.answer import Answer
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
-from rhino.strategies.lift import find_classes, floor_bound, lifted_bound, num_pairs
+from rhino.strategies.lift import Lifted
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
-from rhino.strategies.sweep import Sweep
+from rhino.strategies.wide import Wide
 
 Prices = dict[int, float]
 """Seconds per byte alive, by time."""
@@ -25,22 +25,21 @@ Prices = dict[int, float]
 class Limits:
     """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
 
-    `gap` is the share of the cost at which a search is content. `rounds` are tried one after the other in the lifted LP, which may weigh
-    `lp_pairs` pairs of states and take `lp_steps` steps.
+    `gap` is the share of the cost at which a search is content. Where tables are too wide, alike places are told apart by so many `rounds`
+    of refinement, one after the other, with at most so many `passes` of an ascent at each.
     """
 
     prices: int = 40
     table_entries: int = 1 << 24
     exact_below_states: int = 400
     gap: float = 1e-4
-    rounds: tuple[int, ...] = (2, 4)
-    lp_pairs: int = 1_000_000
-    lp_steps: int = 1000
+    rounds: tuple[int, ...] = (4, 8)
+    passes: int = 240
 
 
 @dataclass(eq=False)
 class Statistics:
-    """What a search did, for reports: nodes and edges before and after exact reduction, states dropped, solves made, LPs solved."""
+    """What a search did, for reports: nodes and edges before and after exact reduction, states dropped, solves made."""
 
     nodes: int = 0
     edges: int = 0
@@ -50,34 +49,50 @@ class Statistics:
     core_edges: int = 0
     solves: int = 0
     widest_table: int = 0
-    linear_programs: int = 0
 
 
 @dataclass(eq=False)
 class Reduced:
     """A problem at some prices, after the exact reductions: what is left is its core.
 
-    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. `cones` is the problem
-    before nodes of degree 2 went: their removal joins states of both ends, which sweeps along one axis want apart.
+    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds.
     """
 
     elimination: Elimination
     offset: float
-    cones: Elimination
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
     """The best choice found [nodes], its value at the prices, and a lower bound on the value of every choice, in seconds.
 
-    `left` is the problem that it was found in, where more can be proven of it: by an LP of more than `rounds`.
+    `left` is what is left of the problem, where more can be proven of it or found.
     """
 
     states: Ints
     value: float
     bound: float
-    left: Reduced | None = None
-    rounds: int = 0
+    left: Left | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Left:
+    """A search that has not come to its end: on the nodes that are left of an elimination, at a cost of `base` seconds for the others.
+
+    `finer`: in which refinements the bound may be raised further.
+    """
+
+    elimination: Elimination
+    nodes: list[int]
+    base: float
+    wide: Wide
+    finer: tuple[Lifted, ...]
+
+    def solved(self) -> Solved:
+        """Returns where the search has come to."""
+        wide = self.wide
+        every = self.elimination.read_back(dict(zip(self.nodes, wide.states.tolist(), strict=True)))
+        return Solved(every, wide.cost + self.base, wide.bound + self.base, self)
 
 
 @dataclass(eq=False)
@@ -91,14 +106,14 @@ class Solver:
     order: list[int] | None = None
     """The order in which the first solve removed the nodes; prices change tables, not the graph, so later solves follow it."""
     is_wide: bool = False
-    """Whether elimination was found to be too wide: sweeps then take its place."""
+    """Whether elimination was found to be too wide."""
     last: Ints | None = None
-    """The choice of the last solve by sweeps, from which the next one starts."""
+    """The choice of the last solve where it was, with which the next one starts."""
 
     @property
     def method(self) -> str:
         """How choices are found, in a few words."""
-        return "a lifted LP and sweeps" if self.is_wide else "elimination"
+        return "prices and sweeps" if self.is_wide else "elimination"
 
     def reduce(self, prices: Prices | None = None, budget_bytes: float = 0.0, costs: bool = True) -> Reduced:
         """Returns the problem at `prices`, without dominated states, and for the first solve without nodes of degree 0, 1 and 2.
@@ -108,16 +123,13 @@ class Solver:
         prices = prices or {}
         elimination = Elimination(self.problem, self.store, *self._charged(prices, costs))
         dropped = elimination.drop_dominated()
-        cones = elimination
         if self.order is None:
-            elimination.remove_chains(degree=1)
-            cones = elimination.copy()
             elimination.remove_chains()
             elimination.drop_dominated()
             elimination.remove_chains()
             self._note(elimination, dropped)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
-        return Reduced(elimination, offset, cones)
+        return Reduced(elimination, offset)
 
     def _charged(self, prices: Prices, costs: bool) -> tuple[list[int], list[int]]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
@@ -141,7 +153,7 @@ class Solver:
     def solve(self, reduced: Reduced) -> Solved:
         """Returns the best choice of a reduced problem, with the bound that comes with it: its value, if it was found by elimination.
 
-        The bound is infinite where nothing is legal, and low after sweeps: `tighten` has a better one.
+        The bound is infinite where nothing is legal. Where a gap is left, `tighten` may close it.
 
         Raises:
             TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer in its limits.
@@ -150,7 +162,7 @@ class Solver:
         if self.is_wide:
             return self._wide(reduced)
         elimination, limit = reduced.elimination, self.limits.table_entries
-        untouched = Reduced(elimination.copy(), reduced.offset, reduced.cones)
+        untouched = Reduced(elimination.copy(), reduced.offset)
         try:
             if self.order is None:
                 elimination.run(limit)
@@ -167,72 +179,35 @@ class Solver:
         return Solved(elimination.read_back(), value, value)
 
     def _wide(self, reduced: Reduced) -> Solved:
-        """Returns the best choice found where elimination is too wide: the first time by LP, then by sweeps from the last choice."""
-        first = self._by_lp(reduced, self.limits.rounds[0]) if self.last is None and self.limits.rounds else None
-        if first is None or (first.value == np.inf and first.bound < np.inf):
-            return self._by_sweeps(reduced)
-        self.last = first.states
-        return first
-
-    def _by_sweeps(self, reduced: Reduced) -> Solved:
-        """Returns what sweeps find, from the last choice if there is one."""
-        elimination = reduced.cones
-        nodes, core = elimination.core_problem()
-        start = None if self.last is None else elimination.positions(nodes, self.last)
-        states = Sweep(core, self.store, self.limits.table_entries).best(start)
-        self.last = elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
-        value = core.cost(states) + elimination.constant + reduced.offset
-        return Solved(self.last, value, floor_bound(core) + elimination.constant + reduced.offset, reduced)
-
-    def _by_lp(self, reduced: Reduced, rounds: int) -> Solved | None:
-        """Returns the best choice among the states that a lifted LP uses, with its bound; None where there is no LP or it is too large."""
-        elimination = reduced.elimination
+        """Returns the best choice found near a bound where elimination is too wide."""
+        elimination, limits = reduced.elimination, self.limits
         nodes, core = elimination.core_problem()
         base = elimination.constant + reduced.offset
         if not nodes:
             return Solved(elimination.read_back(), base, base)
-        classes = find_classes(core, rounds)
-        if num_pairs(core, classes) > self.limits.lp_pairs:
-            return None
-        self.statistics.linear_programs += 1
-        lifted = lifted_bound(core, classes, self.limits.lp_steps)
-        if lifted is None:
-            return None
-        if lifted.bound == np.inf:
-            return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, np.inf)
-        states = Sweep(core, self.store, self.limits.table_entries).within(lifted.used)
-        if states is None:
-            return Solved(elimination.read_back(dict.fromkeys(nodes, 0)), np.inf, lifted.bound + base, reduced, rounds)
-        every = elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))
-        return Solved(every, core.cost(states) + base, lifted.bound + base, reduced, rounds)
-
-    def tighten(self, solved: Solved) -> Solved:
-        """Returns a better choice, or the same one, with a bound from lifted LPs; what elimination found is as good as it gets."""
-        left = solved.left
-        if left is None:
-            return solved
-        solved = self._swept(solved, left)
-        for rounds in self.limits.rounds:
-            if rounds <= solved.rounds or self._is_close(solved):
-                continue
-            tried = self._by_lp(left, rounds)
-            if tried is None or tried.bound == np.inf:
-                return tried or solved
-            better = min(solved, tried, key=lambda one: one.value)
-            solved = self._swept(replace(better, bound=max(solved.bound, tried.bound), left=left, rounds=rounds), left)
+        start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else elimination.positions(nodes, self.last)
+        wide = Wide(core, self.store, limits.table_entries, limits.gap, start)
+        refinements = list(wide.lifted(limits.rounds))
+        if refinements:
+            wide.ascend(refinements[0], limits.passes)
+        if wide.cost == np.inf and wide.bound < np.inf:
+            wide.sweep()
+        solved = Left(elimination, nodes, base, wide, tuple(refinements[1:])).solved()
         self.last = solved.states
         return solved
 
-    def _swept(self, solved: Solved, left: Reduced) -> Solved:
-        """Returns what sweeps make of a choice with a gap."""
-        if self._is_close(solved):
+    def tighten(self, solved: Solved) -> Solved:
+        """Returns a better choice, or the same one, with a higher bound; what elimination found is as good as it gets."""
+        if solved.left is None:
             return solved
-        self.last = solved.states if solved.value < np.inf else None
-        swept = self._by_sweeps(left)
-        return replace(swept, bound=solved.bound, rounds=solved.rounds) if swept.value < solved.value else solved
-
-    def _is_close(self, solved: Solved) -> bool:
-        return solved.value - solved.bound <= self.limits.gap * abs(solved.value)
+        wide, passes = solved.left.wide, self.limits.passes
+        steps = [step for lifted in solved.left.finer for step in (wide.finish, partial(wide.ascend, lifted, passes))]
+        for step in (*steps, wide.finish, wide.sweep, wide.finish):
+            if not wide.is_close:
+                step()
+        solved = solved.left.solved()
+        self.last = solved.states
+        return solved
 
 
 def _by_milp(reduced: Reduced) -> Solved:

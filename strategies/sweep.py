@@ -14,15 +14,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rhino.strategies.ascent import Ascent
 from rhino.strategies.eliminate import Elimination, Mask, TableStore, TooWideError
-from rhino.strategies.lift import find_classes, lifted_bound
+from rhino.strategies.guide import best_near, reduced
+from rhino.strategies.lift import find_classes, lift
 from rhino.strategies.problem import Ints, Problem
 
 _ROUNDS = 8
 """Sweeps over all axes from one start, at most: two to three were seen to be enough."""
 
-_LP_ROUNDS, _LP_STEPS = 3, 50
-"""For the LP that stands in where even one axis is too wide for elimination: see `rhino.strategies.lift` and `rhino.strategies.rows`."""
+_REFINED, _PASSES = 3, 60
+"""Rounds of refinement and passes of the ascent that shows the way where even one axis is too wide for elimination."""
 
 
 class Sweep:
@@ -47,11 +49,11 @@ class Sweep:
         return self.fuse([self.descend(nothing, axes), self.descend(nothing, axes[::-1])])
 
     def fuse(self, found: Sequence[Ints]) -> Ints:
-        """Returns the best mixture of some choices, improved axis by axis; or the best of them, where mixing makes too large tables."""
+        """Returns the best mixture of some choices, improved axis by axis; or the best of them, where mixing finds nothing better."""
         best = min(found, key=self.problem.cost)
         masks = [tuple(sorted(set(states))) for states in zip(*(choice.tolist() for choice in found), strict=True)]
         mixed = self.within(masks)
-        if mixed is None or self.problem.cost(mixed) >= self.problem.cost(best):
+        if self.problem.cost(mixed) >= self.problem.cost(best):
             return best
         return self.descend(mixed, list(range(self.num_axes)))
 
@@ -60,9 +62,9 @@ class Sweep:
         cost, idle = self.problem.cost(states), 0
         for turn in range(_ROUNDS * len(axes)):
             better = self.within(self.line(states, axes[turn % len(axes)]))
-            reached = self.problem.cost(better) if better is not None else np.inf
+            reached = self.problem.cost(better)
             idle = idle + 1 if reached >= cost else 0
-            if better is not None and reached < cost:
+            if reached < cost:
                 states, cost = better, reached
             if idle >= len(axes):
                 break
@@ -79,13 +81,9 @@ class Sweep:
             masks.append(self.lines[key])
         return masks
 
-    def within(self, masks: Sequence[Mask]) -> Ints | None:
-        """Returns the best choice of states in `masks`; None where the tables for it would be too large."""
-        elimination = Elimination(self.problem, self.store, self.node_costs, self.edge_costs, masks)
-        elimination.drop_dominated()
-        elimination.remove_chains()
-        elimination.drop_dominated()
-        elimination.remove_chains()
+    def within(self, masks: Sequence[Mask]) -> Ints:
+        """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large."""
+        elimination = reduced(Elimination(self.problem, self.store, self.node_costs, self.edge_costs, masks))
         whole = elimination.copy()
         try:
             elimination.run(self.max_entries)
@@ -93,16 +91,10 @@ class Sweep:
             return self.guided(whole)
         return elimination.read_back()
 
-    def guided(self, elimination: Elimination) -> Ints | None:
-        """Returns the best choice among the states that a lifted LP uses; None where that is too wide too."""
+    def guided(self, elimination: Elimination) -> Ints:
+        """Returns a good choice of what is left of an elimination."""
         nodes, core = elimination.core_problem()
-        lifted = lifted_bound(core, find_classes(core, _LP_ROUNDS), _LP_STEPS)
-        if lifted is None or not lifted.used:
-            return None
-        rest = Elimination(core, self.store, masks=lifted.used)
-        rest.drop_dominated()
-        try:
-            rest.run(self.max_entries)
-        except TooWideError:
-            return None
-        return elimination.read_back(dict(zip(nodes, rest.read_back().tolist(), strict=True)))
+        ascent = Ascent(lift(core, find_classes(core, _REFINED)))
+        ascent.run(_PASSES)
+        states = best_near(ascent, self.store, self.max_entries, -np.inf)
+        return elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))

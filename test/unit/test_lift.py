@@ -1,101 +1,57 @@
-"""The lifted LP against enumeration and against the LP that it folds: never above the optimum, and with enough rounds as high as that."""
+"""Classes of alike places: what they promise holds, and what is alike is found."""
+
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from joint_problems import layered, random_joint_problem
 from problems import random_problem
 
-from rhino.strategies.answer import Infeasible
-from rhino.strategies.brute import brute_force
-from rhino.strategies.lift import find_classes, floor_bound, lifted_bound
-from rhino.strategies.lp import Relaxed, solve_lp
+from rhino.strategies.lift import find_classes, lift
 from rhino.strategies.problem import Problem
 
-BATCHES = [range(first, 120, 4) for first in range(4)]
-ROUNDING = 1e-7
-STEPS = 1000
 MANY = 20
 """Rounds after which nothing more is told apart in problems this small."""
 
 
-def lifted(problem, rounds, steps=STEPS):
-    """The bound, and the states behind it; None where the solver has none."""
-    return lifted_bound(problem, find_classes(problem, rounds), steps)
-
-
-def problems_of(seed):
-    """One without structure, one on two axes, and one of three alike layers of that."""
-    joint = random_joint_problem(seed)
-    small = layered(joint, 3, seed) if np.prod(joint.num_states(), dtype=float) ** 3 < 60_000 else joint
-    return random_problem(seed), joint, small
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
-@pytest.mark.parametrize("batch", BATCHES)
-def test_no_bound_is_above_the_optimum(batch, rounds):
-    """After the first round already: alike nodes then have alike edges."""
-    for seed in batch:
-        for problem in problems_of(seed):
-            best, found = brute_force(problem), lifted(problem, rounds)
-            if best is not None and found is not None:
-                assert found.bound <= best.cost + ROUNDING * abs(best.cost), seed
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-def test_with_many_rounds_it_is_the_bound_of_the_whole_polytope(batch):
-    """And with fewer it is no higher."""
-    met = 0
-    for seed in batch:
-        for problem in problems_of(seed):
-            relaxed = solve_lp(problem)
-            if not isinstance(relaxed, Relaxed):
-                continue
-            bounds = [lifted(problem, rounds).bound for rounds in (1, 2, MANY)]
-            assert bounds[2] == pytest.approx(relaxed.bound, rel=1e-6, abs=1e-9), seed
-            assert max(bounds) <= relaxed.bound + 1e-6 * abs(relaxed.bound), seed
-            met += 1
-    assert met > 40
-
-
-def test_where_the_solution_is_whole_its_states_are_the_optimum():
-    whole = 0
+def problems():
     for seed in range(60):
-        problem = random_joint_problem(seed)
-        relaxed, best = solve_lp(problem), brute_force(problem)
-        if isinstance(relaxed, Relaxed) and relaxed.is_integral and best is not None:
-            found = lifted(problem, MANY)
-            if all(len(states) == 1 for states in found.used):
-                whole += 1
-                assert problem.cost([states[0] for states in found.used]) == pytest.approx(best.cost, rel=1e-6)
-    assert whole > 20
+        yield random_problem(seed)
+        yield layered(random_joint_problem(seed), 3, seed)
 
 
-def test_with_hardly_any_steps_it_is_a_bound_still():
-    for seed in range(40):
-        problem = random_joint_problem(seed)
-        best, found = brute_force(problem), lifted(problem, 2, steps=0)
-        assert found is None or best is None or found.bound <= best.cost * (1 + ROUNDING), seed
+@pytest.mark.parametrize("rounds", [1, 2, MANY])
+def test_alike_nodes_cost_alike_and_meet_alike_edges(rounds):
+    shared = 0
+    for problem in problems():
+        classes = find_classes(problem, rounds)
+        lifted = lift(problem, classes)
+        met = [Counter() for _ in range(problem.num_nodes)]
+        for e, u, v in zip(classes.edge.tolist(), problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True):
+            met[u][e, 0] += 1
+            met[v][e, 1] += 1
+        for node, c in enumerate(classes.node.tolist()):
+            assert problem.node_table[node] == problem.node_table[lifted.node[c]]
+            assert classes.group[node] == lifted.group[c]
+            assert met[node] == {(e, side): count for e, side, count in lifted.ends[c]}
+        for e, (u, v) in zip(classes.edge.tolist(), zip(problem.edge_u, problem.edge_v, strict=True), strict=True):
+            assert lifted.edge_groups[e] == (classes.group[u], classes.group[v])
+        assert (problem.edge_table == problem.edge_table[lifted.edge][classes.edge]).all()
+        assert (sum(lifted.num_nodes), sum(lifted.num_edges)) == (problem.num_nodes, problem.num_edges)
+        shared += len(lifted.edge) < problem.num_edges
+    assert shared
 
 
-def test_where_nothing_is_legal_the_lp_says_so_or_stays_below():
-    seen = 0
-    for seed in range(120):
-        problem = random_joint_problem(seed)
-        if brute_force(problem) is None and isinstance(solve_lp(problem), Infeasible):
-            assert lifted(problem, MANY).bound == np.inf, seed
-            seen += 1
-    assert seen
+def test_more_rounds_tell_more_apart():
+    for problem in problems():
+        found = [find_classes(problem, rounds) for rounds in (1, 2, 3)]
+        for coarse, fine in pairwise(found):
+            for one, other in ((coarse.node, fine.node), (coarse.edge, fine.edge)):
+                assert len(set(zip(one.tolist(), other.tolist(), strict=True))) == len(set(other.tolist()))
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_the_floor_is_below_the_lp(batch):
-    for seed in batch:
-        for problem in problems_of(seed):
-            found = lifted(problem, 1)
-            assert found is None or floor_bound(problem) <= found.bound + ROUNDING * abs(found.bound), seed
-
-
-def test_alike_layers_are_solved_as_few():
+def test_alike_layers_are_as_few_however_many():
     """The ends of a row of layers are told from its middle, and the middle is one: 12 layers make no more classes than 9."""
     problem = random_joint_problem(11)
     counts = [len(np.unique(find_classes(layered(problem, layers, 0), 3).node)) for layers in (9, 12)]

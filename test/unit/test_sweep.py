@@ -70,14 +70,14 @@ def test_a_sweep_is_never_below_the_optimum_and_stops_where_no_axis_helps(batch)
 
 @pytest.mark.parametrize("entries", [1 << 20, 30])
 def test_within_masks_it_is_the_best(entries):
-    """Where tables are too large, it is what the LP's states allow, or nothing: never better than the best, and legal if that is."""
+    """Where tables are too large, it is the best found near a bound: never better than the best, and most often as good."""
     guided = 0
     for seed in BATCHES[0]:
         problem, rng = case(seed)[0], np.random.default_rng(seed)
         masks = [tuple(sorted({0, *rng.choice(n, rng.integers(1, n + 1), replace=False).tolist()})) for n in problem.num_states()]
         best, found = brute_force(restricted(problem, masks)), sweep_of(problem, entries).within(masks)
-        if found is None or best is None:
-            assert found is None or not np.isfinite(problem.cost(found))
+        if best is None:
+            assert not np.isfinite(problem.cost(found))
             continue
         assert all(state in mask for state, mask in zip(found.tolist(), masks, strict=True))
         assert problem.cost(found) >= best.cost * (1 - ROUNDING), seed
