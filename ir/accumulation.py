@@ -15,7 +15,7 @@ from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.numerics import FUSIBLE, SOURCES
 from rhino.ir.reader import walk
-from rhino.ir.trips import constant_of, step_of
+from rhino.ir.trips import constant_of, step_of, trip_count
 
 MICRO_BATCHES: Final = "rhino.micro_batches"
 """On a `stablehlo.while`: it runs once for each of so many micro-batches."""
@@ -70,7 +70,7 @@ def read_accumulation(entry: func.FuncOp, file: str = "") -> Accumulation:
     """Returns the parts of `entry`.
 
     Raises:
-        RhinoError: RHI-SPLIT-001 where it has no loop over micro-batches, or several.
+        RhinoError: RHI-SPLIT-001 where it has no loop over micro-batches, or several, or one that runs another number of times.
     """
     ops = [view.operation for view in entry.regions[0].blocks[0].operations]
     loops = [number for number, op in enumerate(ops) if MICRO_BATCHES in op.attributes]
@@ -88,6 +88,13 @@ def read_accumulation(entry: func.FuncOp, file: str = "") -> Accumulation:
     following = list(end_of(body).operands)
     carried = [_kind(loop, number, value) for number, value in enumerate(following)]
     count = ir.IntegerAttr(loop.attributes[MICRO_BATCHES]).value
+    if trip_count(loop.opview) != count:
+        raise RhinoError(
+            "RHI-SPLIT-001",
+            f"the loop says that it runs for {count} micro-batches, and it is not seen to run so often",
+            place_of(loop.location, file),
+            fix="count from 0 by 1 up to that number",
+        )
     free = _free_values([*ops[:at], *inner, *ops[at + 1 : -1]], loop, carried)
     returned = list(end_of(entry.regions[0].blocks[0]).operands)
     return Accumulation(entry, loop, ops[:at], inner, ops[at + 1 : -1], returned, carried, following, count, frozenset(free))

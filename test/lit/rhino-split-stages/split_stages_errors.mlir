@@ -12,6 +12,25 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
+  // expected-error@+2 {{[RHI-SPLIT-001] the loop says that it runs for 2 micro-batches, and it is not seen to run so often}}
+  // expected-note@+1 {{to fix: count from 0 by 1 up to that number}}
+  %end:2 = stablehlo.while(%i = %zero, %sum = %x) : tensor<i32>, tensor<4xf32>
+    attributes {rhino.micro_batches = 2 : i64} cond {
+    %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %y = stablehlo.tanh %sum {rhino.stage = 0 : i64} : tensor<4xf32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %y : tensor<i32>, tensor<4xf32>
+  }
+  return %end#1 : tensor<4xf32>
+}
+
+// -----
+
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
   %end:2 = stablehlo.while(%i = %zero, %sum = %x) : tensor<i32>, tensor<4xf32>
     attributes {rhino.micro_batches = 1 : i64} cond {
     %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
