@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 import jax
-from jaxlib import _jax
+from jaxlib import _jax, utils
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 
@@ -33,6 +33,7 @@ _START_LIMIT_S: Final = 300
 _POLL_S: Final = 0.05
 _END_LIMIT_S: Final = 5
 _PORT_TRIES: Final = 8
+_LOG_ERRORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ def launch(
 
 def start_service(num_processes: int, heartbeat_s: int, host: str = LOOPBACK) -> tuple[Any, str]:
     """Starts the coordination service on a free port; returns it and its address."""
+    utils.absl_set_min_log_level(_LOG_ERRORS)  # it warns of being asked for recoverable processes
     for attempt in range(_PORT_TRIES):
         with socket.socket() as probe:
             probe.bind((host, 0))
