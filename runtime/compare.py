@@ -35,12 +35,16 @@ _SMALLEST_SCALE: Final = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a result is from the expected one; infinite where one has a NaN (or an infinity) and the other has not."""
+    """How far a result is from the expected one; infinite where one has a NaN (or an infinity) and the other has not.
+
+    `has_nan` says that the expected one has a NaN: that the other has it too proves little.
+    """
 
     value: Value
     max_abs: float
     max_rel: float
     tolerance: float
+    has_nan: bool = False
 
     @property
     def passes(self) -> bool:
@@ -59,7 +63,7 @@ def difference(value: Value, got: Host, expected: Host, tolerance: float | None 
     if tolerance is not None and limit:
         limit = tolerance
     max_abs, max_rel = _errors(*_widened(got, expected))
-    return Difference(value, max_abs, max_rel, limit)
+    return Difference(value, max_abs, max_rel, limit, bool(np.any(expected != expected)))
 
 
 def differences(

@@ -22,18 +22,15 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.instructions import Feed, Run, Transfer
-from rhino.ir.mlir import make_context
 from rhino.ir.plan_folder import Boundary, WholePlan, read_plan
-from rhino.ir.reader import read_module
 from rhino.ir.timeline import Timeline, render
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.runtime.compare import check, differences, worst
+from rhino.runtime.compare import check, differences
 from rhino.runtime.devices import pick_devices, request_host_devices
 from rhino.runtime.distributed import join, launch, share_ranks
 from rhino.runtime.executable import Executable, Host
 from rhino.runtime.executor import Argument, Executor, devices_of_ranks
-from rhino.runtime.inputs import InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
+from rhino.runtime.inputs import InputRule, draw_inputs, fresh_inputs, read_inputs
 from rhino.runtime.signature import Signature, Value, array_dtype
 from rhino.runtime.steps import run_steps, typical_time_s
 from rhino.runtime.trace import Event, Recorder, chrome_trace
@@ -107,23 +104,9 @@ class _Inputs:
     @staticmethod
     def of(plan: WholePlan, signature: Signature, options: Namespace) -> _Inputs:
         given = read_inputs(Path(options.inputs), signature) if options.inputs else {}
-        rule = InputRule(options.seed, options.int_range, _nonnegative(plan))
+        rule = InputRule(options.seed, options.int_range, frozenset(plan.about["nonnegative_arguments"]))
         fresh = fresh_inputs(signature, rule, given) if options.fresh_batches else None
         return _Inputs(draw_inputs(signature, rule, given), fresh)
-
-
-def _nonnegative(plan: WholePlan) -> frozenset[int]:
-    """Returns the arguments of which a program that reads them takes a root."""
-    step = plan.step
-    rooted = {name: nonnegative_arguments(read_module(text.encode(), name, make_context())) for name, text in plan.modules.items()}
-    holds = {one.target: one.argument for one in step.instructions if isinstance(one, Feed)}
-    found = set()
-    for one in step.instructions:
-        if isinstance(one, Transfer) and one.source in holds:
-            holds[one.target] = holds[one.source]
-        elif isinstance(one, Run):
-            found |= {holds[one.inputs[i]] for i in rooted[step.programs[one.program].module] if one.inputs[i] in holds}
-    return frozenset(found)
 
 
 def _steps(executor: Executor, signature: Signature, inputs: _Inputs, num_steps: int) -> Iterator[RanStep]:
@@ -256,7 +239,7 @@ def _report(
             print(line, file=stdout, flush=True)
             continue
         found = differences(signature, [step.results[value.index] for value in signature.results], next(expected), options.tolerance)
-        print(f"{line}  {difference_text(worst(found))}", file=stdout, flush=True)
+        print(f"{line}  {difference_text(found)}", file=stdout, flush=True)
         check(found, step.number)
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
     if expected is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from rhino.ir.units import format_seconds
-from rhino.runtime.compare import Difference
+from rhino.runtime.compare import Difference, worst
 from rhino.runtime.executable import Host
 from rhino.runtime.signature import Signature
 
@@ -18,10 +18,13 @@ def step_line(number: int, time_s: float, results: Mapping[int, Host] | Sequence
     return "  ".join((f"step {number}: {format_seconds(time_s)}", *losses))
 
 
-def difference_text(found: Difference | None) -> str:
+def difference_text(found: Sequence[Difference]) -> str:
     """Returns how far the worst result is from the expected one."""
-    if found is None:
+    one = worst(found)
+    if one is None:
         return "no results to compare"
-    if found.max_rel == 0:
-        return "all results equal"
-    return f"worst result {found.value.label}: relative error {found.max_rel:.2g}, absolute {found.max_abs:.2g}"
+    num_nan = sum(difference.has_nan for difference in found)
+    said = f" ({num_nan} of {len(found)} hold NaN on one device too, which proves little)" if num_nan else ""
+    if one.max_rel == 0:
+        return f"all results equal{said}"
+    return f"worst result {one.value.label}: relative error {one.max_rel:.2g}, absolute {one.max_abs:.2g}{said}"

@@ -22,6 +22,7 @@ from rhino.runtime.inputs import FLOAT_RANGE, InputRule, draw_inputs, fresh_inpu
 from rhino.runtime.signature import Signature, Value, read_signature
 from rhino.runtime.steps import run_steps, typical_time_s
 from rhino.tools import run as tool
+from rhino.tools.run_report import difference_text
 
 MESH = 'sdy.mesh @mesh = <["x"=8]>\n'
 ROWS = '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}'
@@ -572,3 +573,12 @@ class TestTool:
         command = [str(Path(sysconfig.get_path("scripts")) / "rhino-run"), "--form=annotated", "-"]
         done = subprocess.run(command, input=SPLIT_CHAIN, env={}, capture_output=True, text=True, check=False, timeout=120)
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "form: annotated, devices: 8"), done.stderr
+
+
+def test_a_result_that_is_nan_on_one_device_too_is_said_to_prove_little():
+    value = Value(0, "loss", (2,), np.dtype(np.float32), (2,))
+    nan, number = np.array([np.nan, 1.0]), np.array([1.0, 2.0])
+    found = [difference(value, nan, nan), difference(value, number, number)]
+    assert difference_text(found) == "all results equal (1 of 2 hold NaN on one device too, which proves little)"
+    assert difference_text(found[1:]) == "all results equal"
+    assert difference(value, number, nan).badness == np.inf
