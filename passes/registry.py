@@ -54,6 +54,9 @@ class Pipeline:
     build: Callable[[Mapping[str, str]], tuple[Item, ...]]
 
 
+PARALLEL: Final = "auto-parallel"
+"""The pipeline that ends in a step in stages."""
+
 _CHOICE: Final = (ChooseShardings, PinShardings, OpRules)
 
 

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, TextIO, cast
+from typing import Any, BinaryIO, Final, TextIO, cast
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.locations import place_of
@@ -156,14 +156,29 @@ class _Run:
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
+        facts = self.source_facts(module, data) if self.options.makes_plan else {}
         with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
             self.run_passes(module, result.remarks)
+            if self.options.makes_plan:
+                self.write_plan(module, facts)
+        if self.options.plan and self.options.output == "-":
+            return b""
         if not self.options.emit_bytecode:
             return str(module.operation.get_asm(enable_debug_info=self.with_locations())).encode()
         with tempfile.TemporaryFile() as stream:
             module.operation.write_bytecode(stream)
             stream.seek(0)
             return stream.read()
+
+    def source_facts(self, module: ir.Module, data: bytes) -> dict[str, Any]:
+        from rhino.tools.opt_plan import source_facts  # noqa: PLC0415 - loads JAX, which most commands do not need
+
+        return source_facts(module, data, self.file)
+
+    def write_plan(self, module: ir.Module, facts: dict[str, Any]) -> None:
+        from rhino.tools.opt_plan import write_whole_plan  # noqa: PLC0415 - as above
+
+        write_whole_plan(module, self.options, facts, self.file, self.stderr)
 
     def with_locations(self) -> bool:
         asked: bool | None = self.options.mlir_print_debuginfo

@@ -17,9 +17,25 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.pipeline import parse_pipeline
 from rhino.passes.problem import AUTO
-from rhino.passes.registry import PASSES, PIPELINES, Item, build_named
+from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
+from rhino.strategies.schedules import DEFAULT, SCHEDULES, find_schedule
 
-_SHARED: Final = ("cluster", "mesh", "budget", "level", "pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "whole")
+_SHARED: Final = (
+    "cluster",
+    "mesh",
+    "budget",
+    "level",
+    "pin",
+    "forbid",
+    "axis-role",
+    "constraints",
+    "op-rules",
+    "batch",
+    "whole",
+    "num",
+    "stages",
+    "tolerance",
+)
 """Options of passes that the command line has for all that take them."""
 
 _CHECKS: Final = {"pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role}
@@ -69,10 +85,27 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
             check(text)
     if options.emit_bytecode and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--emit-bytecode writes one module, and --split-input-file makes several", fix="leave one out")
-    if options.micro_batches is not None:
-        options.steps = [("micro-batch", f"num={options.micro_batches}"), *options.steps]
+    if options.num is not None and not any("num" in _takes(name) for name, _ in options.steps):
+        options.steps = [("micro-batch", ""), *options.steps]
+    _check_parallel(options)
     options.localize = any(name == "localize" for name, _ in options.steps)
     return options
+
+
+def _check_parallel(options: argparse.Namespace) -> None:
+    is_parallel = any(name == PARALLEL for name, _ in options.steps)
+    options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
+    if is_parallel and (options.num is None or options.stages is None):
+        missing = "--micro-batches" if options.num is None else "--stages"
+        raise RhinoError("RHI-CLI-001", f"--{PARALLEL} needs {missing}", fix=f"say for example --{PARALLEL} --stages=2 --micro-batches=8")
+    if not is_parallel:
+        for name in ("plan", "schedule", "timeline"):
+            if getattr(options, name):
+                raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}")
+    if options.makes_plan and options.split_input_file:
+        raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")
+    if options.chunks is None:
+        options.chunks = 2 if options.schedule is not None and find_schedule(options.schedule).chunked else 1
 
 
 def help_text() -> str:
@@ -183,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(steps=[])
     _add_files(parser.add_argument_group("input and output"))
     _add_steps(parser.add_argument_group("passes"))
+    _add_plan(parser.add_argument_group("whole plans, with --auto-parallel; see docs/pipelines.md"))
     _add_constraints(parser.add_argument_group("constraints, see docs/constraints.md"))
     _add_reports(parser.add_argument_group("reports, on stderr"))
     return parser
@@ -203,7 +237,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     for name in _step_names():
         text = PIPELINES[name].doc.lower().rstrip(".") if name in PIPELINES else argparse.SUPPRESS
         add(f"--{name}", action=_AddStep, metavar="", help=text, default=argparse.SUPPRESS)
-    add("--micro-batches", type=int, metavar="M", help="first make a loop over M parts of the batch that accumulates gradients")
+    add("--micro-batches", dest="num", type=int, metavar="M", help="take the batch in M parts: a loop that accumulates gradients")
     add("--batch", action="append", metavar="N[:DIM]", help="arguments with names like N have the batch at DIM (0); repeatable")
     add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
     add("--cluster", metavar="C", help="what to plan for: a preset or a cluster file (default cpu8)")
@@ -212,6 +246,16 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
     add("--pass-pipeline", metavar="TEXT", help="run this textual pipeline, of our passes and MLIR's own")
     add("--list-passes", action="store_true", help="print our passes and pipelines with their options, and exit")
+
+
+def _add_plan(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--stages", type=int, metavar="D", help="how many stages")
+    add("--tolerance", metavar="E", help="how far above the most even division of work a stage may be, as a share")
+    add("--schedule", metavar="S", choices=tuple(SCHEDULES), help=f"in which order ranks run: {', '.join(SCHEDULES)} (default {DEFAULT})")
+    add("--chunks", type=int, metavar="C", help="stages on a rank, where the schedule allows several (there 2, else 1)")
+    add("--plan", metavar="FOLDER", help="write the whole plan there; the module is then written only with -o")
+    add("--timeline", action="store_true", help="print on stderr when each rank runs what")
 
 
 def _add_constraints(group: argparse._ArgumentGroup) -> None:

@@ -1,0 +1,62 @@
+"""Write the whole plan that `rhino-opt --auto-parallel` ends in, once it is proven to run and to fit."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from rhino.ir.cluster import load_cluster
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.mlir import ir
+from rhino.ir.plan_folder import digest_of, write_plan
+from rhino.ir.staged_module import is_staged
+from rhino.ir.timeline import render
+from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.passes.whole_plan import Made, make_whole_plan
+from rhino.runtime.inputs import nonnegative_arguments
+from rhino.runtime.verify import Limits, verify
+from rhino.strategies.schedules import DEFAULT
+
+DEFAULT_CLUSTER: Final = "cpu8"
+
+
+def source_facts(module: ir.Module, data: bytes, file: str) -> dict[str, Any]:
+    """Returns what a plan keeps of the program that it is made for; to be asked before passes run."""
+    return {"source": Path(file).name, "source_sha256": digest_of(data), "nonnegative_arguments": sorted(nonnegative_arguments(module))}
+
+
+def write_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any], file: str, stderr: TextIO) -> None:
+    """Orders the programs of `staged`, proves that the step runs and fits, writes it and says what it comes to.
+
+    Raises:
+        RhinoError: RHI-SCHED-001, RHI-STEP-008 where a device has not enough memory, RHI-PLAN-003 where the folder cannot be written, and
+            what `make_whole_plan` raises.
+    """
+    if not is_staged(staged.operation):
+        raise RhinoError("RHI-CLI-001", "--plan is given, and the module is no step in stages", Place(file), fix="add --auto-parallel")
+    cluster = options.cluster or DEFAULT_CLUSTER
+    made = make_whole_plan(staged, options.schedule or DEFAULT, cluster, facts, chunks=options.chunks, file=file)
+    plan = made.plan
+    budget = parse_size(options.budget) if options.budget else load_cluster(cluster).device.usable_hbm_bytes
+    verify(plan.step, len(plan.arguments), len(plan.results), Limits(int(budget), made.costs.temp_bytes))
+    if options.plan:
+        write_plan(plan, Path(options.plan))
+    print(_summary(made), file=stderr)
+    if options.timeline:
+        print(render(made.simulation.timeline), file=stderr)
+
+
+def _summary(made: Made) -> str:
+    about, timeline = made.plan.about, made.simulation.timeline
+    rows = [
+        f"  rank {rank}: {timeline.idle(rank):.0%} idle, peak {format_bytes(memory.peak_bytes)}, "
+        f"at most {memory.peak_micro_batches} micro-batches at a time"
+        for rank, memory in enumerate(made.simulation.memory)
+    ]
+    moved = len(timeline.moves)
+    head = (
+        f"{about['stages']} stages, {about['micro_batches']} micro-batches, {about['schedule']}: step {format_seconds(timeline.end_s)}, "
+        f"{moved} transfers"
+    )
+    return "\n".join([head, *rows])
