@@ -55,6 +55,10 @@ _SIDE: Final = 64
 _FORWARD_S, _BACKWARD_S = 0.02, 0.04
 _TRANSPORTS: Final[dict[str, Callable[..., Transport]]] = {"transfer server": SocketTransport, "streams": StreamTransport}
 
+_PRODUCT: Final = "%y = stablehlo.dot_general %x, {}, contracting_dims = [1] x [0] : (TENSOR, TENSOR) -> TENSOR"
+PRODUCT: Final = (_PRODUCT.format("%x"), _PRODUCT.format("%g"))
+"""The bodies of a forward and a backward that multiply matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -228,12 +232,6 @@ def overlap(repeats: int) -> Iterator[tuple[str, float, float, float]]:
         yield row(f"{kind}, {num_stages} processes, {transport}", num_stages, processes_s(given, num_stages, transport, repeats))
 
 
-def product(side: int) -> tuple[str, str]:
-    """Returns the bodies of programs that multiply matrices."""
-    body = "%y = stablehlo.dot_general %x, {}, contracting_dims = [1] x [0] : (TENSOR, TENSOR) -> TENSOR"
-    return body.format("%x"), body.format("%g")
-
-
 def main(argv: Sequence[str]) -> int:
     """Measures what is asked for; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -245,14 +243,14 @@ def main(argv: Sequence[str]) -> int:
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}"
     )
-    square = Layout((_SIDE, _SIDE), "f32", ((), ()))
+    small = Layout((16, 16), "f32", ((), ()))  # little to compute, yet enough for XLA to queue it
     missed = False
     if "run" in parts:
-        given = chain(1, 8, square, 49, product(_SIDE))
+        given = chain(1, 8, small, 49, PRODUCT)
         took = times(given, options.repeats, threads=False)
         missed |= _say("a run of 50 arguments", took, 1e6 / _num_runs(given), "us", TARGETS["run"] * _num_runs(given))
     if "step" in parts:
-        given = chain(4, 8, square, 54, product(_SIDE))
+        given = chain(4, 8, small, 54, PRODUCT)
         moves = sum(isinstance(one, Transfer) for one in given.step.instructions)
         for threads in (False, True):
             who = "a thread for each rank" if threads else "one thread"
@@ -260,7 +258,7 @@ def main(argv: Sequence[str]) -> int:
             missed |= _say(f"a step of {_num_runs(given)} runs, {moves} transfers, {who}", took, 1e3, "ms", TARGETS["step"])
     if "sum" in parts:
         side = 1024
-        given = chain(4, 1, Layout((side, side), "f32", ((), ())), 1, product(side))
+        given = chain(4, 1, Layout((side, side), "f32", ((), ())), 1, PRODUCT)
         ratio = serial_ratio(given, max(options.repeats // 5, 5))
         missed |= ratio > TARGETS["sum"]
         print(f"a step of {_num_runs(given)} runs over the sum of its executables: {ratio:.3f} (target {TARGETS['sum']})")
