@@ -19,6 +19,7 @@ from rhino.passes.micro_batch import MicroBatch
 from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
 from rhino.passes.pin import PinShardings
+from rhino.passes.pipeline_stages import PipelineStages
 from rhino.passes.segments import AnnotateSegments
 from rhino.passes.split_stages import SplitStages
 from rhino.passes.strip import Strip
@@ -38,6 +39,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     Normalize,
     OpRules,
     PinShardings,
+    PipelineStages,
     AnnotateSegments,
     SplitStages,
     Strip,

@@ -19,8 +19,8 @@ from scipy.sparse.csgraph import connected_components
 
 from rhino.ir.graph import Graph
 from rhino.strategies.problem import Ints
-from rhino.strategies.stage_parts import Bools, Parts, sources_of
-from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
+from rhino.strategies.stage_parts import Parts, sources_of
+from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
 
 NO_NODE = -1
 
@@ -29,7 +29,7 @@ NO_NODE = -1
 class Staging:
     """A problem of stages, and where the ops of the program are in it.
 
-    Shapes: `node` [ops], `NO_NODE` for what has none: what is repeated, and what comes before the accumulation loop.
+    Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop.
     """
 
     graph: Graph
@@ -71,9 +71,9 @@ class _Builder:
         root = list(range(self.graph.num_values))
         if self.parts.loop is None:
             return root
-        before = np.flatnonzero(~self.parts.body & ~self.parts.apply & ~self.parts.repeated).tolist()
+        before = np.flatnonzero(~self.parts.body & ~self.parts.apply).tolist()
         for op in (op for op in before if op < self.parts.loop.op):
-            made_of = {root[source] for value in self.graph.operands(op).tolist() for source in self.sources[value].tolist()}
+            made_of = {root[source] for value in self.graph.operands(op).tolist() for source in self.sources[value]}
             for value in self.graph.results(op):
                 root[value] = next(iter(made_of)) if len(made_of) == 1 else value
         for value, kept, start in zip(self.carried, self.parts.loop.kept, self.graph.operands(self.parts.loop.op).tolist(), strict=True):
@@ -81,10 +81,10 @@ class _Builder:
         return root
 
     def _reads(self) -> list[list[int]]:
-        """Returns the values that each op reads in truth: through what is repeated and what stands for arguments [ops]."""
+        """Returns the values that each op reads in truth: through what costs nothing and what stands for arguments [ops]."""
         found: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
-        for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.repeated).tolist():
-            read = [source for value in self.graph.operands(op).tolist() for source in self.sources[value].tolist()]
+        for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.free).tolist():
+            read = [source for value in self.graph.operands(op).tolist() for source in self.sources[value]]
             found[op] = list(dict.fromkeys(self.roots[value] for value in read))
         return found
 
@@ -93,7 +93,7 @@ class _Builder:
         op = self.value_op[value]
         if after and value in self.carried:
             op = self.value_op[self.carried[value]]
-        return op if op >= 0 and (self.parts.body[op] or self.parts.apply[op]) and not self.parts.repeated[op] else -1
+        return op if op >= 0 and (self.parts.body[op] or self.parts.apply[op]) and not self.parts.free[op] else -1
 
     def build(self) -> Staging:
         """Returns the problem."""
@@ -131,7 +131,7 @@ class _Builder:
     def _nodes(self) -> Ints:
         """Returns the node of each op, numbered in program order, those after the loop last or with what they belong to [ops]."""
         key = np.full(self.graph.num_ops, NO_NODE, dtype=np.int64)
-        body = np.flatnonzero(self.parts.body & ~self.parts.repeated)
+        body = np.flatnonzero(self.parts.body & ~self.parts.free)
         key[body] = body
         for loop in self.graph.loops[::-1]:  # outer loops last
             if self.parts.body[loop.op]:
@@ -142,7 +142,7 @@ class _Builder:
 
     def _join_updates(self, key: Ints) -> None:
         """Gives the ops after the loop that share tensors one key: that of the op in the loop that they start from, if it is one alone."""
-        ops = np.flatnonzero(self.parts.apply & ~self.parts.repeated)
+        ops = np.flatnonzero(self.parts.apply & ~self.parts.free)
         in_body = {value for op in np.flatnonzero(self.parts.body).tolist() for value in self.reads[op]}
         users: dict[int, list[int]] = {}
         starts: dict[int, set[int]] = {}
@@ -173,7 +173,7 @@ class _Builder:
         """Returns the nodes of the micro-batch before and after each edge."""
         pairs = {
             (int(node[made_by]), int(node[op])): None
-            for op in np.flatnonzero(self.parts.body & ~self.parts.repeated).tolist()
+            for op in np.flatnonzero(self.parts.body & ~self.parts.free).tolist()
             for value in self.reads[op]
             if (made_by := self.maker(value, after=False)) >= 0 and self.parts.body[made_by] and node[made_by] != node[op]
         }

@@ -1,8 +1,8 @@
 """Stages along a line: every node gets a place, and a stage is a stretch of it. Where the search of stages begins, and what it is held to.
 
 The line is the program's own order, folded where the way back begins: a node on the way back stands where the tensors and parameters that
-it shares with the way forward are used last there, the first of those places if there are several. Cutting a line is exact: the best
-stretches under given limits by dynamic programming.
+it shares with the way forward are used last there, but not behind one that it follows. Cutting a line is exact: the best stretches under
+given limits by dynamic programming.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rhino.strategies.problem import Floats, Ints
-from rhino.strategies.stage_problem import OPEN, ROUNDING, Nets, StageProblem
+from rhino.strategies.stage_problem import OPEN, ROUNDING, Bools, Nets, StageProblem
 
 MOST_BUCKETS = 400
 """Into how many stretches a line is cut first, each ending at its cheapest place; stages are made of whole stretches."""
@@ -33,7 +32,7 @@ class Line:
 
     place: Ints
     num_places: int
-    back: NDArray[np.bool_]
+    back: Bools
 
     def stages(self, problem: StageProblem, ends: Ints) -> Ints:
         """Returns the virtual stage of each node, where stage s ends before place `ends[s]`."""
@@ -42,23 +41,38 @@ class Line:
 
 
 def lines_of(problem: StageProblem) -> tuple[Line, ...]:
-    """Returns the folded line, and where the program turns the unfolded one too."""
+    """Returns the lines folded by each kind of tellers, and the unfolded one."""
     never = np.zeros(problem.num_nodes, dtype=bool)
-    turns = (problem.late, never) if problem.late.any() else (never,)
-    return tuple(in_buckets(problem, keys_on_line(problem, back), back) for back in turns)
+    ways = [(problem.late, tellers) for tellers in _tellers(problem)] if problem.late.any() else []
+    lines = [(back, keys_on_line(problem, back, tellers)) for back, tellers in [*ways, (never, never)]]
+    return tuple(in_buckets(problem, key, back) for back, key in lines)
 
 
-def keys_on_line(problem: StageProblem, back: NDArray[np.bool_]) -> Ints:
+def _tellers(problem: StageProblem) -> tuple[Bools, ...]:
+    """Returns which nets tell what is on the way back where it belongs [nets]: all; those used twice on the way forward; parameters.
+
+    What the way forward makes for the way back alone may be of an end of it, as what one of two towers gives is, and then tells nothing of
+    where it is used. What skips layers, or is held against the result in the end, tells nothing either.
+    """
+    nets, num = problem.nets, problem.num_nodes
+    everything = np.ones(len(nets), dtype=bool)
+    twice = np.bincount(nets.owner, weights=~problem.late[nets.node], minlength=len(nets)) >= 2
+    first, second = nets.node[nets.start[:-1]], nets.node[nets.start[:-1] + 1]
+    parameter = ~np.isin(first * num + second, problem.before * num + problem.after)
+    return everything, twice, parameter
+
+
+def keys_on_line(problem: StageProblem, back: Bools, tellers: Bools) -> Ints:
     """Returns the place of each node on the line of all nodes, those in `back` on the way back [nodes]."""
     floating = _floating(problem) & ~back
     key = np.arange(problem.num_nodes, dtype=np.int64)
-    told = _told(problem.nets, key, ~back & ~floating)
+    told = _told(problem.nets, key, ~back & ~floating, tellers) if back.any() else []
     nets_of = _nets_of(problem)
     before = _neighbours(problem.after, problem.before, problem.num_nodes)
     for node in np.flatnonzero(back).tolist():
-        told_by = [told[net] for net in nets_of[node] if told[net] >= 0]
+        told_by = max((told[net] for net in nets_of[node]), default=-1)
         made_by = [int(key[other]) for other in before[node] if back[other]]
-        key[node] = min([*told_by, *made_by], default=problem.num_nodes - 1)
+        key[node] = min([told_by if told_by >= 0 else problem.num_nodes - 1, *made_by])
     after = _neighbours(problem.before, problem.after, problem.num_nodes)
     for node in np.flatnonzero(floating)[::-1].tolist():
         readers = [other for other in after[node] if not back[other]] or after[node]
@@ -66,7 +80,7 @@ def keys_on_line(problem: StageProblem, back: NDArray[np.bool_]) -> Ints:
     return key
 
 
-def _floating(problem: StageProblem) -> NDArray[np.bool_]:
+def _floating(problem: StageProblem) -> Bools:
     """Returns which nodes have hardly any work behind them [nodes]; work that several ways lead from counts once for each."""
     total, limit = problem.work.tolist(), NEGLIGIBLE * float(problem.work.sum())
     order = np.argsort(problem.after, kind="stable")
@@ -75,11 +89,11 @@ def _floating(problem: StageProblem) -> NDArray[np.bool_]:
     return np.array(total) < limit
 
 
-def _told(nets: Nets, key: Ints, speaks: NDArray[np.bool_]) -> list[int]:
-    """Returns the largest key among the nodes of each net that speak, -1 where none does."""
+def _told(nets: Nets, key: Ints, speaks: Bools, tellers: Bools) -> list[int]:
+    """Returns the largest key among the nodes of each net that speak, -1 where none does or the net is no teller."""
     told = np.full(len(nets), -1, dtype=np.int64)
     np.maximum.at(told, nets.owner, np.where(speaks[nets.node], key[nets.node], -1))
-    found: list[int] = told.tolist()
+    found: list[int] = np.where(tellers, told, -1).tolist()
     return found
 
 
@@ -97,7 +111,7 @@ def _neighbours(at: Ints, other: Ints, num_nodes: int) -> list[list[int]]:
     return found
 
 
-def in_buckets(problem: StageProblem, key: Ints, back: NDArray[np.bool_]) -> Line:
+def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
     """Returns the line whose stretches end at the cheapest cut of each of some equal shares of the work."""
     size = problem.num_nodes
     keys = np.full(len(problem.nets), size, dtype=np.int64), np.full(len(problem.nets), -1, dtype=np.int64)
@@ -131,7 +145,7 @@ class Stretches:
     work: Floats
     held: Floats
     saved: Floats
-    pins: tuple[NDArray[np.bool_], ...]
+    pins: tuple[Bools, ...]
 
 
 def stretches(problem: StageProblem, line: Line) -> Stretches | None:

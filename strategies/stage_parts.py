@@ -3,8 +3,8 @@
 A program without an accumulation loop is one micro-batch. There, what comes after is what updates arguments: behind the last product, what
 reads an argument and leads to a result of the argument's type, what follows from such, and what leads to such alone.
 
-An op is *repeated* if each stage that reads it may as well compute it by itself: what the graph calls free, and what depends on constants
-and the loop's index alone and takes no longer than reading its result a few times. Who reads it reads in truth what it is made of.
+What follows from constants and counters of the loop alone is computed wherever it is read. Scalar arithmetic, and what spreads a scalar
+over a tensor, costs nothing either: who reads it reads in truth what it is made of.
 """
 
 from __future__ import annotations
@@ -12,31 +12,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rhino.ir.graph import WHILE, YIELD, Graph, Loop, materialized
 from rhino.strategies.cost import PRODUCTS, CostModel
-from rhino.strategies.problem import Floats, Ints
-
-Bools = NDArray[np.bool_]
-
-REPEATED_READS = 4
-"""What depends on constants alone is repeated if it takes as long as reading its result from memory this many times: a mask made of
-counters does, a matrix product does not."""
+from rhino.strategies.problem import Floats
+from rhino.strategies.stage_problem import Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
     """Which ops are in the micro-batch, and which come after all of them.
 
-    Shapes: `body`, `apply`, `repeated` [ops]; the accumulation loop itself, its return, and what comes before are in neither of the first
-    two. `seconds` [ops] is how long each takes, whole, once per micro-batch or, outside the loop, once. `loop` is None where there is none.
+    Shapes: `body`, `apply` [ops]; the accumulation loop itself, its return, and what comes before are in neither. `constant`, `free` [ops]:
+    what follows from constants and counters alone; that, and what else costs nothing. `seconds` [ops] is how long each takes, whole, once
+    per micro-batch or, outside the loop, once. `loop` is None where there is none.
     """
 
     loop: Loop | None
     body: Bools
     apply: Bools
-    repeated: Bools
+    constant: Bools
+    free: Bools
     seconds: Floats
 
 
@@ -51,8 +47,9 @@ def parts_of(graph: Graph, loop: Loop | None, model: CostModel) -> Parts:
     seconds = op_seconds(graph, model)
     if loop is not None and loop.trips:
         seconds[body] /= loop.trips
-    read_s = graph.value_bytes() / model.device.memory_bytes_per_s
-    return Parts(loop, body, apply, _repeated(graph, loop, seconds, read_s), seconds)
+    constant, free = _costless(graph, loop)
+    seconds[free] = 0.0
+    return Parts(loop, body, apply, constant, free, seconds)
 
 
 def op_seconds(graph: Graph, model: CostModel) -> Floats:
@@ -119,36 +116,45 @@ def _readers(graph: Graph) -> list[list[int]]:
     return found
 
 
-def _repeated(graph: Graph, loop: Loop | None, seconds: Floats, read_s: Floats) -> Bools:
-    """Returns which ops are repeated where they are read; the index is the first that an accumulation loop carries [ops]."""
-    index = graph.results(loop.op)[0] if loop is not None else None
-    inner = np.zeros(graph.num_ops, dtype=bool)
+def _costless(graph: Graph, loop: Loop | None) -> tuple[Bools, Bools]:
+    """Returns which ops follow from constants and counters alone, and which cost nothing; none in loops of their own [ops]."""
+    outside = np.ones(graph.num_ops, dtype=bool)
     for one in graph.loops:
         if one is not loop:
-            inner[one.op : one.end + 1] = True
-    result = np.zeros(graph.num_ops, dtype=bool)
-    constant = np.zeros(graph.num_ops, dtype=bool)
-    spent = seconds.copy()
-    for op in np.flatnonzero(~inner).tolist():
+            outside[one.op : one.end + 1] = False
+    known = counters_of(graph, loop)
+    constant, free = np.zeros(graph.num_ops, dtype=bool), np.zeros(graph.num_ops, dtype=bool)
+    for op in np.flatnonzero(outside).tolist():
         cls = graph.cls(op)
-        if cls.name in (WHILE, YIELD) or not cls.results:
-            continue
-        makers = [int(graph.value_op[value]) for value in graph.operands(op).tolist() if value != index]
-        constant[op] = all(made_by >= 0 and bool(constant[made_by]) for made_by in makers)
-        if constant[op]:
-            spent[op] += sum(float(spent[made_by]) for made_by in dict.fromkeys(makers))
-            constant[op] = spent[op] <= REPEATED_READS * max(read_s[value] for value in graph.results(op)) or cls.free
-        result[op] = cls.free or constant[op]
-    return result
+        if cls.fusible and all(value in known for value in graph.operands(op).tolist()):
+            constant[op] = True
+            known.update(graph.results(op))
+        free[op] = constant[op] or cls.free
+    return constant, free
 
 
-def sources_of(graph: Graph, parts: Parts) -> list[Ints]:
-    """Returns the values that each value is in truth: itself, or where it is repeated, what it is made of [values]."""
-    index = graph.results(parts.loop.op)[0] if parts.loop is not None else None
-    found: list[Ints] = [np.array([] if value == index else [value], dtype=np.int64) for value in range(graph.num_values)]
-    for op in np.flatnonzero(parts.repeated).tolist():
-        read = [found[value] for value in graph.operands(op).tolist()]
-        made_of = np.unique(np.concatenate(read)) if read else np.zeros(0, dtype=np.int64)
+def counters_of(graph: Graph, loop: Loop | None) -> set[int]:
+    """Returns the carried scalars of which the body makes the next from themselves and constants."""
+    if loop is None:
+        return set()
+    found = set()
+    for value, following in zip(graph.results(loop.op), graph.operands(loop.end).tolist(), strict=True):
+        op = int(graph.value_op[following])
+        if loop.op < op < loop.end and not graph.type_of(value).shape and graph.cls(op).fusible:
+            others = [int(graph.value_op[other]) for other in graph.operands(op).tolist() if other != value]
+            if value in graph.operands(op) and all(
+                other >= 0 and graph.cls(other).free and not len(graph.operands(other)) for other in others
+            ):
+                found.add(value)
+    return found
+
+
+def sources_of(graph: Graph, parts: Parts) -> list[tuple[int, ...]]:
+    """Returns the values that each value is in truth: itself, or where it costs nothing, what it is made of [values]."""
+    counters = counters_of(graph, parts.loop)
+    found: list[tuple[int, ...]] = [() if value in counters else (value,) for value in range(graph.num_values)]
+    for op in np.flatnonzero(parts.free).tolist():
+        made_of = tuple(dict.fromkeys(source for value in graph.operands(op).tolist() for source in found[value]))
         for value in graph.results(op):
-            found[value] = made_of
+            found[value] = () if parts.constant[op] else made_of
     return found

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from rhino.strategies.problem import Floats, Ints
 
+Bools = NDArray[np.bool_]
+
 OPEN = -1
 """A node without a pin."""
 
@@ -47,7 +49,7 @@ class Nets:
         """Returns the nodes of one net."""
         return self.node[self.start[net] : self.start[net + 1]]
 
-    def present(self, place: Ints, num_places: int) -> NDArray[np.bool_]:
+    def present(self, place: Ints, num_places: int) -> Bools:
         """Returns whether a net has a node at each place, where node i is at `place[i]` [nets, places]."""
         found = np.zeros((len(self), num_places), dtype=bool)
         found[self.owner, place[self.node]] = True
@@ -92,7 +94,7 @@ class StageProblem:
     after: Ints
     nets: Nets
     pinned: Ints
-    late: NDArray[np.bool_]
+    late: Bools
     own_bytes: Floats
     held: Nets = field(default_factory=lambda: NO_NETS)
     saved: Nets = field(default_factory=lambda: NO_NETS)

@@ -17,8 +17,7 @@ import numpy as np
 
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_contract import joined
-from rhino.strategies.stage_parts import Bools
-from rhino.strategies.stage_problem import OPEN, Nets, StageProblem
+from rhino.strategies.stage_problem import OPEN, Bools, Nets, StageProblem
 
 FORWARD, BACK, EITHER = 0, 1, 2
 """The ways that a node may be on."""

@@ -1,0 +1,247 @@
+"""Write on every op of a training step the pipeline stage that it belongs to.
+
+Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; existing
+          `rhino.stage` on ops, as constraints; a missing `sdy.sharding_rule` is made for the time of the pass.
+Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage; `rhino.num_stages` on
+          the module. Without a loop, on each op of the step; those that update arguments have a stage. A loop inside has one stage with
+          all that is in it. Adds, removes and changes no op.
+Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing stages cannot be
+          honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent, RHI-CLI-001 a malformed budget,
+          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that
+          the module's mesh does not have.
+Source    Rhino 5.1, 5.2; strategies/stages.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from rhino.ir.accumulation import MICRO_BATCHES, STAGE
+from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph import Graph, Loop
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import ir
+from rhino.ir.program import Program
+from rhino.ir.staged_module import NUM_STAGES
+from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.whole import WHOLE_ERRORS, whole_program
+from rhino.strategies.answer import Infeasible, Unsolved
+from rhino.strategies.cost import CostModel
+from rhino.strategies.problem import Ints
+from rhino.strategies.stage_graph import Staging, make_staging
+from rhino.strategies.stage_parts import parts_of
+from rhino.strategies.stage_places import op_stages
+from rhino.strategies.stage_problem import OPEN
+from rhino.strategies.stages import StageAnswer, solve_stages
+
+_TOLERANCE = re.compile(r"\d+(\.\d*)?|\.\d+")
+
+MOST_TOLERANCE = 10.0
+
+LARGE_SHARE = 0.2
+"""A loop with more than this share of the work is worth a remark: it cannot be cut."""
+
+
+@dataclass(frozen=True)
+class PipelineStages(Pass):
+    """Write on every op the pipeline stage that it belongs to: the fewest bytes moved within a tolerance of balance."""
+
+    name: ClassVar[str] = "rhino-pipeline-stages"
+    errors: ClassVar[tuple[str, ...]] = (
+        *(f"RHI-STAGE-00{number}" for number in range(1, 6)),
+        "RHI-CLI-001",
+        "RHI-CLUSTER-001",
+        "RHI-CLUSTER-002",
+        *WHOLE_ERRORS,
+    )
+
+    stages: int = opt(2, "how many stages")
+    tolerance: str = opt("0.05", "by what share of the best balance the largest work of a stage may be over it")
+    cluster: str = opt("cpu8", "a preset's name or a cluster file")
+    budget: str = opt("", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Annotates `module` in place."""
+        tolerance = self._tolerance()
+        if self.stages < 1:
+            raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
+        cluster = load_cluster(self.cluster)
+        model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
+        with whole_program(module, remarks) as program:
+            staging = self._staging(program, model)
+            answer = solve_stages(staging.problem, tolerance)
+            if not isinstance(answer, StageAnswer):
+                raise _unsolved(program, staging, tolerance, answer)
+            _write(program, op_stages(staging, answer.stage))
+            module.attributes[NUM_STAGES] = _number(self.stages)
+            for place, text in _said(program, staging, answer):
+                remarks.add(self.name, place, text)
+        remarks.statistics.update(stages=answer, staging=staging)
+
+    def _tolerance(self) -> float:
+        if not _TOLERANCE.fullmatch(self.tolerance) or float(self.tolerance) > MOST_TOLERANCE:
+            raise RhinoError(
+                "RHI-STAGE-002",
+                f"tolerance '{self.tolerance}' is no number from 0 to {MOST_TOLERANCE:g}",
+                fix="say for example 0.1: the largest work of a stage may be a tenth over the best balance",
+            )
+        return float(self.tolerance)
+
+    def _staging(self, program: Program, model: CostModel) -> Staging:
+        loop = _accumulation_loop(program)
+        count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+        if loop is not None:
+            loop = replace(loop, trips=count)
+        parts = parts_of(program.graph, loop, model)
+        pins = {
+            number: ir.IntegerAttr(op.attributes[STAGE]).value
+            for number, op in enumerate(program.ops)
+            if STAGE in op.attributes and (parts.body[number] or parts.apply[number]) and not parts.free[number]
+        }
+        _check_range(program, pins, parts.apply, self.stages)
+        budget = float(parse_size(self.budget)) if self.budget else None
+        staging = make_staging(program.graph, parts, self.stages, count, pins, budget)
+        working = int(np.count_nonzero(staging.problem.work))
+        if working < self.stages:
+            what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
+            raise _bad_number(what, f"ask for at most {max(working, 1)}, or give loops in it unrolled: each counts as one")
+        _check_order(program, staging, pins)
+        return staging
+
+
+def _number(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def _bad_number(what: str, fix: str) -> RhinoError:
+    return RhinoError("RHI-STAGE-001", what, fix=fix)
+
+
+def _accumulation_loop(program: Program) -> Loop | None:
+    return next((loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes), None)
+
+
+def _check_range(program: Program, pins: dict[int, int], apply: np.ndarray, num_stages: int) -> None:
+    for op, stage in pins.items():
+        most = num_stages - 1 if apply[op] else 2 * num_stages - 2
+        if not 0 <= stage <= most:
+            raise RhinoError(
+                "RHI-STAGE-003",
+                f"'{program.ops[op].name}' is to be in {'' if apply[op] else 'virtual '}stage {stage}, of 0 to {most}",
+                place_of(program.ops[op].location, program.file),
+                (f"{num_stages} stages were asked for",),
+                f"choose one of these, or remove its {STAGE}",
+            )
+
+
+def _check_order(program: Program, staging: Staging, pins: dict[int, int]) -> None:
+    """Raises RHI-STAGE-003 where a pinned op follows from one that is pinned to a later stage, or a loop has two pins."""
+    problem = staging.problem
+    by: dict[int, int] = {}  # the pinned op that each node follows, of those in the latest stage
+    for op, stage in pins.items():
+        other = by.setdefault(int(staging.node[op]), op)
+        if pins[other] != stage:
+            raise _contradiction(program, pins, other, op, "is in one loop with")
+    order = np.argsort(problem.before, kind="stable")
+    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
+        if source not in by:
+            continue
+        own = by.get(target)
+        if own is not None and problem.pinned[target] != OPEN and pins[own] < pins[by[source]]:
+            raise _contradiction(program, pins, by[source], own, "is needed by")
+        if own is None or pins[own] < pins[by[source]]:
+            by[target] = by[source]
+
+
+def _contradiction(program: Program, pins: dict[int, int], first: int, second: int, relation: str) -> RhinoError:
+    one, other = program.ops[first], program.ops[second]
+    return RhinoError(
+        "RHI-STAGE-003",
+        f"'{one.name}' is to be in virtual stage {pins[first]} and {relation} '{other.name}' in virtual stage {pins[second]}",
+        place_of(other.location, program.file),
+        (f"'{one.name}' is at {place_of(one.location, program.file)}", "along the program virtual stages may only grow"),
+        f"remove the {STAGE} of one of them",
+    )
+
+
+def _unsolved(program: Program, staging: Staging, tolerance: float, found: Infeasible | Unsolved) -> RhinoError:
+    """Returns what to say where there is no choice."""
+    problem = staging.problem
+    if problem.budget_bytes is None:
+        return RhinoError("RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none")
+    budget = format_bytes(problem.budget_bytes)
+    free = solve_stages(replace(problem, budget_bytes=None), tolerance)
+    notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
+    if isinstance(free, StageAnswer):
+        memory = problem.device_memory(problem.device(free.stage))
+        notes.insert(0, f"without it, the stages need {', '.join(map(format_bytes, memory.tolist()))}")
+    fix = "allow more bytes or more stages, or take the batch in more micro-batches"
+    if isinstance(found, Infeasible):
+        return RhinoError(
+            "RHI-STAGE-004", f"no cut in {problem.num_stages} stages fits {budget} per device", Place(program.file), tuple(notes), fix
+        )
+    what = f"the steps of the search were spent before a cut was found that fits {budget} per device"
+    return RhinoError("RHI-STAGE-005", what, Place(program.file), tuple(notes), fix)
+
+
+def _largest(graph: Graph, program: Program) -> list[str]:
+    sizes = graph.value_bytes()[: len(graph.arguments)]
+    return [f"{program.describe(value)} of {format_bytes(int(sizes[value]))}" for value in np.argsort(-sizes, kind="stable")[:3].tolist()]
+
+
+def _write(program: Program, stages: Ints) -> None:
+    for number, stage in enumerate(stages.tolist()):
+        if stage != OPEN and program.ops[number].name != "stablehlo.return":
+            program.ops[number].attributes[STAGE] = _number(stage)
+
+
+def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[tuple[Place, str]]:
+    """Yields where and what to say of a choice."""
+    problem, file = staging.problem, Place(program.file)
+    device = problem.device(answer.stage)
+    work, memory = problem.device_work(device), problem.device_memory(device)
+    even = max(float(work.sum()), 1e-300) / problem.num_stages
+    over, allowed = (f"{seconds / even - 1:.1%}" for seconds in (answer.work_s, answer.limit_s))
+    moved, least = format_bytes(answer.moved_bytes), format_bytes(answer.bound_bytes)
+    yield (
+        file,
+        f"{moved} move between stages per step, at least {least} (gap {answer.gap:.2%}); the largest stage has {over} more than its even "
+        f"share of the work, {allowed} are allowed; found by {answer.method}",
+    )
+    for stage in range(problem.num_stages):
+        share = f"{work[stage] / max(float(work.sum()), 1e-300):.1%}"
+        yield (
+            file,
+            (
+                f"stage {stage}: {format_seconds(float(work[stage]))} per micro-batch ({share} of the work), "
+                f"{format_bytes(float(memory[stage]))} of parameters, sums and what {problem.in_flight()[stage]:.0f} micro-batches save"
+            ),
+        )
+    present = problem.nets.present(device, problem.num_stages)
+    for stage in range(1, problem.num_stages):
+        crossing = present[:, :stage].any(axis=1) & present[:, stage:].any(axis=1)
+        yield file, f"between stages {stage - 1} and {stage}: {format_bytes(float(problem.nets.size @ crossing))} per step"
+    yield from _large_loops(program, staging)
+
+
+def _large_loops(program: Program, staging: Staging) -> Iterator[tuple[Place, str]]:
+    total = float(staging.problem.work.sum())
+    for loop in program.graph.loops:
+        node = int(staging.node[loop.op])
+        if node < 0 or staging.problem.work[node] < LARGE_SHARE * total:
+            continue
+        share = staging.problem.work[node] / total
+        yield (
+            place_of(program.ops[loop.op].location, program.file),
+            (
+                f"this loop is {share:.0%} of the work and all in one stage: nothing is cut inside a loop. Unroll it, or if it is the one "
+                f"over micro-batches, say so with {MICRO_BATCHES}"
+            ),
+        )
