@@ -97,8 +97,6 @@ class PipelineStages(Pass):
     def _staging(self, program: Program, model: CostModel) -> Staging:
         loop = _accumulation_loop(program)
         count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
-        if loop is not None:
-            loop = replace(loop, trips=count)
         parts = parts_of(program.graph, loop, model)
         pins = {
             number: ir.IntegerAttr(op.attributes[STAGE]).value

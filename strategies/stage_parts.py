@@ -120,7 +120,7 @@ def _costless(graph: Graph, loop: Loop | None) -> tuple[Bools, Bools]:
     """Returns which ops follow from constants and counters alone, and which cost nothing; none in loops of their own [ops]."""
     outside = np.ones(graph.num_ops, dtype=bool)
     for one in graph.loops:
-        if one is not loop:
+        if loop is None or one.op != loop.op:
             outside[one.op : one.end + 1] = False
     known = counters_of(graph, loop)
     constant, free = np.zeros(graph.num_ops, dtype=bool), np.zeros(graph.num_ops, dtype=bool)
