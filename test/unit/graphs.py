@@ -57,11 +57,17 @@ def random_graph(seed, most=10):
 def shuffled(graph, seed):
     """The same graph with arguments and ops in another order that runs, renamed; and where each op went [ops]. No loops."""
     rng = np.random.default_rng(seed)
-    order, ready = [], set()
-    while len(order) < graph.num_ops:
-        able = [op for op in range(graph.num_ops) if op not in ready and all(graph.value_op[v] in (-1, *ready) for v in graph.operands(op))]
-        order.append(able[rng.integers(len(able))])
-        ready.add(order[-1])
+    missing = [set(graph.value_op[graph.operands(op)].tolist()) - {-1} for op in range(graph.num_ops)]
+    readers = [[] for _ in missing]
+    for reader, makers in enumerate(missing):
+        for maker in sorted(makers):
+            readers[maker].append(reader)
+    order, able = [], [op for op, makers in enumerate(missing) if not makers]
+    while able:
+        order.append(able.pop(rng.integers(len(able))))
+        for reader in readers[order[-1]]:
+            missing[reader].remove(order[-1])
+            able += [reader] * (not missing[reader])
     arguments = rng.permutation(len(graph.arguments)).tolist()
     values = arguments + [value for op in order for value in graph.results(op)]
     place = {value: number for number, value in enumerate(values)}
