@@ -1,7 +1,8 @@
 """Put Shardy's own ops in the planner's terms: what they say about shardings becomes constraints, and what they group is taken apart.
 
 A named computation is what its body computes; the shardings of its operands and results are constraints on them. A reshard is a
-constraint. A propagation barrier says nothing here, where nothing is propagated: its operand stands for it.
+constraint. A propagation barrier says nothing here, where nothing is propagated: its operand stands for it. Nor does a constraint on a
+mesh without axes (JAX puts such ones where a program for one device splits a random key).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from rhino.ir.reader import walk
 
 
 def plain_shardy_ops(entry: func.FuncOp) -> None:
-    """Replaces named computations, reshards and propagation barriers in `entry`, outer ones first."""
+    """Replaces named computations, reshards, propagation barriers and empty constraints in `entry`, outer ones first."""
+    empty = _empty_meshes(entry)
     for op in [op for op in walk(entry.operation) if op.name.startswith("sdy.")]:
         match op.name:
             case "sdy.named_computation":
@@ -23,6 +25,15 @@ def plain_shardy_ops(entry: func.FuncOp) -> None:
                     _replace(op, [sdy.ShardingConstraintOp(op.operands[0], op.attributes["sharding"]).result])
             case "sdy.propagation_barrier":
                 _replace(op, list(op.operands))
+            case "sdy.sharding_constraint" if str(sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref) in empty:
+                _replace(op, list(op.operands))
+
+
+def _empty_meshes(entry: func.FuncOp) -> set[str]:
+    """Returns how shardings refer to the meshes without axes."""
+    assert entry.operation.parent is not None
+    meshes = [op for op in entry.operation.parent.regions[0].blocks[0].operations if isinstance(op, sdy.MeshOp)]
+    return {f"@{op.sym_name.value}" for op in meshes if not list(sdy.MeshAttr(op.attributes["mesh"]).axes)}
 
 
 def _take_out(op: ir.Operation) -> None:

@@ -12,7 +12,7 @@ the program widens later is widened first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from math import prod
 from typing import Final
 
@@ -29,28 +29,19 @@ def settle_border(found: Propagation) -> None:
     """Moves into APPLY what can be computed from the least that has to be accumulated."""
     graph = found.graph
     partial = [value for value in range(graph.num_values) if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial]
-    if not partial:
-        return
-    arcs = _Arcs({value: number for number, value in enumerate(partial)}, [_width(graph.type_of(value)) for value in partial])
-    held = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
-    made_elsewhere = set(partial)
+    inside = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
+    flows: list[tuple[int, int]] = []
+    needed = {value for value in graph.returns if value in partial}
+    held = set(partial)
     for op in range(graph.num_ops):
-        for value, result in _flows(found, op):
-            if op in held:
-                continue
-            arcs.follows(value, result)
-            made_elsewhere.discard(result)
-        for value in set(_partial_operands(found, op)):
-            if found.phases[op] == Phase.APPLY:
-                arcs.needed(value)
-            elif op in held:
-                made_elsewhere.add(value)  # the loop reads its parts
-    for value in graph.returns:
-        if value in arcs.numbers:
-            arcs.needed(value)
-    for value in sorted(made_elsewhere):
-        arcs.arises(value)
-    near = arcs.near_side()
+        needed.update(_read_behind(found, op))
+        if op not in inside:
+            flows += _flows(found, op)
+    held -= {result for _, result in flows}
+    for op in sorted(inside):
+        if found.phases[op] != Phase.APPLY:
+            held.update(_partial_operands(found, op))  # a loop reads its parts
+    near = near_side({value: _width(graph.type_of(value)) for value in partial}, flows, needed, held)
     for value in partial:
         op = int(graph.value_op[value])
         if value not in near:
@@ -68,6 +59,15 @@ def _partial_operands(found: Propagation, op: int) -> list[int]:
     return [value for value in values if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial]
 
 
+def _read_behind(found: Propagation, op: int) -> list[int]:
+    """Returns the partial values that an op reads whole; a barrier does where its result is."""
+    if found.graph.cls(op).name == BARRIER:
+        pairs = zip(found.graph.operands(op).tolist(), found.graph.results(op), strict=True)
+        behind = {value for value, result in pairs if found.lays[result].phase == Phase.APPLY}
+        return [value for value in _partial_operands(found, op) if value in behind]
+    return _partial_operands(found, op) if found.phases[op] == Phase.APPLY else []
+
+
 def _flows(found: Propagation, op: int) -> Iterator[tuple[int, int]]:
     """Yields which partial operand becomes which partial result, where an op hands sums on."""
     graph = found.graph
@@ -81,33 +81,47 @@ def _flows(found: Propagation, op: int) -> Iterator[tuple[int, int]]:
         yield from ((value, result) for value in _partial_operands(found, op) for result in results)
 
 
-class _Arcs:
-    """The graph of partial values: each is an arc of its width, from a node of its own to another."""
+def near_side(widths: Mapping[int, int], flows: Sequence[tuple[int, int]], needed: Set[int], held: Set[int]) -> set[int]:
+    """Returns which values to compute in the loop, so that those of them that are read behind it are as narrow as can be.
 
-    def __init__(self, numbers: dict[int, int], widths: list[int]) -> None:
-        self.numbers, self.widths = numbers, widths
-        self.source, self.sink = 2 * len(numbers), 2 * len(numbers) + 1
-        self.endless: list[tuple[int, int]] = []
+    `widths` has the width of every value, earlier ones first; each pair in `flows` is a value and one that is computed from it. `needed`
+    are read behind the loop, `held` are computed in it. What nobody needs stays where its operands are.
+    """
+    used = _leading_to(needed | held, flows)
+    numbers = {value: number for number, value in enumerate(value for value in widths if value in used)}
+    source, sink = 2 * len(numbers), 2 * len(numbers) + 1
+    endless = [(source, 2 * numbers[value]) for value in numbers if value in held]
+    endless += [(2 * numbers[value] + 1, sink) for value in numbers if value in needed]
+    for value, result in flows:
+        if result in numbers:
+            endless.append((2 * numbers[value] + 1, 2 * numbers[result]))
+            endless.append((2 * numbers[result], 2 * numbers[value]))  # who computes the result in the loop has its operands there
+    own = [(2 * number, 2 * number + 1) for number in numbers.values()]
+    near = _reached(own + endless, [widths[value] for value in numbers], source, sink) if needed else set(range(source))
+    found = {value for value, number in numbers.items() if 2 * number in near}
+    origins: dict[int, list[int]] = {}
+    for value, result in flows:
+        origins.setdefault(result, []).append(value)
+    for value in widths:
+        if value not in numbers and all(origin in found for origin in origins.get(value, ())):
+            found.add(value)
+    return found
 
-    def follows(self, value: int, result: int) -> None:
-        before, after = self.numbers[value], self.numbers[result]
-        self.endless.append((2 * before + 1, 2 * after))
-        self.endless.append((2 * after, 2 * before))  # who computes the result in the loop has its operands there
 
-    def needed(self, value: int) -> None:
-        self.endless.append((2 * self.numbers[value] + 1, self.sink))
+def _leading_to(ends: Set[int], flows: Sequence[tuple[int, int]]) -> set[int]:
+    found = set(ends)
+    for value, result in sorted(flows, key=lambda flow: flow[1], reverse=True):
+        if result in found:
+            found.add(value)
+    return found
 
-    def arises(self, value: int) -> None:
-        self.endless.append((self.source, 2 * self.numbers[value]))
 
-    def near_side(self) -> set[int]:
-        """Returns the values that are computed in the loop."""
-        flow = max_flow.SimpleMaxFlow()
-        own = [(2 * number, 2 * number + 1) for number in range(len(self.widths))]
-        tails, heads = np.array(own + self.endless, dtype=np.int32).T
-        widths = np.array(self.widths + [sum(self.widths) + 1] * len(self.endless), dtype=np.int64)
-        flow.add_arcs_with_capacity(tails, heads, widths)
-        status = flow.solve(self.source, self.sink)
-        assert status == flow.OPTIMAL, status
-        near = set(flow.get_source_side_min_cut())
-        return {value for value, number in self.numbers.items() if 2 * number in near}
+def _reached(arcs: Sequence[tuple[int, int]], own: Sequence[int], source: int, sink: int) -> set[int]:
+    """Returns the nodes on the source's side of a least cut, as few as can be; arcs but the first are as wide as all of those together."""
+    flow = max_flow.SimpleMaxFlow()
+    tails, heads = np.array(arcs, dtype=np.int32).T
+    widths = np.array([*own, *[sum(own) + 1] * (len(arcs) - len(own))], dtype=np.int64)
+    flow.add_arcs_with_capacity(tails, heads, widths)
+    status = flow.solve(source, sink)
+    assert status == flow.OPTIMAL, status
+    return set(flow.get_source_side_min_cut())

@@ -121,9 +121,9 @@ def _candidates(roles: Roles, asked: Asked, share: float = _LEAST_SHARE) -> Iter
         batch = _members(roles, group, asked)
         carried = any(graph.arguments[number].alias is not None for number in batch)
         ranked.append((carried, -work.get(group, 0), min(batch.values()), min(batch), group, batch))
-    ranked.sort(key=lambda row: row[:5])
-    for carried, work_done, *_, batch in ranked:
-        if (carried, work_done) <= (ranked[0][0], ranked[0][1] * share):
+    ranked = sorted([row for row in ranked if row[1]] or ranked, key=lambda row: row[:5])
+    for carried, minus_work, *_, batch in ranked:
+        if carried == ranked[0][0] and minus_work <= ranked[0][1] * share:
             yield batch
 
 

@@ -1,0 +1,190 @@
+"""A step that takes its batch in parts gives the answer of the whole batch, or says where it cannot."""
+
+import functools
+from itertools import chain, combinations
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from batched_steps import BATCH, MEMORY, STEPS, mean_loss, params, text
+from planning import Reference, reference, run_on, tolerance, zoo_step
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.manual import wrap_manual
+from rhino.ir.mlir import make_context
+from rhino.ir.reader import entry_function, read_module, walk
+from rhino.passes.base import Remarks
+from rhino.passes.localize import localized_copy
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.time_loop import MICRO_BATCHES
+from rhino.runtime.compare import differences, worst
+from rhino.runtime.executable import compile_module
+from rhino.strategies.border import near_side
+
+NUM_STEPS = 2
+ZOO = ("bert", "gpt", "gpt-scan", "gpt-dropout", "gpt-bf16", "llama-remat", "mlp-dropout", "moe", "t5", "unet")
+SCALARS = {"tensor<f32>", "tensor<i32>"}
+PRODUCTS = {"stablehlo.dot_general", "stablehlo.convolution"}
+
+
+@functools.cache
+def step(name: str) -> bytes:
+    return text(STEPS[name]) if name in STEPS else zoo_step(name)
+
+
+@functools.cache
+def expected(name: str) -> Reference:
+    return reference(step(name), name, NUM_STEPS)
+
+
+def in_parts(data: bytes, num: int, options: str = "", then: str = ""):
+    """The module after the pass, and the passes in `then`, with the remarks."""
+    module, remarks = read_module(data, "step.mlir", make_context()), Remarks("step.mlir")
+    pipeline = f"rhino-micro-batch{{num={num} {options}}}" + (f",{then}" if then else "")
+    build_pass_manager(pipeline, module.context, remarks).run(module.operation)
+    assert module.operation.verify()
+    return module, remarks
+
+
+def loop_of(module):
+    (loop,) = [op for op in walk(module.operation) if MICRO_BATCHES in op.attributes]
+    return loop
+
+
+def check_same(module, original: Reference, limit: float | None = None) -> None:
+    found = original.difference(compile_module(module, jax.devices()[:1]), limit)
+    assert found.passes, found
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+@pytest.mark.parametrize("name", STEPS)
+def test_step_gives_the_same_answer(name: str, num: int):
+    module, _ = in_parts(step(name), num)
+    check_same(module, expected(name), 1e-3 if name == "bf16" else None)
+
+
+@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("name", ZOO)
+def test_model_gives_the_same_answer(name: str, num: int):
+    module, _ = in_parts(step(name), num)
+    check_same(module, expected(name), tolerance(name))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_product_is_in_the_loop_and_gradients_are_what_is_carried(name: str):
+    module, remarks = in_parts(step(name), 2)
+    loop = loop_of(module)
+    products = [op for op in walk(module.operation) if op.name in PRODUCTS]
+    assert products
+    assert {op.name for op in walk(loop)} >= {op.name for op in products}
+    assert len([op for op in walk(loop) if op.name in PRODUCTS]) == len(products)
+    trained = [value for value in entry_function(module).arguments if "params" in str(value.location)]
+    carried = remarks.statistics["accumulated"]
+    assert {one.how for one in carried} == {"add"}
+    gradients = [one for one in carried if one.kind not in SCALARS]  # two biases of one sum share theirs
+    assert len(trained) - 4 <= len(gradients) <= len(trained)
+
+
+@pytest.mark.parametrize("name", ["gpt-scan", "mlp-dropout", "moe"])
+def test_result_can_be_sharded(name: str):
+    module, _ = in_parts(step(name), 2, then="auto-shard{cluster=cpu8 mesh=4}")
+    executable = compile_module(wrap_manual(localized_copy(module)), jax.devices()[:4])
+    found = expected(name).difference(executable)
+    assert found.passes, found
+
+
+def test_dim_carried_from_step_to_step_can_be_the_batch():
+    data = text(MEMORY)
+    original = reference(data, "memory", NUM_STEPS)
+    for options in ("", 'batch="batch.x;*1"', 'batch=x whole="*1"'):
+        module, _ = in_parts(data, 4, options)
+        check_same(module, original)
+
+
+def test_step_that_donates_nothing():
+    data = text((mean_loss, params(), BATCH), donate=False)
+    module, remarks = in_parts(data, 4)
+    assert """dim 0 of "batch['x']", dim 0 of "batch['y']\"""" in remarks.items[0].text
+    check_same(module, reference(data, "step", 1))
+
+
+def test_sums_of_narrow_floats_are_kept_wide():
+    def narrow_loss(p, batch):
+        low = jax.tree.map(lambda a: a.astype(jax.numpy.bfloat16), batch)
+        return mean_loss(p, low)
+
+    data = text((narrow_loss, params(jax.numpy.bfloat16), BATCH))
+    wide, narrow = (in_parts(data, 4, options)[1].statistics["accumulated"] for options in ("", "widen=false"))
+    assert "bf16" not in "".join(one.kind for one in wide)
+    assert "bf16" in "".join(one.kind for one in narrow)
+
+
+def test_dropout_draws_nothing_for_the_whole_batch():
+    """Each micro-batch draws its own bits: nothing in the loop, or before it, has a mask of all examples."""
+    module, _ = in_parts(step("gpt-dropout"), 4)
+    batch, seq = 8, 16
+    shapes = [tuple(result.type.shape) for op in walk(module.operation) for result in op.results if hasattr(result.type, "shape")]
+    assert not [shape for shape in shapes if len(shape) > 2 and shape[:2] == (batch, seq)]
+
+
+def test_batch_statistics_are_refused_at_their_op():
+    with pytest.raises(RhinoError) as caught:
+        in_parts(step("resnet"), 2)
+    error = caught.value
+    assert error.id == "RHI-BATCH-004"
+    assert "'stablehlo.subtract'" in error.what
+    assert Path(error.place.file).name == "convnet.py"
+    assert "stablehlo.reduce" in error.notes[0]
+    assert "convnet.py" in error.notes[0]
+    assert "stablehlo.convolution" in error.notes[2]
+
+
+def test_negatives_from_the_batch_are_refused_at_their_op():
+    with pytest.raises(RhinoError) as caught:
+        in_parts(step("two-tower"), 4)
+    assert caught.value.id == "RHI-BATCH-004"
+    assert "'stablehlo.dot_general'" in caught.value.what
+    assert Path(caught.value.place.file).name == "two_tower.py"
+
+
+def test_same_input_gives_the_same_bytes():
+    texts = {str(in_parts(step("moe"), 4)[0]) for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_border_is_a_least_cut():
+    """On random graphs of partial values, of which results follow from earlier ones, against every set that can be computed in the loop."""
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        count = int(random.integers(2, 8))
+        widths = random.integers(1, 9, count).tolist()
+        flows = [(a, b) for b in range(count) for a in range(b) if random.random() < 0.35]
+        made = {b for _, b in flows}
+        arises = [v for v in range(count) if v not in made]
+        needed = [v for v in range(count) if random.random() < 0.5]
+        near = near_side(dict(enumerate(widths)), flows, set(needed), set(arises))
+        every = [set(chosen) | set(arises) for chosen in chain.from_iterable(combinations(sorted(made), n) for n in range(len(made) + 1))]
+        legal = [chosen for chosen in every if all(a in chosen for a, b in flows if b in chosen)]
+        assert near in legal
+        assert cost(near, flows, needed, widths) == min(cost(chosen, flows, needed, widths) for chosen in legal)
+
+
+def cost(near, flows, needed, widths):
+    """The width of what is computed in the loop and read behind it; what nobody needs costs nothing behind it."""
+    useful = set(needed)
+    for a, b in sorted(flows, key=lambda flow: flow[1], reverse=True):
+        if b in useful:
+            useful.add(a)
+    read = {v for v in needed if v in near} | {a for a, b in flows if a in near and b not in near and b in useful}
+    return sum(widths[v] for v in read)
+
+
+def test_differences_are_of_rounding():
+    """What is compared is not trivial: a micro-batch left out is noticed."""
+    module, _ = in_parts(step("mean-loss"), 4)
+    data = str(module).replace("dense<4> : tensor<i32>", "dense<3> : tensor<i32>").encode()
+    executable = compile_module(read_module(data, "m", make_context()), jax.devices()[:1])
+    original = expected("mean-loss")
+    (got, *_), (want, *_) = run_on(executable, original.inputs, 1), original.results
+    assert not worst(differences(executable.signature, got, want)).passes
