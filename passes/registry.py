@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from rhino.ir.cluster import load_cluster
+from rhino.ir.mesh import mesh_of_shape, parse_mesh
+from rhino.ir.units import parse_size
 from rhino.passes.annotate_candidates import AnnotateCandidates
 from rhino.passes.annotate_work import AnnotateWork
 from rhino.passes.base import Pass, make_pass, make_passes
@@ -74,6 +77,36 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
+_STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages)
+
+
+def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
+    micro, choose, pin, rules, stages, split = make_passes(_STAGED, options, PARALLEL)
+    assert isinstance(choose, ChooseShardings)
+    assert isinstance(stages, PipelineStages)
+    cluster = load_cluster(stages.cluster)
+    rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // max(1, stages.stages)),))
+    budget = parse_size(choose.budget) if choose.budget else int(cluster.device.usable_hbm_bytes)
+    # Shardings are chosen for the whole step, which has the memory of all stages; stages for whole tensors, which have that of all devices
+    # of one. What each device holds in the end is proven for the list of instructions.
+    choose = replace(choose, mesh=str(rank), budget=str(budget * max(1, stages.stages)))
+    stages = replace(stages, budget=str(budget * rank.num_devices))
+    shard: tuple[Item, ...] = (
+        "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
+        pin,
+        choose,
+        "func.func(sdy-drop-sharding-rules)",
+    )
+    return (
+        Normalize(),  # First: custom calls may stand in functions that are called.
+        rules,  # Before the batch is followed through them.
+        micro,
+        *(shard if rank.num_devices > 1 else ()),
+        stages,  # After shardings: what crosses between stages then counts as it is stored.
+        split,
+    )
+
+
 def _localize(options: Mapping[str, str]) -> tuple[Item, ...]:
     return (make_pass(Localize, options, "localize"),)  # Alone: it makes the rules that it needs, and takes them away.
 
@@ -88,6 +121,7 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 PIPELINES: Final[dict[str, Pipeline]] = {
+    PARALLEL: Pipeline("Cut a step in micro-batches and stages, each sharded, and make a program of each part.", _STAGED, _auto_parallel),
     "auto-shard": Pipeline("Choose a sharding for every tensor, and write it on the module.", _CHOICE, _auto_shard),
     "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
     "micro-batch": Pipeline(
