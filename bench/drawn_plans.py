@@ -1,20 +1,31 @@
-"""Small programs under plans that nobody would choose: drawn among all that are legal, localized, run, and compared with one device."""
+"""Plans that nobody would choose: drawn among all that are legal, localized, run, and compared with one device.
+
+A plan is drawn by solving the model's own choice problem with random costs: what is legal stays as it is, what is good does not. So
+every strategy of every op is met, beside every other that the problem allows, and every way of resharding in between. Moods:
+
+    any    every state of a node is as likely as every other
+    near   as well, but changing a sharding costs too: fewer collectives, longer stretches in one sharding
+    split  no op runs whole where it can be split
+    sums   as well, and partial sums flow on as far as they can
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Final
 
 import jax
 import numpy as np
-from random_plans import random_costs
 
 from rhino.ir.collectives import tally_module
 from rhino.ir.manual import wrap_manual
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.program import Program
 from rhino.ir.reader import read_module
+from rhino.ir.spec import partial_axes
 from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import ChooseShardings, predicted_tally, write_plan
 from rhino.passes.localize import localized_copy
@@ -26,10 +37,13 @@ from rhino.runtime.signature import Value
 from rhino.runtime.steps import run_steps
 from rhino.strategies.answer import Answer
 from rhino.strategies.build import Choice
+from rhino.strategies.candidates import REPLICATE, State
+from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, make_plan
-from rhino.strategies.problem import Problem
+from rhino.strategies.problem import Floats, Problem
 from rhino.strategies.search import Limits, Search
 
+MOODS: Final = ("any", "near", "split", "sums")
 _RULES = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
 _FILE = "drawn.mlir"
 _LIMITS = Limits(table_entries=1 << 18, rounds=())
@@ -49,10 +63,18 @@ class Drawable:
 
     def plan(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> Plan:
         """Returns a random legal plan, in which the node `wanted[0]` is in its state `wanted[1]`, and annotates the module with it."""
+        return self.write(self.answer(seed, mood, wanted))
+
+    def answer(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> Answer:
+        """Returns a random legal choice; its costs say nothing."""
         problem = random_costs(self.choice, seed, mood)
         outcome = Search(_preferring(problem, wanted) if wanted else problem, _LIMITS).run(None)
         assert isinstance(outcome, Answer), outcome
-        plan = make_plan(self.choice, outcome.states)
+        return outcome
+
+    def write(self, answer: Answer) -> Plan:
+        """Returns the plan of a choice, and annotates the module with it."""
+        plan = make_plan(self.choice, answer.states)
         with self.module.context, ir.Location.unknown():
             write_plan(self.module.operation, self.program, plan, self.target)
             build_pass_manager("func.func(sdy-drop-sharding-rules)", self.module.context).run(self.module.operation)
@@ -77,6 +99,41 @@ def _preferring(problem: Problem, wanted: tuple[int, int]) -> Problem:
     node_table = problem.node_table.copy()
     node_table[node] = len(problem.tables)
     return replace(problem, tables=(*problem.tables, table), node_table=node_table)
+
+
+def random_costs(choice: Choice, seed: int, mood: str) -> Problem:
+    """Returns the problem of `choice` with the same legal pairs and other costs, and without memory."""
+    problem, random = choice.problem, np.random.default_rng(seed)
+
+    def redraw(table: Floats, bias: Floats) -> Floats:
+        return np.where(np.isfinite(table), random.random(table.shape) + bias, np.inf)
+
+    nodes = [redraw(problem.tables[t], _bias(node, mood)) for t, node in zip(problem.node_table, choice.nodes, strict=True)]
+    tables = [problem.tables[t] for t in problem.edge_table]
+    edges = [redraw(t, np.zeros(t.shape)) * (t > 0) if mood == "near" else np.where(np.isfinite(t), 0.0, np.inf) for t in tables]
+    first = np.arange(len(nodes) + len(edges))
+    ends = (problem.edge_u, problem.edge_v)
+    return Problem((*nodes, *edges), first[: len(nodes)], *ends, first[len(nodes) :], coordinates=problem.coordinates)
+
+
+def _bias(node: Node, mood: str) -> Floats:
+    """What the mood adds to the cost of each state of a node [states], where costs are drawn from 0 to 1."""
+    whole = [node.kind == "op" and _way(state) == "whole" for state in node.states]
+    sums = [any(map(partial_axes, (*state.needs, *state.comes))) for state in node.states]
+    return 1.0 * np.array(whole) * (mood in ("split", "sums")) - 1.0 * np.array(sums) * (mood == "sums")
+
+
+def _way(state: State) -> str:
+    """Returns in one word how an op runs."""
+    if min(state.strategy, default=REPLICATE) < REPLICATE:
+        return "partial"
+    return "split" if max(state.strategy, default=REPLICATE) > REPLICATE else "whole"
+
+
+def ways_to_run(plan: Plan) -> str:
+    """Returns how many ops run in each way, for a report."""
+    ways = Counter(_way(op) for op in plan.ops)
+    return ", ".join(f"{ways[way]} {way}" for way in ("whole", "split", "partial"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,13 +2,7 @@
 
     python bench/random_plans.py [--models=mlp,gpt] [--meshes=8,2x3] [--seeds=0:8] [--moods=any,near,split,sums]
 
-A plan is drawn by solving the model's own choice problem with random costs: what is legal stays as it is, what is good does not. So
-every strategy of every op is met, beside every other that the problem allows, and every way of resharding in between. Moods:
-
-    any    every state of a node is as likely as every other
-    near   as well, but changing a sharding costs too: fewer collectives, longer stretches in one sharding
-    split  no op runs whole where it can be split
-    sums   as well, and partial sums flow on as far as they can
+How plans are drawn, and what the moods are: `drawn_plans.py`.
 
 Exit code: 1 if a plan differs from one device, cannot be localized, or predicts other collectives than the local program has.
 """
@@ -18,91 +12,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import jax
-import numpy as np
+from drawn_plans import MOODS, drawable, ways_to_run
 from planning import Planned, Reference, reference, tolerance, zoo, zoo_step
 
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
-from rhino.ir.spec import partial_axes
-from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings, write_plan
 from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.problem import build_choice
 from rhino.runtime.devices import request_host_devices
 from rhino.runtime.executable import Executable, compile_module
-from rhino.strategies.answer import Answer
-from rhino.strategies.build import Choice
-from rhino.strategies.candidates import REPLICATE, State
-from rhino.strategies.nodes import Node
-from rhino.strategies.plan import Plan, make_plan
-from rhino.strategies.problem import Floats, Problem
-from rhino.strategies.search import Limits, Search
-
-MOODS: Final = ("any", "near", "split", "sums")
-_LIMITS: Final = Limits(table_entries=1 << 18, rounds=())
-"""Any legal plan will do: on several axes that of a few sweeps, without a bound."""
-
-_RULES: Final = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
 
 
 def random_plan(text: bytes, name: str, seed: int, mood: str, mesh: str = "8") -> Planned:
     """Returns a random legal plan of the training step in `text` on at most eight devices."""
-    module, remarks = read_module(text, name, make_context()), Remarks(name)
-    with module.context, ir.Location.unknown():
-        build_pass_manager(_RULES, module.context, remarks).run(module.operation)
-        chooser = ChooseShardings(cluster="cpu8", mesh=mesh)
-        target = chooser.target(module.operation, remarks)
-        program = chooser.read(module.operation, target, remarks)
-        choice = build_choice(program, target)
-        outcome = Search(random_costs(choice, seed, mood), _LIMITS).run(None)
-        assert isinstance(outcome, Answer), outcome
-        plan = make_plan(choice, outcome.states)
-        write_plan(module.operation, program, plan, target)
-        build_pass_manager("func.func(sdy-drop-sharding-rules)", module.context).run(module.operation)
-    return Planned(module, localized_copy(module, name), plan, outcome)
-
-
-def random_costs(choice: Choice, seed: int, mood: str) -> Problem:
-    """Returns the problem of `choice` with the same legal pairs and other costs, and without memory."""
-    problem, random = choice.problem, np.random.default_rng(seed)
-
-    def redraw(table: Floats, bias: Floats) -> Floats:
-        return np.where(np.isfinite(table), random.random(table.shape) + bias, np.inf)
-
-    nodes = [redraw(problem.tables[t], _bias(node, mood)) for t, node in zip(problem.node_table, choice.nodes, strict=True)]
-    tables = [problem.tables[t] for t in problem.edge_table]
-    edges = [redraw(t, np.zeros(t.shape)) * (t > 0) if mood == "near" else np.where(np.isfinite(t), 0.0, np.inf) for t in tables]
-    first = np.arange(len(nodes) + len(edges))
-    ends = (problem.edge_u, problem.edge_v)
-    return Problem((*nodes, *edges), first[: len(nodes)], *ends, first[len(nodes) :], coordinates=problem.coordinates)
-
-
-def _bias(node: Node, mood: str) -> Floats:
-    """What the mood adds to the cost of each state of a node [states], where costs are drawn from 0 to 1."""
-    whole = [node.kind == "op" and _way(state) == "whole" for state in node.states]
-    sums = [any(map(partial_axes, (*state.needs, *state.comes))) for state in node.states]
-    return 1.0 * np.array(whole) * (mood in ("split", "sums")) - 1.0 * np.array(sums) * (mood == "sums")
-
-
-def _way(state: State) -> str:
-    """Returns in one word how an op runs."""
-    if min(state.strategy, default=REPLICATE) < REPLICATE:
-        return "partial"
-    return "split" if max(state.strategy, default=REPLICATE) > REPLICATE else "whole"
-
-
-def ways_to_run(plan: Plan) -> str:
-    """Returns how many ops run in each way, for a report."""
-    ways = Counter(_way(op) for op in plan.ops)
-    return ", ".join(f"{ways[way]} {way}" for way in ("whole", "split", "partial"))
+    drawn = drawable(text.decode(), mesh)
+    answer = drawn.answer(seed, mood)
+    plan = drawn.write(answer)
+    return Planned(drawn.module, localized_copy(drawn.module, name), plan, answer)
 
 
 def try_plan(text: bytes, name: str, seed: int, mood: str, mesh: str, expected: Reference) -> tuple[bool, str]:

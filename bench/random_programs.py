@@ -3,7 +3,7 @@
     python bench/random_programs.py [--seeds=0:100] [--size=12] [--meshes=4,2x2]
 
 A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a program. Plans are
-drawn as in random_plans.py.
+drawn as in drawn_plans.py.
 
 Exit code: 1 if a program differs from one device under its plan, cannot be localized, or predicts other collectives than it has.
 """
@@ -20,9 +20,8 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from drawn_plans import drawable, one_device
+from drawn_plans import MOODS, drawable, one_device, ways_to_run
 from jax import lax
-from random_plans import MOODS, ways_to_run
 
 from rhino.runtime.devices import request_host_devices
 

@@ -13,8 +13,9 @@ import many_ops
 import mlp
 import numpy as np
 import pytest
+from drawn_plans import MOODS, ways_to_run
 from planning import Planned, Reference, plan_step, reference, tolerance
-from random_plans import MOODS, compile_planned, random_plan, sixes, ways_to_run
+from random_plans import compile_planned, random_plan, sixes
 from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT, MLP, ZOO

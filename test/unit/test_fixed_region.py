@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn_plans import OneDevice, drawable
+from drawn_plans import MOODS, OneDevice, drawable
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from random_plans import MOODS
 from snippets import program_of
 
 from rhino.ir.diagnostics import RhinoError

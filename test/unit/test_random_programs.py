@@ -3,9 +3,9 @@
 A longer run of the same: `bench/random_programs.py`.
 """
 
+from drawn_plans import MOODS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_plans import MOODS
 from random_programs import OPS, program, random_steps, try_program
 
 NUMBERS = st.integers(0, (1 << 16) - 1)
