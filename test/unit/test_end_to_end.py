@@ -107,7 +107,17 @@ def test_a_plan_squeezed_into_less_memory_gives_the_answer_of_one_device(form: s
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_plan_foresees_every_collective_of_the_local_program(name: str, splitting: str):
-    for cluster in ("cpu8", "v100x8", "h100x8", splitting):
+    check_collectives(name, ("cpu8", splitting))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ZOO)
+def test_a_plan_for_a_machine_with_gpus_foresees_every_collective_as_well(name: str):
+    check_collectives(name, ("v100x8", "h100x8"))
+
+
+def check_collectives(name: str, clusters: tuple[str, ...]) -> None:
+    for cluster in clusters:
         plan = planned(name, cluster)
         assert dict(plan.predicted.counts) == dict(plan.localized.counts), cluster
         assert plan.localized.exact
@@ -164,7 +174,7 @@ def test_a_random_plan_of_a_transformer_gives_the_answer_of_one_device():
         ("many-ops", "2x2", 0, "split"),
         ("many-ops", "4x2", 1, "sums"),
         ("many-ops", "3x2", 2, "any"),
-        ("gpt-sixes", "2x3", 0, "near"),
+        pytest.param("gpt-sixes", "2x3", 0, "near", marks=pytest.mark.long),
     ],
 )
 def test_a_random_plan_on_a_mesh_of_several_axes_gives_the_answer_of_one_device(name: str, mesh: str, seed: int, mood: str):
