@@ -1,7 +1,8 @@
 """The parts of a training step that stages know: a micro-batch's forward and backward, what comes after all of them, and what is free.
 
 A program without an accumulation loop is one micro-batch. There, what comes after is what updates arguments: behind the last product, what
-reads an argument and leads to a result of the argument's type, what follows from such, and what leads to such alone.
+joins an argument to what follows from a product and leads to a result of the argument's type, what follows from such, and what leads to
+such alone. Arguments are those whose buffers results take over, if there are such.
 
 What follows from constants and counters of the loop alone is computed wherever it is read. Scalar arithmetic, and what spreads a scalar
 over a tensor, costs nothing either: who reads it reads in truth what it is made of.
@@ -69,13 +70,15 @@ def op_seconds(graph: Graph, model: CostModel) -> Floats:
 
 def _updates(graph: Graph) -> Bools:
     """Returns which ops update arguments [ops]."""
-    forward = _leads_to_work(graph)
+    forward, follows = _leads_to_work(graph), _follows_work(graph)
     leads = _results_led_to(graph)
+    given = {number for number, argument in enumerate(graph.arguments) if argument.alias is not None} or set(range(len(graph.arguments)))
     found = np.zeros(graph.num_ops, dtype=bool)
-    for op in np.flatnonzero(~forward).tolist():
+    for op in np.flatnonzero(~forward & follows).tolist():
         for value in graph.operands(op).tolist():
             made_by, kind = int(graph.value_op[value]), int(graph.value_type[value])
-            found[op] |= bool(found[made_by]) if made_by >= 0 else bool(graph.types[kind].shape) and kind in leads[op]
+            kept = value in given if made_by < 0 else not follows[made_by] and not graph.cls(made_by).free
+            found[op] |= (made_by >= 0 and bool(found[made_by])) or (kept and bool(graph.types[kind].shape) and kind in leads[op])
     readers = _readers(graph)
     for op in np.flatnonzero(~forward & ~found)[::-1].tolist():
         read_by = [reader for value in graph.results(op) for reader in readers[value]]
@@ -83,11 +86,27 @@ def _updates(graph: Graph) -> Bools:
     return found
 
 
-def _leads_to_work(graph: Graph) -> Bools:
-    """Returns which ops are products or in loops, or lead to such [ops]."""
+def _does_work(graph: Graph) -> Bools:
+    """Returns which ops are products, or in loops [ops]."""
     found = np.array([cls.name in PRODUCTS for cls in graph.classes], dtype=bool)[graph.op_class]
     for loop in graph.loops:
         found[loop.op : loop.end + 1] = True
+    return found
+
+
+def _follows_work(graph: Graph) -> Bools:
+    """Returns which ops follow from products or loops [ops]."""
+    found, work = np.zeros(graph.num_ops, dtype=bool), _does_work(graph)
+    for op in range(graph.num_ops):
+        makers = graph.value_op[graph.operands(op)]
+        makers = makers[makers >= 0]
+        found[op] = bool(found[makers].any() or work[makers].any())
+    return found
+
+
+def _leads_to_work(graph: Graph) -> Bools:
+    """Returns which ops are products or in loops, or lead to such [ops]."""
+    found = _does_work(graph)
     for op in range(graph.num_ops - 1, -1, -1):
         makers = graph.value_op[graph.operands(op)]
         found[makers[makers >= 0]] |= found[op]

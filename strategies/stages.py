@@ -5,7 +5,7 @@
 3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it (stage_windows.py). A small
    problem is left as it is, with every stage open to every node.
 4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound.
-5. Among choices that move as little, one of less work on the device that has the most.
+5. Among choices that move as little, one of less work on the device that has the most: the best on lines, else if it is found soon.
 
 The bound is one on all choices in the windows, and of joined nodes where nodes were joined: for a small problem, on all choices.
 """
@@ -31,8 +31,11 @@ MOST_OPEN = 300
 JOINED_SHARE = 1 / 16
 """Joined nodes have at most this share of what the tolerance allows a stage."""
 
-STEP_LIMIT, LP_STEPS, BALANCE_STEPS = 200, 2000, 10
+STEP_LIMIT, LP_STEPS, BALANCE_STEPS = 200, 2000, 100
 """Steps of the solver (strategies/rows.py) for branch and bound, for its relaxation, and for the better balance of a choice found so."""
+
+MOST_BALANCED = 1000
+"""Variables up to which a choice of the integer program is balanced further within the tolerance: it takes seconds beyond."""
 
 PROOF = 1e-6
 """Relative: a choice this close to its bound is the best, as far as the solver can tell."""
@@ -160,6 +163,8 @@ class _Search:
     def balance(self, reduced: Merged, windows: Windows, limit_s: float) -> None:
         """Takes a choice that moves as little as the best and has less work on the device that has the most."""
         rows = StageRows(reduced.problem, windows, None, self.best_bytes)
+        if rows.num_variables > MOST_BALANCED:
+            return
         point = solve_rows(rows.rows(), integer=True, step_limit=BALANCE_STEPS)
         if not isinstance(point, Point) or self.best is None:
             return
