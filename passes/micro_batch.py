@@ -174,9 +174,8 @@ def _write_batch(module: ir.Operation, program: Program, mesh: Mesh, batch: Mapp
     made = ir.Operation.parse(f"sdy.mesh @{_MESH} = <[{axes}]>")
     made.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
     graph = program.graph
-    shardings = {
-        number: sharding_attribute(_MESH, mesh.names, split(dim), len(graph.type_of(number).shape)) for number, dim in batch.items()
-    }
+    split_dims = batch.items() if mesh.shape != (1,) else ()
+    shardings = {number: sharding_attribute(_MESH, mesh.names, split(dim), len(graph.type_of(number).shape)) for number, dim in split_dims}
     arguments = [{SHARDING: shardings[number]} if number in shardings else {} for number in range(len(graph.arguments))]
     set_boundary_attributes(program.entry, "arg", arguments)
     set_boundary_attributes(program.entry, "res", [{} for _ in graph.returns])

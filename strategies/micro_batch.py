@@ -9,8 +9,8 @@ It cannot where a heavy op runs in APPLY on blocks that had to be put together b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Final
 
@@ -91,40 +91,48 @@ def take_in_parts(graph: Graph, asked: Asked) -> Outcome:
         groups = {roles.group[roles.start[argument] + dim] for argument, dim in asked.batch.items()}
         tied = {argument: dim for group in sorted(groups) for argument, dim in _members(roles, group, asked).items()}
         return _attempt(graph, asked, {**tied, **asked.batch})
+    every = _candidates(roles, asked)
     first: Outcome | None = None
-    for batch in _candidates(roles, asked):
-        outcome = _attempt(graph, asked, batch)
-        if isinstance(outcome, Parts):
-            return _with_others(graph, asked, roles, outcome)
-        first = first or outcome
+    for one in every:
+        if one.carried == every[0].carried and one.work >= every[0].work * _LEAST_SHARE:
+            outcome = _attempt(graph, asked, one.batch)
+            if isinstance(outcome, Parts):
+                return _with_others(graph, asked, every, outcome)
+            first = first or outcome
     return first or NoBatch()
 
 
-def _with_others(graph: Graph, asked: Asked, roles: Roles, outcome: Parts) -> Parts:
+def _with_others(graph: Graph, asked: Asked, every: Sequence[_Candidate], outcome: Parts) -> Parts:
     """Adds the batches of other inputs, where it is known which arguments are inputs."""
     if any(argument.alias is not None for argument in graph.arguments):
-        for other in _candidates(roles, asked, share=0.0):
-            if not outcome.batch.keys() & other.keys():
-                both = _attempt(graph, asked, {**outcome.batch, **other})
+        for other in every:
+            if not other.carried and not outcome.batch.keys() & other.batch.keys():
+                both = _attempt(graph, asked, {**outcome.batch, **other.batch})
                 outcome = both if isinstance(both, Parts) else outcome
     return outcome
 
 
-def _candidates(roles: Roles, asked: Asked, share: float = _LEAST_SHARE) -> Iterator[Batch]:
-    """Yields what may be the batch, best first."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Dims that may be the batch, the floating-point operations that they have a share in, and whether the step carries some of them."""
+
+    batch: Batch
+    work: int
+    carried: bool
+
+
+def _candidates(roles: Roles, asked: Asked) -> list[_Candidate]:
+    """Returns what may be the batch, best first."""
     graph = roles.graph
     work = _work(roles)
     inputs = [number for number, argument in enumerate(graph.arguments) if argument.alias is None and number not in asked.whole]
-    groups = {roles.group[dim] for number in inputs for dim in roles.dims(number)}
-    ranked = []
-    for group in groups:
+    found = []
+    for group in dict.fromkeys(roles.group[dim] for number in inputs for dim in roles.dims(number)):
         batch = _members(roles, group, asked)
         carried = any(graph.arguments[number].alias is not None for number in batch)
-        ranked.append((carried, -work.get(group, 0), min(batch.values()), min(batch), group, batch))
-    ranked = sorted([row for row in ranked if row[1]] or ranked, key=lambda row: row[:5])
-    for carried, minus_work, *_, batch in ranked:
-        if carried == ranked[0][0] and minus_work <= ranked[0][1] * share:
-            yield batch
+        found.append(_Candidate(batch, work.get(group, 0), carried))
+    busy = [one for one in found if one.work] or found
+    return sorted(busy, key=lambda one: (one.carried, -one.work, min(one.batch.values()), min(one.batch)))
 
 
 def _members(roles: Roles, group: int, asked: Asked) -> Batch:
@@ -205,18 +213,26 @@ def _sync(found: Propagation, batch: Batch) -> Sync | None:
 
 
 def as_plan(found: Propagation) -> Plan:
-    """Returns the plan along the time axis, as if it were an axis of devices: what leaves the loop is all-reduced or gathered."""
+    """Returns the plan along the time axis, as if it were an axis of devices: what leaves the loop is all-reduced or gathered.
+
+    A single part is no block of the batch but all of it: nothing is split then.
+    """
     graph = found.graph
     needs = [found.needs(op) for op in range(graph.num_ops)]
     reads = [(value, need) for op in range(graph.num_ops) for value, need in zip(graph.operands(op).tolist(), needs[op], strict=True)]
     reads += [(value, REPLICATED) for value in graph.returns]
     summed = {value for value, need in reads if need == PARTIAL} | {value for loop in graph.loops for value in graph.results(loop.op)}
     joined = {value for value, need in reads if need == REPLICATED} - summed
-    specs = [
-        REPLICATED if lay.phase != Phase.LOOP or (lay.is_partial and value in joined) else lay.spec for value, lay in enumerate(found.lays)
-    ]
-    states = tuple(_state(found, op, needs[op]) for op in range(graph.num_ops))
-    return Plan(graph, found.sizes, states, tuple(specs), (REPLICATED,) * len(graph.returns))
+    specs = [REPLICATED if lay.phase != Phase.LOOP or (lay.is_partial and v in joined) else lay.spec for v, lay in enumerate(found.lays)]
+    states = [_state(found, op, needs[op]) for op in range(graph.num_ops)]
+    if found.sizes == (1,):
+        specs = [_unsplit(spec) for spec in specs]
+        states = [replace(s, needs=tuple(map(_unsplit, s.needs)), comes=tuple(map(_unsplit, s.comes))) for s in states]
+    return Plan(graph, found.sizes, tuple(states), tuple(specs), (REPLICATED,) * len(graph.returns))
+
+
+def _unsplit(spec: Spec) -> Spec:
+    return spec if spec == PARTIAL else REPLICATED
 
 
 def _state(found: Propagation, op: int, needs: tuple[Spec, ...]) -> State:
