@@ -38,7 +38,7 @@ from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
-from rhino.strategies.stage_problem import OPEN
+from rhino.strategies.stage_problem import OPEN, Bools
 from rhino.strategies.stages import StageAnswer, solve_stages
 
 _TOLERANCE = re.compile(r"\d+(\.\d*)?|\.\d+")
@@ -126,7 +126,7 @@ def _accumulation_loop(program: Program) -> Loop | None:
     return next((loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes), None)
 
 
-def _check_range(program: Program, pins: dict[int, int], apply: np.ndarray, num_stages: int) -> None:
+def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stages: int) -> None:
     for op, stage in pins.items():
         most = num_stages - 1 if apply[op] else 2 * num_stages - 2
         if not 0 <= stage <= most:

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from rhino.ir.graph import Graph
+from rhino.strategies.components import components
 from rhino.strategies.problem import Ints
 from rhino.strategies.stage_parts import Parts, sources_of
 from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
@@ -155,7 +154,7 @@ class _Builder:
                 if made_by >= 0 and self.parts.body[made_by]:
                     starts.setdefault(op, set()).add(int(key[made_by]))
         pairs = [(group[0], other) for group in users.values() for other in group[1:]]
-        member = _components(self.graph.num_ops, pairs)
+        member = components(self.graph.num_ops, pairs)
         from_body: dict[int, set[int]] = {}
         for op, anchors in starts.items():
             from_body.setdefault(int(member[op]), set()).update(anchors)
@@ -231,10 +230,3 @@ class _Builder:
         held = {value: end for value, end in last.items() if self.value_op[value] <= peak < end}
         saved = [([int(node[op]) for op in readers[value] if op > peak], float(self.value_bytes[value])) for value in held]
         return late, saved
-
-
-def _components(num: int, pairs: Iterable[tuple[int, int]]) -> Ints:
-    """Returns the number of the connected component of each of `num` things."""
-    ends = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-    _, found = connected_components(coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(num, num)), directed=False)
-    return found.astype(np.int64)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino.strategies.problem import Ints
+from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_problem import OPEN, StageProblem, merged_nets
 
 
@@ -44,17 +44,21 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
     pinned[group[problem.pinned != OPEN]] = problem.pinned[problem.pinned != OPEN]
     joined = replace(
         problem,
-        work=np.bincount(group, weights=problem.work, minlength=num),
+        work=_summed(problem.work, group, num),
         before=distinct[0],
         after=distinct[1],
         nets=merged_nets(problem.nets, group),
         pinned=pinned,
         late=problem.late[heads],
-        own_bytes=np.bincount(group, weights=problem.own_bytes, minlength=num),
+        own_bytes=_summed(problem.own_bytes, group, num),
         held=merged_nets(problem.held, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),
     )
     return Merged(joined, group.astype(np.int64))
+
+
+def _summed(values: Floats, group: Ints, num: int) -> Floats:
+    return np.bincount(group, weights=values, minlength=num).astype(np.float64)
 
 
 def _topological(num: int, ends: Ints) -> Ints:
@@ -146,14 +150,14 @@ class _Joining:
         self.parent[node] = other
         self.work[other] += self.work[node]
         for mine, theirs, back in ((self.before, self.after, node), (self.after, self.before, node)):
-            for beside in mine[node]:
+            for beside in sorted(mine[node]):
                 theirs[beside].discard(back)
                 if beside != other:
                     theirs[beside].add(other)
                     mine[other].add(beside)
         self.before[other].discard(node)
         self.after[other].discard(node)
-        for net in self.nets[node]:
+        for net in sorted(self.nets[node]):
             members = self.members[net]
             members.discard(node)
             members.add(other)

@@ -6,7 +6,7 @@ import numpy as np
 
 from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import NO_NODE, Staging
-from rhino.strategies.stage_problem import OPEN
+from rhino.strategies.stage_problem import OPEN, Bools
 
 SWEEPS = 3
 """How often the scalars after the loop are gone through for a better place."""
@@ -52,9 +52,10 @@ class _Places:
         scalars = np.flatnonzero(self.parts.apply & self.parts.free & ~self.parts.constant).tolist()
         for _ in range(SWEEPS):
             for op in scalars:
-                self.found[op] = min(range(self.problem.num_stages), key=lambda device, op=op: (self.transfers(op, device), device))
+                counts = [self.transfers(op, device) for device in range(self.problem.num_stages)]
+                self.found[op] = counts.index(min(counts))
 
-    def first_read(self, op: int, part: np.ndarray) -> int:
+    def first_read(self, op: int, part: Bools) -> int:
         """Returns the first stage in which an op of a part is read in that part, `OPEN` if none is known."""
         readers = [reader for value in self.graph.results(op) for reader in self.readers.get(value, ()) if part[reader]]
         return min((int(self.found[reader]) for reader in readers if self.found[reader] != OPEN), default=OPEN)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.strategies.components import components
 from rhino.strategies.problem import Floats, Ints
-from rhino.strategies.stage_contract import joined
 from rhino.strategies.stage_problem import OPEN, Bools, Nets, StageProblem
 
 FORWARD, BACK, EITHER = 0, 1, 2
@@ -113,7 +113,7 @@ def _drawn_in(problem: StageProblem, first: Ints, last: Ints, light: Bools) -> t
     """
     num, devices = problem.num_nodes, problem.num_stages
     linked = light[problem.before] & light[problem.after] & (problem.late[problem.before] == problem.late[problem.after])
-    branch = joined(num, np.stack([problem.before[linked], problem.after[linked]], axis=1))
+    branch = components(num, np.stack([problem.before[linked], problem.after[linked]], axis=1))
     alone = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
     nearest = _told(problem.nets, first, light, branch, np.minimum, devices)
     farthest = _told(problem.nets, last, light, branch, np.maximum, -1)

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 
 from rhino.strategies.answer import Infeasible
-from rhino.strategies.stage_contract import groups_below
-from rhino.strategies.stage_line import cut, lines_of, stretches
-from rhino.strategies.stage_merge import merge
 from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.stages import StageAnswer, solve_stages
 

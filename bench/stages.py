@@ -1,0 +1,192 @@
+"""How training steps are cut in pipeline stages: the search against splits along a line, and its time against the tolerance.
+
+    python bench/stages.py [--models="unet: unet; t5: t5 --batch=32"] [--stages=2,4] [--tolerance=0.1] [--micro-batches=8] [--json=FILE]
+    python bench/stages.py --times [--stages=4,8] [--tolerances=0.02,0.05,0.1]
+
+A model is a name and what `examples/export.py` takes; rhino-micro-batch takes its batch in parts. For every number of stages three cuts:
+
+    equal layers   the line of ops, folded where the way back begins, in stretches of equal work
+    best line      the same line in the stretches that move least within the tolerance, exactly; of all lines that the search tries
+    search         strategies/stages.py
+
+each with the bytes that move between stages per step, and the most work of a stage over its even share. `bound` is the search's own on what
+any choice in its windows moves. Seconds are those of the processor, which other processes on the machine change little, for the decision
+alone; `--times` gives them for a GPT of 72 layers. The exit code is 1 if a search moves more than the best line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from search import EXPORT, machine
+
+from rhino.ir.accumulation import MICRO_BATCHES
+from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.graph import Graph, Loop
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.ir.units import format_bytes
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.registry import build_named
+from rhino.passes.whole import whole_program
+from rhino.strategies.cost import CostModel
+from rhino.strategies.problem import Ints
+from rhino.strategies.stage_graph import make_staging
+from rhino.strategies.stage_line import cut, equal_cut, lines_of, stretches
+from rhino.strategies.stage_parts import Parts, parts_of
+from rhino.strategies.stage_problem import StageProblem
+from rhino.strategies.stages import StageAnswer, solve_stages
+
+MODELS: Final = (
+    "gpt: gpt --layers=8 --batch=32; moe: moe --layers=8 --batch=32; t5: t5 --batch=32; unet: unet --batch=32; "
+    "two-tower: two-tower --pairs=true"
+)
+
+DEEP: Final = "gpt-72: gpt --hidden=512 --heads=8 --ffn=2048 --layers=72 --batch=32"
+
+CLUSTER: Final = "v100x8"
+
+Record = dict[str, Any]
+
+
+def read_graph(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Loop]:
+    """Returns a model's training step with a loop over micro-batches, and that loop; `arguments` are what the exporter takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "step.mlirbc"
+        subprocess.run([sys.executable, EXPORT, *arguments, "--format=bytecode", "-o", file], check=True)
+        module = read_module(file.read_bytes(), file.name, make_context())
+    steps = build_named("micro-batch", {"num": str(micro_batches)})
+    assert steps is not None
+    build_pass_manager(steps, module.context).run(module.operation)
+    with module.context, ir.Location.unknown(), whole_program(module.operation, Remarks()) as program:
+        return program.graph, next(loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes)
+
+
+def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Parts]:
+    """Returns a model's training step in parts, costed on a device of the cluster."""
+    graph, loop = read_graph(arguments, micro_batches)
+    cluster = load_cluster(CLUSTER)
+    return graph, parts_of(graph, loop, CostModel(cluster.device, mesh_axes(cluster, (1,))))
+
+
+def figures(problem: StageProblem, stage: Ints) -> Record:
+    """Returns what a choice moves, and its largest work over the even share."""
+    device = problem.device(stage)
+    work = problem.device_work(device)
+    return {"moved_bytes": problem.bytes_moved(device), "work": float(work.max() / work.mean())}
+
+
+def line_cuts(problem: StageProblem, limit_s: float) -> tuple[Record, Record]:
+    """Returns the figures of the equal split that moves least, and of the best cut of a line within the limit of work."""
+    equal, best = [], []
+    for line in lines_of(problem):
+        parts = stretches(problem, line)
+        assert parts is not None, "nothing is pinned"
+        equal.append(figures(problem, line.stages(problem, equal_cut(parts, problem.num_stages))))
+        if (found := cut(problem, parts, limit_s)) is not None:
+            best.append(figures(problem, line.stages(problem, found[1])))
+    return min(equal, key=_moved), min(best, key=_moved)
+
+
+def _moved(record: Record) -> float:
+    return float(record["moved_bytes"])
+
+
+def measure(name: str, graph: Graph, parts: Parts, num_stages: int, micro_batches: int, tolerance: float) -> Record:
+    """Returns the figures of one model, number of stages and tolerance."""
+    since = time.process_time()
+    problem = make_staging(graph, parts, num_stages, micro_batches).problem
+    read_s = time.process_time() - since
+    answer = solve_stages(problem, tolerance)
+    seconds = time.process_time() - since - read_s
+    assert isinstance(answer, StageAnswer), "there is no budget, and nothing is pinned"
+    equal, line = line_cuts(problem, answer.limit_s)
+    return {
+        "model": name,
+        "ops": graph.num_ops,
+        "nodes": problem.num_nodes,
+        "stages": num_stages,
+        "tolerance": tolerance,
+        "equal": equal,
+        "line": line,
+        "search": figures(problem, answer.stage),
+        "bound_bytes": answer.bound_bytes,
+        "limit": answer.limit_s * num_stages / float(np.sum(problem.work)),
+        "method": answer.method,
+        "read_s": read_s,
+        "seconds": seconds,
+    }
+
+
+def cut_row(record: Record) -> list[str]:
+    """Returns the row of one record in the table of cuts."""
+    cells = [f"{format_bytes(record[way]['moved_bytes'])}, {record[way]['work']:.2f}" for way in ("equal", "line", "search")]
+    gap = 1 - record["bound_bytes"] / max(record["search"]["moved_bytes"], 1)
+    return [record["model"], str(record["stages"]), *cells, f"{gap:.2%}", f"{record['limit']:.2f}", f"{record['seconds']:.1f}"]
+
+
+def time_row(record: Record) -> list[str]:
+    """Returns the row of one record in the table of times."""
+    search = record["search"]
+    gap = 1 - record["bound_bytes"] / max(search["moved_bytes"], 1)
+    figure = [f"{record['tolerance']:g}", f"{record['read_s']:.1f}", f"{record['seconds']:.1f}", format_bytes(search["moved_bytes"])]
+    return [
+        record["model"],
+        f"{record['ops']:,}",
+        str(record["stages"]),
+        *figure,
+        f"{search['work']:.3f}",
+        f"{record['limit']:.3f}",
+        f"{gap:.2%}",
+    ]
+
+
+CUTS: Final = ["model", "stages", "equal layers", "best line", "search", "gap", "work allowed", "seconds"]
+TIMES: Final = ["model", "ops", "stages", "tolerance", "problem, s", "decision, s", "moved", "most work", "allowed", "gap"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--models", help="NAME: what the exporter takes; NAME: ...")
+    parser.add_argument("--times", action="store_true", help="the table of times")
+    parser.add_argument("--stages", default="2,4", help="numbers of stages")
+    parser.add_argument("--tolerance", "--tolerances", default="0.1", help="tolerances of the balance")
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--json", metavar="FILE", help="write every figure there too")
+    options = parser.parse_args(argv)
+    gc.disable()  # as the tools do
+    records = []
+    for model in (options.models or (DEEP if options.times else MODELS)).split(";"):
+        name, _, arguments = model.strip().partition(":")
+        graph, parts = read_parts(arguments.split(), options.micro_batches)
+        for num_stages in map(int, options.stages.split(",")):
+            for tolerance in map(float, options.tolerance.split(",")):
+                records.append(measure(name, graph, parts, num_stages, options.micro_batches, tolerance))
+                print(f"measured {name} in {num_stages} stages, tolerance {tolerance:g}", file=sys.stderr, flush=True)
+    head, row = (TIMES, time_row) if options.times else (CUTS, cut_row)
+    print(f"{machine()}\n\n{table(head, [row(record) for record in records])}")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"machine": machine(), "records": records}, indent=2) + "\n", encoding="utf-8")
+    return int(any(_moved(record["search"]) > _moved(record["line"]) for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
