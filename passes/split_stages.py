@@ -88,6 +88,10 @@ class _Splitter:
         self.home: dict[AnyValue, _Draft] = {}
         """The draft that gives each value of the body and after it, unless it is free."""
         self.setups = [_Draft("setup", stage, f"setup_{stage}") for stage in range(self.num_stages)]
+        self.result_attributes = boundary_attributes(program.entry, "res")
+        self.given_as: dict[str, ir.Attribute | None] = {}
+        """The shardings of results that leave in another than their value is stored in."""
+        self.result_names: list[str] = []
         self.sums = {_sum(number): argument for number, argument, _ in program.accumulated()}
         self.before: set[AnyValue] = {result for op in program.before for result in op.results}
 
@@ -177,13 +181,13 @@ class _Splitter:
                 raise self.refused(self.program.loop, f"carries value {number}, which no stage makes", "accumulate what the body computes")
             draft.gives[_sum(number)] = value
             self.setups[draft.stage].gives[_sum(number)] = self.program.loop.operands[number]
-        results = self.results(drafts)
+        self.result_names = self.results(drafts)
         for draft in drafts:
             for op in draft.ops:
                 for value in reads_of(op):
                     self.note_reader(value, draft)
         used = [draft for draft in (*self.setups, *drafts) if draft.ops or draft.gives]
-        return [_Writer(self, draft).part() for draft in used], results
+        return [_Writer(self, draft).part() for draft in used], self.result_names
 
     def note_reader(self, value: AnyValue, reader: _Draft) -> None:
         """Sees to it that what `reader` reads is given."""
@@ -214,24 +218,31 @@ class _Splitter:
         return self.home[value].names[value]
 
     def results(self, drafts: list[_Draft]) -> list[str]:
-        """Returns the names of the step's results; what no part gives yet, the first stage does."""
+        """Returns the names of the step's results; what no part gives yet, or gives in another sharding, the first stage does."""
         names = []
-        for value in self.program.returned:
-            kept = outside(value, self.program.loop, self.program.carried)
-            value = value if kept is None else kept
-            if value in self.home:
-                names.append(self.home[value].name(value))
-            elif value in self.program.free:
-                last = next((draft for draft in reversed(drafts) if draft.phase == "apply" and draft.stage == 0), None)
-                if last is None:
-                    last = _Draft("apply", 0, "apply_0")
-                    drafts.append(last)
-                names.append(last.name(value))
-            elif value in self.before:
-                names.append(self.setups[0].name(value))
+        for number, returned in enumerate(self.program.returned):
+            kept = outside(returned, self.program.loop, self.program.carried)
+            value = returned if kept is None else kept
+            giver = self.home.get(value) or (self.setups[0] if value in self.before else None)
+            asked = self.result_attributes[number].get(SHARDING)
+            moved = asked is not None and asked != self.sharding_of(value)
+            if moved or (giver is None and value in self.program.free):
+                giver = giver or self.last_apply(drafts)
+                names.append(_result(number))
+                giver.gives[names[-1]] = value
+                self.given_as[names[-1]] = asked
+                self.note_reader(value, giver)
             else:
-                names.append(self.name_of(value, self.setups[0]))
+                names.append(giver.name(value) if giver is not None else self.name_of(value, self.setups[0]))
         return names
+
+    def last_apply(self, drafts: list[_Draft]) -> _Draft:
+        """Returns the last part of the first stage."""
+        last = next((draft for draft in reversed(drafts) if draft.phase == "apply" and draft.stage == 0), None)
+        if last is None:
+            last = _Draft("apply", 0, "apply_0")
+            drafts.append(last)
+        return last
 
     def sharding_of(self, value: AnyValue) -> ir.Attribute | None:
         """Returns how a value is stored, where the program is sharded."""
@@ -339,6 +350,8 @@ class _Writer:
 
     def stored(self, name: str, value: AnyValue) -> ir.Attribute | None:
         """Returns how a given value is stored: what is accumulated, as the loop carries it."""
+        if name in self.splitter.given_as:
+            return self.splitter.given_as[name]
         argument = self.splitter.sums.get(name)
         return self.splitter.sharding_of(value if argument is None else argument)
 
@@ -346,9 +359,12 @@ class _Writer:
         """Yields an argument of the step and the value that its buffer may become."""
         for name, attributes in zip(self.splitter.names, self.splitter.argument_attributes, strict=True):
             if ALIAS in attributes:
-                value = self.program.returned[ir.IntegerAttr(attributes[ALIAS]).value]
-                if value in self.draft.names:
-                    yield name, self.draft.names[value]
+                yield name, self.splitter.result_names[ir.IntegerAttr(attributes[ALIAS]).value]
+
+
+def _result(number: int) -> str:
+    """Returns the name of the step's result `number` where it is not that of a value."""
+    return f"result {number}"
 
 
 def _sum(number: int) -> str:
