@@ -104,8 +104,11 @@ def _check_parallel(options: argparse.Namespace) -> None:
                 raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}")
     if options.makes_plan and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")
+    schedule = find_schedule(options.schedule or DEFAULT)
+    if schedule.splits_backward:
+        options.steps = [(name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps]
     if options.chunks is None:
-        options.chunks = 2 if options.schedule is not None and find_schedule(options.schedule).chunked else 1
+        options.chunks = 2 if schedule.chunked else 1
 
 
 def help_text() -> str:
