@@ -6,8 +6,8 @@
 
 For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of examples/export.py: the phases of
 bench/phases.py; then the whole command `rhino-opt --auto-shard FILE -o OUT`, from its start to its end, with its peak memory. Each is one
-run in a process of its own; times are wall seconds. `start` is what the command takes beside the phases: Python, imports, and writing the
-file.
+run in a process of its own; times are wall seconds, but for `processor`: those of all cores in the whole command, which other processes
+on the machine change little. `start` is what the command takes beside the phases: Python, imports, and writing the file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def phases(file: Path, options: argparse.Namespace) -> Record:
 
 
 def whole_command(file: Path, output: Path, options: argparse.Namespace) -> Record:
-    """Returns the seconds and the peak memory of `rhino-opt --auto-shard`."""
+    """Returns the seconds, those of processors, and the peak memory of `rhino-opt --auto-shard`."""
     since = time.perf_counter()
     child = subprocess.Popen(
         [RHINO_OPT, "--auto-shard", f"-O{options.level}", *target(options), file, "-o", output], stdout=subprocess.DEVNULL
@@ -96,7 +96,8 @@ def whole_command(file: Path, output: Path, options: argparse.Namespace) -> Reco
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"rhino-opt ended with {child.returncode} on {file.name}")
-    return {"total_s": time.perf_counter() - since, "peak_rss_bytes": usage.ru_maxrss * 1024}
+    spent = {"total_s": time.perf_counter() - since, "cpu_s": usage.ru_utime + usage.ru_stime}
+    return {**spent, "peak_rss_bytes": usage.ru_maxrss * 1024}
 
 
 def measure(name: str, words: Sequence[str], options: argparse.Namespace) -> Record:
@@ -121,6 +122,7 @@ def rows(record: Record) -> Mapping[str, str]:
         **{f"{name}, s": f"{spent[name]:.2f}" for name in PHASES},
         "start, s": f"{record['total_s'] - sum(spent.values()):.2f}",
         "whole command, s": f"{record['total_s']:.2f}",
+        "processor, s": f"{record['cpu_s']:.2f}",
         "peak RSS": format_bytes(record["peak_rss_bytes"]),
         "nodes / edges": f"{record['nodes']:,} / {record['edges']:,}",
         "after reduction": f"{record['core_nodes']:,} / {record['core_edges']:,}",

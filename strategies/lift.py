@@ -11,6 +11,7 @@ Source: lifted linear programming (Mladenov, Ahmadi and Kersting 2012).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,21 +33,29 @@ class Classes:
 
 def find_classes(problem: Problem, rounds: int) -> Classes:
     """Returns the classes after `rounds` (at least one) of colour refinement; those of edges know their ends one round less."""
-    assert rounds >= 1, rounds
-    around: list[list[tuple[int, int, int]]] = [[] for _ in range(problem.num_nodes)]
+    return refinements(problem, (rounds,))[0]
+
+
+def refinements(problem: Problem, rounds: Sequence[int]) -> list[Classes]:
+    """Returns the classes after as many rounds of colour refinement as each of `rounds` says: at least one, and ascending."""
+    assert all(count >= 1 for count in rounds), rounds
     ends = list(zip(problem.edge_table.tolist(), problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True))
-    for table, u, v in ends:
-        around[u].append((table, 0, v))
-        around[v].append((table, 1, u))
-    color = before = _numbered(problem.node_table.tolist())
-    for _ in range(rounds):
+    around: list[list[tuple[int, int]]] = [[] for _ in range(problem.num_nodes)]
+    for table, u, v in ends:  # a table and a side are one number, above which there is room for a colour
+        around[u].append(((2 * table) * problem.num_nodes, v))
+        around[v].append(((2 * table + 1) * problem.num_nodes, u))
+    color = _numbered(problem.node_table.tolist())
+    found = []
+    for count in range(1, max(rounds, default=0) + 1):
         before = color
-        color = _numbered([(color[u], tuple(sorted((table, side, color[v]) for table, side, v in near))) for u, near in enumerate(around)])
-    edge = _numbered([(table, before[u], before[v]) for table, u, v in ends])
-    return Classes(*(np.array(numbers, dtype=np.int64) for numbers in (color, before, edge)))
+        color = _numbered([(before[u], tuple(sorted([side + before[v] for side, v in near]))) for u, near in enumerate(around)])
+        if count in rounds:
+            edge = _numbered([(table, before[u], before[v]) for table, u, v in ends])
+            found.append(Classes(*(np.array(numbers, dtype=np.int64) for numbers in (color, before, edge))))
+    return found
 
 
-def _numbered(keys: list[object]) -> list[int]:
+def _numbered(keys: Sequence[object]) -> list[int]:
     """Returns the number of each key, in order of first appearance."""
     numbers: dict[object, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]

@@ -17,7 +17,7 @@ import numpy as np
 from rhino.strategies.ascent import Ascent
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.guide import best_near, reduced, states_within
-from rhino.strategies.lift import Lifted, find_classes, lift
+from rhino.strategies.lift import Lifted, lift, refinements
 from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.sweep import Sweep
 
@@ -60,7 +60,7 @@ class Wide:
 
     def lifted(self, rounds: Sequence[int]) -> Iterator[Lifted]:
         """Yields the problem with alike places as one, after so many rounds each; not where the next rounds make few more classes."""
-        found = [lift(self.problem, find_classes(self.problem, count)) for count in rounds]
+        found = [lift(self.problem, classes) for classes in refinements(self.problem, rounds)]
         for one, finer in pairwise(found):
             if len(finer.edge) > _FEW_MORE * len(one.edge):
                 yield one
