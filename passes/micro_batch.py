@@ -14,8 +14,8 @@ offsets (dropout masks are those of the whole batch), and passes/accumulation.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place, RhinoError
@@ -33,20 +33,18 @@ from rhino.ir.units import format_bytes
 from rhino.passes.accumulation import make_loop
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.batch_errors import refused
+from rhino.passes.batch_program import COPY, copy_whole, start_from_zero, tested, unmark
 from rhino.passes.localize import rewrite
 from rhino.passes.normalize import Normalize
 from rhino.passes.part_numbers import count_parts, drop_dead
 from rhino.passes.part_slices import take_slices
 from rhino.passes.time_loop import Carried
-from rhino.strategies.micro_batch import Asked, Parts, as_plan, take_in_parts
+from rhino.strategies.micro_batch import Asked, Parts, Sync, as_plan, take_in_parts
 from rhino.strategies.plan import Plan
-from rhino.strategies.time_axis import Phase, Propagation
 
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")
 _AXIS: Final = "micro-batch"
 _MESH: Final = "rhino.time"
-_COPY: Final = "rhino.copy"
-"""On an op that computes whole what is computed in parts too."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,13 @@ class MicroBatch(Pass):
         entry = entry_function(module, remarks.file)
         _refuse_shardings(entry, remarks.file)
         sides = {side: boundary_attributes(entry, side) for side in _SIDES}
+        for side, attributes in sides.items():
+            unsharded = [{name: one for name, one in given.items() if not name.startswith("sdy.")} for given in attributes]
+            set_boundary_attributes(entry, side, unsharded)
         meshes = _take_meshes(module)
         batch = self.divide(module, remarks)
         entry = entry_function(module)
-        _unmark(entry)
+        unmark(entry)
         take_slices(entry, batch, self.num)
         count_parts(entry.operation)
         drop_dead(entry.regions[0].blocks[0])
@@ -103,14 +104,19 @@ class MicroBatch(Pass):
 
     def decide(self, module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Program, Parts]:
         """Returns the program, in which is copied what has to be known whole early, and how it takes its batch in parts."""
+        batch: Mapping[int, int] = {}
         while True:
             passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
             program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
-            outcome = take_in_parts(program.graph, self.asked(program, remarks))
+            asked = self.asked(program, remarks)
+            outcome = take_in_parts(program.graph, replace(asked, batch=batch or asked.batch))
+            if isinstance(outcome, Sync) and start_from_zero(program, outcome.meeting):
+                continue
             if not isinstance(outcome, Parts):
                 raise refused(outcome, program, self.num)
-            if not _copy(program, outcome.found):
+            if not copy_whole(program, outcome.found):
                 return program, outcome
+            batch = outcome.batch
 
     def asked(self, program: Program, remarks: Remarks) -> Asked:
         """Returns what the options and the program say."""
@@ -125,8 +131,8 @@ class MicroBatch(Pass):
                     raise RhinoError("RHI-BATCH-007", what, Place(remarks.file), fix="dims count from 0: NAME:DIM")
                 batch[number] = dim
         whole = frozenset(number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file))
-        copied = frozenset(number for number, op in enumerate(program.ops) if _COPY in op.attributes)
-        return Asked(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, _tested(program))
+        copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
+        return Asked(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, tested(program))
 
 
 def _each(text: str) -> list[str]:
@@ -179,68 +185,6 @@ def _write_batch(module: ir.Operation, program: Program, mesh: Mesh, batch: Mapp
     arguments = [{SHARDING: shardings[number]} if number in shardings else {} for number in range(len(graph.arguments))]
     set_boundary_attributes(program.entry, "arg", arguments)
     set_boundary_attributes(program.entry, "res", [{} for _ in graph.returns])
-
-
-def _tested(program: Program) -> dict[int, frozenset[int]]:
-    """Returns for each loop the values that its condition reads."""
-    graph = program.graph
-    numbers: dict[ir.Value[Any], int] = {value: number for number, value in enumerate(program.entry.arguments)}
-    for number, op in enumerate(program.ops):
-        numbers.update(zip(op.results, graph.results(number), strict=True))
-    found = {}
-    for loop in graph.loops:
-        for region in program.ops[loop.op].regions:
-            numbers.update(zip(region.blocks[0].arguments, graph.results(loop.op), strict=True))
-        condition = program.ops[loop.op].regions[0].blocks[0]
-        read = (value for view in condition.operations for inner in walk(view.operation) for value in inner.operands)
-        found[loop.op] = frozenset(numbers[value] for value in read if value in numbers)
-    return found
-
-
-def _copy(program: Program, found: Propagation) -> bool:
-    """Makes the copies that the propagation asks for; returns whether there were any to make."""
-    graph = program.graph
-    wanted = {value for op, position in found.copies if (value := int(graph.operands(op)[position])) >= len(graph.arguments)}
-    if not wanted:
-        return False
-    for op in range(graph.num_ops - 1, -1, -1):
-        if any(value in wanted for value in graph.results(op)):
-            wanted.update(value for value in graph.operands(op).tolist() if found.lays[value].phase != Phase.SETUP)
-    copies: list[ir.Operation] = []
-    new: dict[ir.Value[Any], ir.Value[Any]] = {}
-    for number, made in enumerate(program.ops):
-        if any(value in wanted for value in graph.results(number)):
-            copy = made.clone(ip=ir.InsertionPoint.after(made))
-            copy.attributes[_COPY] = ir.UnitAttr.get()
-            copies.append(copy)
-            new.update(zip(made.results, copy.results, strict=True))
-    for copy in copies:
-        _read_copies(copy, new)
-    for op, position in found.copies:
-        value = int(graph.operands(op)[position])
-        if value >= len(graph.arguments):
-            held = _value(program, value)
-            _read_copies(program.ops[op], {held: new[held]})
-    return True
-
-
-def _unmark(entry: func.FuncOp) -> None:
-    for op in walk(entry.operation):
-        if _COPY in op.attributes:
-            del op.attributes[_COPY]
-
-
-def _value(program: Program, value: int) -> ir.Value[Any]:
-    op = int(program.graph.value_op[value])
-    result: ir.Value[Any] = program.ops[op].results[value - program.graph.results(op).start]
-    return result
-
-
-def _read_copies(op: ir.Operation, new: Mapping[ir.Value[Any], ir.Value[Any]]) -> None:
-    for inner in walk(op):
-        for number, value in enumerate(inner.operands):
-            if value in new:
-                inner.operands[number] = new[value]
 
 
 def _remark(entry: func.FuncOp, batch: Mapping[int, int], carried: tuple[Carried, ...], parts: int, remarks: Remarks) -> None:

@@ -172,6 +172,56 @@ def rematerialized(p, batch):
     return descend(p, grads), loss
 
 
+def skipped(p, batch):
+    """Leaves the state as it is where the loss is not finite."""
+    loss, grads = jax.value_and_grad(lambda p: errors(p, batch).mean())(p)
+    return jax.lax.cond(jnp.isfinite(loss), lambda: descend(p, grads), lambda: p), loss
+
+
+def keyed(state, batch):
+    """A scan that carries a random key beside a block of the batch; the key is returned."""
+    p, key = state
+
+    def layer(carry, _):
+        x, key = carry
+        key, mine = jax.random.split(key)
+        return (jnp.tanh(x @ p["up"] @ p["up"].T) * jax.random.bernoulli(mine, 0.8, x.shape), key), None
+
+    def loss(up):
+        p["up"] = up
+        (x, last), _ = jax.lax.scan(layer, (batch["x"], jax.random.wrap_key_data(key)), None, length=3)
+        return (x**2).mean(), jax.random.key_data(last)
+
+    (value, last), grad = jax.value_and_grad(loss, has_aux=True)(p["up"])
+    return ({**p, "up": p["up"] - 0.1 * grad}, last), value
+
+
+def looked_up(p, batch):
+    """Rows of a table, gathered twice, and a histogram that is added to in two scatters."""
+
+    def loss(p):
+        first, second = p["up"][batch["i"][:, 0]], p["up"][batch["i"][:, 1:]].sum(1)
+        return ((first * second) @ p["down"]).mean()
+
+    value, grads = jax.value_and_grad(loss)(p)
+    seen = jnp.zeros(6, jnp.int32).at[batch["i"][:, 0]].add(1).at[batch["i"][:, 1]].add(2)
+    return descend(p, grads), (value, seen)
+
+
+def placed(p, batch):
+    """Adds a table with a row for each example, and one that the places in the batch make."""
+    table = jnp.asarray(jax.device_get(jax.random.normal(KEY, (8, 6))))
+    x = batch["x"] + table + jnp.sin(jnp.arange(48.0)).reshape(8, 6)
+    return mean_loss(p, {**batch, "x": x})
+
+
+def ordered(p, batch):
+    """Weighs examples by a running sum over the batch of what the batch alone says."""
+    weights = jnp.cumsum(batch["y"][:, 0])
+    loss, grads = jax.value_and_grad(lambda p: (errors(p, batch).mean(1) * weights).sum())(p)
+    return descend(p, grads, 0.01), loss
+
+
 STEPS = {
     "mean-loss": (mean_loss, params(), BATCH),
     "sum-loss": (sum_loss, params(), BATCH),
@@ -191,6 +241,11 @@ STEPS = {
     "sideways": (sideways, params(), {"x": SHAPE((6, 8), jnp.float32)}),
     "two-batches": (two_batches, params(), {"first": BATCH, "second": SHAPE((16, 6), jnp.float32)}),
     "towers": (towers, params(), BATCH),
+    "skipped": (skipped, params(), BATCH),
+    "keyed": (keyed, (params(), jnp.zeros(2, jnp.uint32)), BATCH),
+    "looked-up": (looked_up, params(), {"i": SHAPE((8, 3), jnp.int32)}),
+    "placed": (placed, params(), BATCH),
+    "ordered": (ordered, params(), BATCH),
     "rematerialized": (rematerialized, params(), BATCH),
 }
 MEMORY = (remembered, (params(), jnp.zeros((8, 10))), BATCH)
