@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -38,8 +38,10 @@ from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
-from rhino.strategies.stage_problem import OPEN, Bools
-from rhino.strategies.stages import StageAnswer, solve_stages
+from rhino.strategies.stage_problem import OPEN, Bools, StageProblem
+
+if TYPE_CHECKING:
+    from rhino.strategies.stages import StageAnswer
 
 _TOLERANCE = re.compile(r"\d+(\.\d*)?|\.\d+")
 
@@ -76,8 +78,8 @@ class PipelineStages(Pass):
         model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
         with whole_program(module, remarks) as program:
             staging = self._staging(program, model)
-            answer = solve_stages(staging.problem, tolerance)
-            if not isinstance(answer, StageAnswer):
+            answer = _solve(staging.problem, tolerance)
+            if isinstance(answer, Infeasible | Unsolved):
                 raise _unsolved(program, staging, tolerance, answer)
             _write(program, op_stages(staging, answer.stage))
             module.attributes[NUM_STAGES] = _number(self.stages)
@@ -169,15 +171,21 @@ def _contradiction(program: Program, pins: dict[int, int], first: int, second: i
     )
 
 
+def _solve(problem: StageProblem, tolerance: float) -> StageAnswer | Infeasible | Unsolved:
+    from rhino.strategies.stages import solve_stages  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+
+    return solve_stages(problem, tolerance)
+
+
 def _unsolved(program: Program, staging: Staging, tolerance: float, found: Infeasible | Unsolved) -> RhinoError:
     """Returns what to say where there is no choice."""
     problem = staging.problem
     if problem.budget_bytes is None:
         return RhinoError("RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none")
     budget = format_bytes(problem.budget_bytes)
-    free = solve_stages(replace(problem, budget_bytes=None), tolerance)
+    free = _solve(replace(problem, budget_bytes=None), tolerance)
     notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
-    if isinstance(free, StageAnswer):
+    if not isinstance(free, Infeasible | Unsolved):
         memory = problem.device_memory(problem.device(free.stage))
         notes.insert(0, f"without it, the stages need {', '.join(map(format_bytes, memory.tolist()))}")
     fix = "allow more bytes or more stages, or take the batch in more micro-batches"

@@ -17,7 +17,6 @@ from math import prod
 from typing import Final
 
 import numpy as np
-from ortools.graph.python import max_flow
 
 from rhino.ir.graph import BARRIER, TensorType
 from rhino.strategies.time_axis import APPLY, Phase, Propagation
@@ -118,6 +117,8 @@ def _leading_to(ends: Set[int], flows: Sequence[tuple[int, int]]) -> set[int]:
 
 def _reached(arcs: Sequence[tuple[int, int]], own: Sequence[int], source: int, sink: int) -> set[int]:
     """Returns the nodes on the source's side of a least cut, as few as can be; arcs but the first are as wide as all of those together."""
+    from ortools.graph.python import max_flow  # noqa: PLC0415 - slow to load, and only cuts need it
+
     flow = max_flow.SimpleMaxFlow()
     tails, heads = np.array(arcs, dtype=np.int32).T
     widths = np.array([*own, *[sum(own) + 1] * (len(arcs) - len(own))], dtype=np.int64)
