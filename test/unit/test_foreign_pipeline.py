@@ -104,10 +104,15 @@ class TestPublicNames:
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             _ = rhino.nothing
 
-    @pytest.mark.parametrize("module", ["executable", "steps", "compare"])
-    def test_the_runtime_loads_no_planner(self, module: str):
-        program = (
-            f"import sys, rhino.runtime.{module}; print([m for m in sys.modules if m.startswith(('rhino.passes', 'rhino.strategies'))])"
-        )
+    @pytest.mark.parametrize(
+        ("imports", "unwanted"),
+        [
+            ("rhino.runtime.executable, rhino.runtime.steps, rhino.runtime.compare", ("rhino.passes", "rhino.strategies")),
+            ("rhino.tools.opt", ("jax.", "scipy.", "ortools.")),
+        ],
+        ids=["a plan runs without the planner", "rhino-opt starts without what only some commands need"],
+    )
+    def test_what_is_not_needed_is_not_loaded(self, imports: str, unwanted: tuple[str, ...]):
+        program = f"import sys, {imports}; print([m for m in sys.modules if m.startswith({unwanted})])"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "[]"
