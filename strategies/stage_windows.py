@@ -3,7 +3,8 @@
 In balance, a node of the way forward that has the share p of that way's work among its ancestors is not before place d p of 0 .. d, and one
 with the share q among its descendants and itself not behind d - d q; a node of the way back likewise, from the other end. Where no stage
 has more than 1 + e times its share, cut k is at most e min(k, d - k) from place k, if each stage's part of either way is like its part of
-all work. So a node that is further than that from a cut stays on its side of it.
+all work. So a node that is further than that from a cut stays on its side of it. Where that leaves too much open, a smaller e is taken: as
+in Rhino, what the search may try is bounded.
 
 *Branches* are light ends of the way back, such as the gradients of weights, and light starts of the way forward. Their work counts where
 they grow; no edge bounds them on one side, but they gain nothing further out than all that they share nets with.
@@ -47,23 +48,33 @@ def open_windows(problem: StageProblem) -> Windows:
 
 
 def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
-    """Returns the windows for at most `limit_s` of work on a device."""
+    """Returns the windows for at most `limit_s` of work on a device, or for less where those would leave more open than `MOST_OPEN`."""
     devices, num = problem.num_stages, problem.num_nodes
-    first, last = np.zeros(num, dtype=np.int64), np.full(num, devices - 1, dtype=np.int64)
+    outer, inner = np.zeros(num), np.zeros(num)  # how far along the model a node is at least, from either end; no edges, no bound
     light = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
-    cuts = _cuts(problem, limit_s)
     most = LIGHT * float(problem.work.sum()) / devices
     for back in (False, True):
         way = _Way(problem, back)
         branch = way.branches(most)
-        outer, inner, work = way.around(branch)
-        place = devices / max(float(work.sum()), 1e-300)
-        first[way.nodes] = np.searchsorted(cuts, outer * place, side="right")
-        last[way.nodes] = devices - 1 - np.searchsorted(cuts, (inner + work) * place, side="right")
-        light[way.nodes] = branch
-    first, last = _drawn_in(problem, first, last, light)
-    return _pinned(problem, Windows(first, last, np.where(problem.late, BACK, FORWARD)))
+        before, behind, work = way.around(branch)
+        unit = devices / max(float(work.sum()), 1e-300)
+        outer[way.nodes], inner[way.nodes] = before * unit, (behind + work) * unit
+        light[way.nodes] |= branch
+    excess = limit_s * devices / max(float(problem.work.sum()), 1e-300) - 1
+    while True:
+        cuts = _cuts(devices, excess)
+        first, last = np.searchsorted(cuts, outer, side="right"), devices - 1 - np.searchsorted(cuts, inner, side="right")
+        first, last = _drawn_in(problem, first, last, light)
+        if (last - first).sum() <= MOST_OPEN or excess < LEAST_EXCESS:
+            return _pinned(problem, Windows(first, last, np.where(problem.late, BACK, FORWARD)))
+        excess /= 2
 
+
+MOST_OPEN = 4000
+"""How many places the windows may leave open, beyond one for each node: the relaxation of so many takes a few seconds."""
+
+LEAST_EXCESS = 0.01
+"""Windows for less work than this over the even share do not shrink further."""
 
 LIGHT = 0.25
 """The share of a stage's work up to which the end of a way back, or the start of a way forward, counts as a branch."""
@@ -139,10 +150,8 @@ def _linked(problem: StageProblem) -> tuple[Bools, Bools]:
     return np.bincount(problem.after, minlength=num) > 0, np.bincount(problem.before, minlength=num) > 0
 
 
-def _cuts(problem: StageProblem, limit_s: float) -> Floats:
+def _cuts(devices: int, excess: float) -> Floats:
     """Returns how far along the model a node must be to be behind each cut for certain [cuts]: by symmetry, also from its end."""
-    devices = problem.num_stages
-    excess = limit_s * devices / max(float(problem.work.sum()), 1e-300) - 1
     cut = np.arange(1, devices)
     result: Floats = np.maximum.accumulate(cut + excess * np.minimum(cut, devices - cut))
     return result

@@ -12,7 +12,7 @@ The bound is one on all choices in the windows, and of joined nodes where nodes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,8 +37,8 @@ STEP_LIMIT, LP_STEPS, BALANCE_STEPS = 200, 2000, 100
 MOST_BALANCED = 1000
 """Variables up to which a choice of the integer program is balanced further within the tolerance: it takes seconds beyond."""
 
-PROOF = 1e-6
-"""Relative: a choice this close to its bound is the best, as far as the solver can tell."""
+PROOF, CONTENT = 1e-6, 1e-3
+"""Relative: a choice this close to its bound is the best, as far as the solver can tell; or not worth a longer search, if it is large."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ class _Search:
             return min(on_lines)
         even = all_work / self.problem.num_stages
         reduced = self.reduced(even)
-        rows = StageRows(reduced.problem, self.windows(reduced.problem, _LOOSE * even), None)
+        rows = StageRows(reduced.problem, self.windows(reduced, _LOOSE * even), None)
         match solve_rows(rows.rows(), integer=True, step_limit=self.step_limit):
             case Point() as point:
                 stage = rows.stages(point)[reduced.group]
@@ -109,16 +109,24 @@ class _Search:
             return Merged(self.problem, np.arange(self.problem.num_nodes))
         return merge(self.problem, limit_s * self.tolerance * JOINED_SHARE)
 
-    def windows(self, problem: StageProblem, limit_s: float) -> Windows:
-        """Returns where the nodes of a reduced problem may be."""
-        return open_windows(problem) if self.is_small else balanced_windows(problem, limit_s)
+    def windows(self, reduced: Merged, limit_s: float) -> Windows:
+        """Returns where the nodes of a reduced problem may be: where they are in the best choice, too."""
+        if self.is_small:
+            return open_windows(reduced.problem)
+        windows = balanced_windows(reduced.problem, limit_s)
+        if self.best is None:
+            return windows
+        device, first, last = self.problem.device(self.best), windows.first.copy(), windows.last.copy()
+        np.minimum.at(first, reduced.group, device)
+        np.maximum.at(last, reduced.group, device)
+        return replace(windows, first=first, last=last)
 
     def run(self, least_s: float) -> StageAnswer | Infeasible | Unsolved:
         """Returns the best choice within the tolerance of the least work."""
         limit_s = least_s * (1 + self.tolerance)
         self.cut_lines(limit_s)
         reduced = self.reduced(limit_s)
-        windows = self.windows(reduced.problem, limit_s)
+        windows = self.windows(reduced, limit_s)
         bound = self.branch_and_bound(reduced, windows, limit_s)
         if self.best is None:
             return Unsolved(bound) if np.isfinite(bound) else Infeasible(None)
@@ -136,10 +144,14 @@ class _Search:
                 self.offer(line.stages(self.problem, ends), limit_s, "a line")
 
     def offer(self, stage: Ints, limit_s: float, method: str) -> None:
-        """Takes a choice if it is legal, fits, and moves fewer bytes than the best."""
+        """Takes a choice if it is legal, fits, and moves fewer bytes than the best by more than a solver can tell."""
         device = self.problem.device(stage)
         moved = self.problem.bytes_moved(device)
-        if moved < self.best_bytes and self.problem.is_legal(stage) and self.problem.fits(device, limit_s):
+        if (
+            (self.best is None or moved < self.best_bytes * (1 - PROOF))
+            and self.problem.is_legal(stage)
+            and self.problem.fits(device, limit_s)
+        ):
             self.best, self.best_bytes, self.method = stage, moved, method
 
     def branch_and_bound(self, reduced: Merged, windows: Windows, limit_s: float) -> float:
@@ -151,7 +163,7 @@ class _Search:
         bound = rows.bound(relaxed.bound)
         if isinstance(relaxed, Point):
             self.offer(rows.stages(relaxed)[reduced.group], limit_s, _PROGRAM)
-        if self.best is not None and self.best_bytes * (1 - PROOF) <= bound:
+        if self.best is not None and self.best_bytes * (1 - (PROOF if self.is_small else CONTENT)) <= bound:
             return bound
         whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit)
         if isinstance(whole, Infeasible):
