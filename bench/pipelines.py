@@ -39,13 +39,14 @@ MODELS = ("gpt", "moe", "t5", "unet", "towers")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is cut. `mesh` is that of one rank."""
+    """How a model is cut. `mesh` is that of one rank, `axis_role` what its axes are for, as x=batch."""
 
     stages: int
     micro_batches: int
     schedule: str
     mesh: str = "1"
     cluster: str = "v100x8"
+    axis_role: str = ""
 
     @property
     def chunks(self) -> int:
@@ -61,6 +62,7 @@ def plan(text: bytes, name: str, setting: Setting) -> Made:
         "num": str(setting.micro_batches),
         "mesh": setting.mesh,
         "cluster": setting.cluster,
+        **({"axis-role": setting.axis_role} if setting.axis_role else {}),
         "split-backward": str(SCHEDULES[setting.schedule].splits_backward).lower(),
     }
     items = build_named(PARALLEL, options)

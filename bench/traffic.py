@@ -35,11 +35,12 @@ from rhino.runtime.devices import request_host_devices
 from rhino.runtime.executable import compile_module
 
 
-def splitting_cluster() -> str:
+def splitting_cluster(memory_bytes_per_s: float = 1e9, link_bytes_per_s: float = 1e15) -> str:
     """Returns a cluster file: eight devices so slow, on links so fast, that it pays to split the tiniest tensor."""
     cluster = load_cluster("v100x8")
-    device = replace(cluster.device, flops_per_s=tuple((key, 1e9) for key, _ in cluster.device.flops_per_s), hbm_bytes_per_s=1e9)
-    levels = tuple(replace(level, latency_s=1e-12, port_bytes_per_s=1e15) for level in cluster.levels)
+    slow = tuple((key, 1e9) for key, _ in cluster.device.flops_per_s)
+    device = replace(cluster.device, flops_per_s=slow, hbm_bytes_per_s=memory_bytes_per_s)
+    levels = tuple(replace(level, latency_s=1e-12, port_bytes_per_s=link_bytes_per_s, partial_bytes_per_s=()) for level in cluster.levels)
     return cluster_to_text(replace(cluster, name="splitting", about="slow devices, fast links", device=device, levels=levels))
 
 

@@ -2,7 +2,8 @@
 
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
-          start from their identity, element-wise branches as selections, common subexpressions merged, dead code gone.
+          start from their identity, element-wise branches as selections, common subexpressions merged, dead code gone, loops with
+          values of their own (passes/loop_values.py).
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
 """
@@ -20,6 +21,7 @@ from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, walk
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.branches import select_branches
+from rhino.passes.loop_values import own_values
 from rhino.passes.shardy_ops import plain_shardy_ops
 
 
@@ -41,7 +43,7 @@ class Normalize(Pass):
         for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
         _nested(module, "symbol-dce,func.func(cse)")
-        _own_starts(entry)
+        own_values(entry)
 
 
 _LEGALIZE = (
@@ -52,18 +54,6 @@ _LEGALIZE = (
 
 def _nested(module: ir.Operation, pipeline: str) -> None:
     passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context).run(module)
-
-
-def _own_starts(entry: func.FuncOp) -> None:
-    """Gives each loop starts of its own where they are constants: what they start may then lie in a way of its own."""
-    for loop in [op for op in walk(entry.operation) if op.name == "stablehlo.while"]:
-        for number, value in enumerate(loop.operands):
-            made = value.owner
-            if isinstance(made, ir.Block) or len(list(value.uses)) == 1:
-                continue
-            repeated = made.name == "stablehlo.broadcast_in_dim" and not isinstance(made.operands[0].owner, ir.Block)
-            if made.name == "stablehlo.constant" or (repeated and made.operands[0].owner.name == "stablehlo.constant"):
-                loop.operands[number] = made.operation.clone(ip=ir.InsertionPoint(loop)).results[0]
 
 
 def _unpack_tuples(entry: func.FuncOp) -> None:

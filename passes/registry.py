@@ -92,6 +92,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     choose = replace(choose, mesh=str(rank), budget=str(budget * max(1, stages.stages)))
     stages = replace(stages, budget=str(budget * rank.num_devices))
     shard: tuple[Item, ...] = (
+        Normalize(),  # Again, for the loop that is new.
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
         choose,

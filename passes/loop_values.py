@@ -1,0 +1,43 @@
+"""What goes into a loop and comes out of it as values of their own, so that each place can choose how they lie.
+
+What a loop carries lies in one way from its start to all of its uses. A start that other ops read too could not be what the loop wants, and
+of a sum that a loop leaves in parts each reader would join the parts for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rhino.ir.identity import is_constant
+from rhino.ir.mlir import func, ir, stablehlo
+from rhino.ir.reader import walk
+
+_LOOP: Final = "stablehlo.while"
+
+
+def own_values(entry: func.FuncOp) -> None:
+    """Gives each loop starts of its own where they are constants, and what it accumulates from zeros a value after it."""
+    for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
+        for number, value in enumerate(list(loop.operands)):
+            if _is_repeated(value) and len(list(value.uses)) > 1:
+                loop.operands[number] = value.owner.operation.clone(ip=ir.InsertionPoint(loop)).results[0]
+            result = loop.results[number]
+            if _is_zero(value) and len(list(result.uses)) > 1:
+                with ir.InsertionPoint.after(loop), loop.location:
+                    after = stablehlo.ReshapeOp(result.type, result)
+                result.replace_all_uses_except(after.result, after.operation)
+
+
+def _source(value: ir.Value[Any]) -> ir.Value[Any]:
+    """Returns what a value repeats."""
+    made = value.owner
+    return made.operands[0] if not isinstance(made, ir.Block) and made.operation.name == "stablehlo.broadcast_in_dim" else value
+
+
+def _is_repeated(value: ir.Value[Any]) -> bool:
+    made = _source(value).owner
+    return not isinstance(made, ir.Block) and made.operation.name == "stablehlo.constant"
+
+
+def _is_zero(value: ir.Value[Any]) -> bool:
+    return bool(ir.RankedTensorType(value.type).shape) and is_constant(_source(value), 0)

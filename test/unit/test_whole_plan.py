@@ -1,0 +1,180 @@
+"""A training step, cut in micro-batches and stages and run by a schedule, gives the answer of one device; a bad request is refused first.
+
+More models, stages and micro-batches: `bench/pipelines.py`.
+"""
+
+import dataclasses
+import functools
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+import gpt
+import pytest
+from pipelines import Setting, difference, digest, plan, run
+from planning import Reference, reference
+from traffic import splitting_cluster
+from training import export_step
+from zoo import GPT
+
+from rhino.ir.collectives import tally_module
+from rhino.ir.instructions import Run
+from rhino.ir.mlir import make_context
+from rhino.ir.reader import read_module
+from rhino.ir.tally import Count
+from rhino.passes.whole_plan import Made
+from rhino.strategies.schedules import SCHEDULES
+from rhino.tools import opt
+from rhino.tools import run as run_tool
+
+NUM_STEPS = 3
+NAME = "gpt"
+
+
+@functools.cache
+def step() -> bytes:
+    return export_step(gpt.model(GPT)).encode()
+
+
+@functools.cache
+def expected() -> Reference:
+    return reference(step(), NAME, NUM_STEPS)
+
+
+@functools.cache
+def planned(setting: Setting) -> Made:
+    return plan(step(), NAME, setting)
+
+
+@pytest.fixture(scope="module")
+def splitting(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cluster on which it pays to split the tiniest tensor, and to send little."""
+    file: Path = tmp_path_factory.mktemp("cluster") / "splitting.toml"
+    file.write_text(splitting_cluster(1e13, 1e8), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The step and a plan of it, as the command writes them."""
+    path: Path = tmp_path_factory.mktemp("plan")
+    (path / "gpt.mlir").write_bytes(step())
+    code, _, err = optimize(path, "--plan", str(path / "plan"))
+    assert code == 0, err
+    return path
+
+
+def optimize(path: Path, *options: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the planning command."""
+    stdout, stderr = io.BytesIO(), io.StringIO()
+    base = ["--auto-parallel", "--stages=2", "--micro-batches=4", "--mesh=1", "--cluster=v100x8", str(path / "gpt.mlir")]
+    code = opt.run([*base, *options], io.BytesIO(), stdout, stderr)
+    return code, stdout.getvalue().decode(), stderr.getvalue()
+
+
+def launch(*words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the running command."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    code = run_tool.run(list(words), io.BytesIO(), stdout, stderr)
+    return code, stdout.getvalue(), stderr.getvalue()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_every_schedule_gives_the_answer_of_one_device_and_the_same_bits(split: bool):
+    names = [name for name, one in SCHEDULES.items() if one.splits_backward == split]
+    found = {}
+    for name in names:
+        made = planned(Setting(2, 4, name))
+        steps = run(made, expected().inputs, NUM_STEPS)
+        assert difference(made, steps, expected(), NAME).passes, name
+        found[name] = digest(steps)
+    assert len(set(found.values())) == 1, found
+
+
+def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str):
+    """While micro-batches run each device sums by itself; nothing larger than a scalar is reduced. (Long sequences: it pays to split those.)"""
+    text = export_step(gpt.model(dataclasses.replace(GPT, hidden=16, heads=2, ffn=32, vocab=32, seq=64, batch=16))).encode()
+    made = plan(text, NAME, Setting(2, 4, "1f1b", "2", splitting, "x=batch"))
+    one_device = reference(text, NAME, NUM_STEPS)
+    assert difference(made, run(made, one_device.inputs, NUM_STEPS), one_device, NAME).passes
+    joined = {"apply": 0, "in micro-batches": 0}
+    for part in dict.fromkeys((one.program, one.task.phase) for one in made.plan.step.instructions if isinstance(one, Run)):
+        program, phase = made.plan.step.programs[part[0]], part[1]
+        tally = tally_module(read_module(made.plan.modules[program.module].encode(), program.name, make_context()))
+        counts = [tally.counts.get(kind, Count()) for kind in ("all_reduce", "reduce_scatter")]
+        joined["apply" if phase == "apply" else "in micro-batches"] += sum(count.num_bytes for count in counts)
+    parameters = sum(4 * math.prod(one.shape) for one in made.plan.arguments if ".params" in one.name)
+    assert joined["apply"] == parameters, joined
+    assert joined["in micro-batches"] < 100
+
+
+def test_planning_writes_no_module_unless_asked(folder: Path):
+    assert optimize(folder, "--plan", str(folder / "other"))[1] == ""
+    code, out, err = optimize(folder)
+    assert (code, err) == (0, "")
+    assert "rhino.parts" in out
+
+
+def test_the_same_plan_byte_for_byte(folder: Path):
+    assert optimize(folder, "--plan", str(folder / "again"))[0] == 0
+    files = [path for path in (folder / "plan").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert path.read_bytes() == (folder / "again" / path.relative_to(folder / "plan")).read_bytes()
+
+
+def test_a_plan_runs_and_is_compared_and_traced(folder: Path):
+    trace = folder / "trace.json"
+    original = str(folder / "gpt.mlir")
+    code, out, err = launch(str(folder / "plan"), "--compare", original, "--steps=2", "--timeline", "--trace", str(trace))
+    assert (code, err) == (0, "")
+    assert "2 stages on 2 ranks of 1, 4 micro-batches, schedule 1f1b" in out
+    assert re.search(r"rank 1 \|.*% idle", out)
+    assert "the results agree with the one-device program" in out
+    names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "process_name"}
+    assert {"simulated", "measured"} <= names
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "code"),
+    [
+        (("--budget=200KiB",), "RHI-STAGE-004", 3),
+        (("--stages=100000",), "RHI-STAGE-001", 1),
+        (("--micro-batches=3",), "RHI-BATCH-003", 1),
+        (("--schedule=gpipe", "--chunks=2", "--plan=unused"), "RHI-SCHED-001", 2),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(folder: Path, options: tuple[str, ...], what: str, code: int):
+    got, out, err = optimize(folder, *options)
+    assert (got, out) == (code, ""), err
+    assert what in err
+    assert not Path("unused").exists()
+
+
+def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
+    """What 1F1B holds fits; what GPipe holds does not."""
+    peaks = planned(Setting(2, 8, "1f1b")).plan.about["predicted_peak_bytes"]
+    more = planned(Setting(2, 8, "gpipe")).plan.about["predicted_peak_bytes"]
+    budget = f"--budget={(max(peaks) + max(more)) // 2}"
+    assert max(peaks) < max(more)
+    target = folder / "held"
+    assert optimize(folder, "--micro-batches=8", budget, f"--plan={target}")[0] == 0
+    code, _, err = optimize(folder, "--micro-batches=8", budget, f"--plan={folder / 'not'}", "--schedule=gpipe")
+    assert code == 3
+    assert "RHI-STEP-008" in err
+    assert not (folder / "not").exists()
+
+
+def test_too_few_devices_are_refused(folder: Path):
+    code, _, err = launch(str(folder / "plan"), "--devices=1")
+    assert code == 1
+    assert "RHI-RUN-004" in err
+
+
+def test_two_processes_give_the_same_results(folder: Path):
+    original = str(folder / "gpt.mlir")
+    code, out, err = launch(str(folder / "plan"), "--compare", original, "--steps=2", "--processes=2")
+    assert code == 0, err
+    assert "the results agree with the one-device program" in out
