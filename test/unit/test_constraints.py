@@ -5,7 +5,7 @@ import pytest
 from snippets import context, function, program_of, tensor
 
 from rhino.ir.cluster import load_cluster, mesh_axes
-from rhino.ir.constraints import AxisBan, Dim, parse_forbid, parse_pin, parse_role
+from rhino.ir.constraints import AxisBan, Dim, parse_forbid, parse_pin, parse_role, read_constraints
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mesh import parse_mesh
 from rhino.ir.patterns import dotted, matches, nearest
@@ -71,6 +71,38 @@ def test_what_does_not_parse_is_quoted(parse, text):
         parse(text)
     assert raised.value.id == "RHI-CLI-001"
     assert f"'{text}'" in raised.value.what
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "why"),
+    [
+        (parse_pin, "w", "pin 'w': expected PATTERN="),
+        (parse_pin, "w=[{x}, {x}]", "pin 'w=[{x}, {x}]': axis \"x\" stands twice"),
+        (parse_role, "x=data", "axis-role 'x=data': got x=data, expected one of x=batch, x=model"),
+    ],
+)
+def test_what_does_not_parse_is_told_why(parse, text, why):
+    with pytest.raises(RhinoError) as raised:
+        parse(text)
+    assert raised.value.what.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[[pins]]\nname = 'w'", "the file: unknown key 'pins'; known are pin, forbid, axis-role"),
+        ("[[pin]]\nname = 'w'", "pin 1 of FILE: got sharding = None, expected text"),
+        ("[[forbid]]\nname = 'w'\naxis = 'x'\nsharding = '[{}]'", "forbid 1 of FILE: expected either sharding or axis"),
+        ("[axis-role]\nx = 'data'", "got x=data, expected one of x=batch, x=model"),
+    ],
+)
+def test_a_file_that_says_nothing_is_told_why(text, why, tmp_path):
+    file = tmp_path / "constraints.toml"
+    file.write_text(text)
+    with pytest.raises(RhinoError) as raised:
+        read_constraints(str(file))
+    assert (raised.value.id, raised.value.place) == ("RHI-PIN-001", Place(str(file)))
+    assert raised.value.what.startswith(why.replace("FILE", str(file)))
 
 
 def drawn_sharding(rng, names, rank):

@@ -64,6 +64,21 @@ def test_a_cost_is_arithmetic_and_nothing_else(tmp_path, cost):
     assert raised.value.id == "RHI-RULE-001"
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("flops = 'i'", "[product]: expected a table with a rule"),
+        ("rule = '([i, k], [k, j])->([i, j]) sum={k}'", "[product]: got rule '([i, k], [k, j])->([i, j]) sum={k}'"),
+        ("rule = '([i])->([i])'\nflops = 'open(i)'", "[product]: flops: 'open(i)' is no sum or product of factors"),
+    ],
+)
+def test_a_table_that_is_no_rule_is_told_why(tmp_path, text, why):
+    with pytest.raises(RhinoError) as raised:
+        read(tmp_path, f"[product]\n{text}")
+    assert raised.value.id == "RHI-RULE-001"
+    assert raised.value.what.startswith(why)
+
+
 def test_a_custom_call_is_split_by_its_owner_s_rule_alone():
     kind, call = "tensor<4x4xf32>", "stablehlo.custom_call"
     rule = "sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([i]) {i=4, j=4} reduction={j}"
