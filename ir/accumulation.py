@@ -14,7 +14,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.numerics import FUSIBLE, SOURCES
-from rhino.ir.reader import walk
+from rhino.ir.reader import maker_of, walk
 from rhino.ir.trips import constant_of, step_of, trip_count
 
 MICRO_BATCHES: Final = "rhino.micro_batches"
@@ -138,12 +138,6 @@ def carried_number(value: AnyValue, loop: ir.Operation) -> int | None:
     if isinstance(value, ir.BlockArgument):
         return value.arg_number if value.owner == loop.regions[1].blocks[0] else None
     return ir.OpResult(value).result_number if maker_of(value) == loop.operation else None
-
-
-def maker_of(value: AnyValue) -> ir.Operation | None:
-    """Returns the op whose result a value is, None for an argument."""
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) else owner.operation
 
 
 def reads_of(op: ir.Operation) -> list[AnyValue]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
@@ -150,6 +150,12 @@ def _check_static(module: ir.Module, name: str) -> None:
                     ("shardings are chosen for sizes that are known",),
                     "export the program for fixed shapes, or refine it (jax.export without symbolic dimensions)",
                 )
+
+
+def maker_of(value: ir.Value[Any]) -> ir.Operation | None:
+    """Returns the op whose result a value is, None for an argument."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
 
 
 def walk(op: ir.Operation) -> Iterator[ir.Operation]:

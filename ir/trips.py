@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rhino.ir.mlir import ir
+from rhino.ir.reader import maker_of
 
 _MIRRORED: Final = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
@@ -52,7 +53,7 @@ class _Test:
 
 def _test(loop: ir.Operation) -> _Test | None:
     condition, body = (region.blocks[0] for region in loop.regions)
-    compare = _owner(_returned(condition)[0])
+    compare = maker_of(_returned(condition)[0])
     if compare is None or compare.name != "stablehlo.compare":
         return None
     direction = str(compare.attributes["comparison_direction"]).removeprefix("#stablehlo<comparison_direction ").removesuffix(">")
@@ -75,7 +76,7 @@ def _fixed(loop: ir.Operation, condition: ir.Block, body: ir.Block, value: ir.Va
 
 def step_of(body: ir.Block, counter: int) -> int | None:
     """Returns the constant that the body adds to carried value `counter`."""
-    op = _owner(_returned(body)[counter])
+    op = maker_of(_returned(body)[counter])
     if op is None or op.name not in ("stablehlo.add", "stablehlo.subtract"):
         return None
     left, right = op.operands
@@ -90,18 +91,13 @@ def _returned(block: ir.Block) -> list[ir.Value[ir.Type]]:
     return list(last.operands)
 
 
-def _owner(value: ir.Value[ir.Type]) -> ir.Operation | None:
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) else owner.operation
-
-
 def _argument_number(value: ir.Value[ir.Type], block: ir.Block) -> int | None:
     return value.arg_number if isinstance(value, ir.BlockArgument) and value.owner == block else None
 
 
 def constant_of(value: ir.Value[ir.Type]) -> int | None:
     """Returns the integer that a value of one element is known to be, or None."""
-    op = _owner(value)
+    op = maker_of(value)
     if op is None or op.name != "stablehlo.constant":
         return None
     attribute = op.attributes["value"]

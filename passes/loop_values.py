@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rhino.ir.identity import is_constant
 from rhino.ir.mlir import func, ir, stablehlo
-from rhino.ir.reader import walk
+from rhino.ir.reader import maker_of, walk
 
 _LOOP: Final = "stablehlo.while"
 
@@ -20,7 +20,9 @@ def own_values(entry: func.FuncOp) -> None:
     for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
         for number, value in enumerate(list(loop.operands)):
             if _is_repeated(value) and len(list(value.uses)) > 1:
-                loop.operands[number] = value.owner.operation.clone(ip=ir.InsertionPoint(loop)).results[0]
+                made = maker_of(value)
+                assert made is not None
+                loop.operands[number] = made.clone(ip=ir.InsertionPoint(loop)).results[0]
             result = loop.results[number]
             if _is_zero(value) and len(list(result.uses)) > 1:
                 with ir.InsertionPoint.after(loop), loop.location:
@@ -30,13 +32,13 @@ def own_values(entry: func.FuncOp) -> None:
 
 def _source(value: ir.Value[Any]) -> ir.Value[Any]:
     """Returns what a value repeats."""
-    made = value.owner
-    return made.operands[0] if not isinstance(made, ir.Block) and made.operation.name == "stablehlo.broadcast_in_dim" else value
+    made = maker_of(value)
+    return made.operands[0] if made is not None and made.name == "stablehlo.broadcast_in_dim" else value
 
 
 def _is_repeated(value: ir.Value[Any]) -> bool:
-    made = _source(value).owner
-    return not isinstance(made, ir.Block) and made.operation.name == "stablehlo.constant"
+    made = maker_of(_source(value))
+    return made is not None and made.name == "stablehlo.constant"
 
 
 def _is_zero(value: ir.Value[Any]) -> bool:

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rhino.ir.accumulation import STAGE, Accumulation, AnyValue, Counter, carried_number, maker_of, outside, read_accumulation, reads_of
+from rhino.ir.accumulation import STAGE, Accumulation, AnyValue, Counter, carried_number, outside, read_accumulation, reads_of
 from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Phase
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.program import CARRIED, argument_name
-from rhino.ir.reader import entry_function, walk
+from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import MICRO_BATCH
 from rhino.ir.staged_module import ALIAS, NAME, NUM_STAGES, STEP, Part, write_staged
