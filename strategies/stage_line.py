@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from rhino.strategies.problem import Floats, Ints
-from rhino.strategies.stage_problem import OPEN, ROUNDING, Bools, Nets, StageProblem
+from rhino.strategies.stage_problem import NO_NETS, OPEN, ROUNDING, Bools, Nets, StageProblem, make_nets
 
 MOST_BUCKETS = 400
 """Into how many stretches a line is cut first, each ending at its cheapest place; stages are made of whole stretches."""
@@ -44,35 +44,33 @@ def lines_of(problem: StageProblem) -> tuple[Line, ...]:
     """Returns the lines folded by each kind of tellers, and the unfolded one."""
     never = np.zeros(problem.num_nodes, dtype=bool)
     ways = [(problem.late, tellers) for tellers in _tellers(problem)] if problem.late.any() else []
-    lines = [(back, keys_on_line(problem, back, tellers)) for back, tellers in [*ways, (never, never)]]
+    lines = [(back, keys_on_line(problem, back, tellers)) for back, tellers in [*ways, (never, NO_NETS)]]
     return tuple(in_buckets(problem, key, back) for back, key in lines)
 
 
-def _tellers(problem: StageProblem) -> tuple[Bools, ...]:
-    """Returns which nets tell what is on the way back where it belongs [nets]: all; those used twice on the way forward; parameters.
+def _tellers(problem: StageProblem) -> tuple[Nets, ...]:
+    """Returns nets that may tell what is on the way back where it belongs: all; those used twice on the way forward; what is held.
 
     What the way forward makes for the way back alone may be of an end of it, as what one of two towers gives is, and then tells nothing of
-    where it is used. What skips layers, or is held against the result in the end, tells nothing either.
+    where it is used. What skips layers, or is held against the result in the end, tells nothing either; parameters do.
     """
-    nets, num = problem.nets, problem.num_nodes
-    everything = np.ones(len(nets), dtype=bool)
+    nets = problem.nets
     twice = np.bincount(nets.owner, weights=~problem.late[nets.node], minlength=len(nets)) >= 2
-    first, second = nets.node[nets.start[:-1]], nets.node[nets.start[:-1] + 1]
-    parameter = ~np.isin(first * num + second, problem.before * num + problem.after)
-    return everything, twice, parameter
+    members = ((nets.nodes(net).tolist(), float(nets.size[net])) for net in np.flatnonzero(twice).tolist())
+    return nets, make_nets(members), problem.held
 
 
-def keys_on_line(problem: StageProblem, back: Bools, tellers: Bools) -> Ints:
+def keys_on_line(problem: StageProblem, back: Bools, tellers: Nets) -> Ints:
     """Returns the place of each node on the line of all nodes, those in `back` on the way back [nodes]."""
     floating = _floating(problem) & ~back
     key = np.arange(problem.num_nodes, dtype=np.int64)
-    told = _told(problem.nets, key, ~back & ~floating, tellers) if back.any() else []
-    nets_of = _nets_of(problem)
+    told = _told(tellers, key, ~back & ~floating)
+    told_by = np.full(problem.num_nodes, -1, dtype=np.int64)
+    np.maximum.at(told_by, tellers.node, told[tellers.owner])
+    told_by[told_by < 0] = problem.num_nodes - 1
     before = _neighbours(problem.after, problem.before, problem.num_nodes)
     for node in np.flatnonzero(back).tolist():
-        told_by = max((told[net] for net in nets_of[node]), default=-1)
-        made_by = [int(key[other]) for other in before[node] if back[other]]
-        key[node] = min([told_by if told_by >= 0 else problem.num_nodes - 1, *made_by])
+        key[node] = min([int(told_by[node]), *(int(key[other]) for other in before[node] if back[other])])
     after = _neighbours(problem.before, problem.after, problem.num_nodes)
     for node in np.flatnonzero(floating)[::-1].tolist():
         readers = [other for other in after[node] if not back[other]] or after[node]
@@ -89,19 +87,11 @@ def _floating(problem: StageProblem) -> Bools:
     return np.array(total) < limit
 
 
-def _told(nets: Nets, key: Ints, speaks: Bools, tellers: Bools) -> list[int]:
-    """Returns the largest key among the nodes of each net that speak, -1 where none does or the net is no teller."""
+def _told(nets: Nets, key: Ints, speaks: Bools) -> Ints:
+    """Returns the largest key among the nodes of each net that speak, -1 where none does."""
     told = np.full(len(nets), -1, dtype=np.int64)
     np.maximum.at(told, nets.owner, np.where(speaks[nets.node], key[nets.node], -1))
-    found: list[int] = np.where(tellers, told, -1).tolist()
-    return found
-
-
-def _nets_of(problem: StageProblem) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(problem.num_nodes)]
-    for net, node in zip(problem.nets.owner.tolist(), problem.nets.node.tolist(), strict=True):
-        found[node].append(net)
-    return found
+    return told
 
 
 def _neighbours(at: Ints, other: Ints, num_nodes: int) -> list[list[int]]:
@@ -121,16 +111,16 @@ def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
     np.add.at(change, keys[0] + 1, problem.nets.size)
     np.subtract.at(change, keys[1] + 1, problem.nets.size)
     crossing = np.cumsum(change)  # [k]: what a cut before key k costs
-    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))
-    share = np.minimum((done / max(done[-1], 1e-300) * MOST_BUCKETS).astype(np.int64), MOST_BUCKETS - 1)
-    cuts = [int(first + np.argmin(crossing[first:end])) for first, end in _runs(share) if first]
+    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[: int(key.max(initial=0))]  # before keys 1, 2, ...
+    share = (done / max(float(problem.work.sum()), 1e-300) * MOST_BUCKETS).astype(np.int64)
+    cuts = [1 + int(first + np.argmin(crossing[1 + first : 1 + end])) for first, end in _runs(share)]
     return Line(np.searchsorted(np.array(cuts), key, side="right").astype(np.int64), len(cuts) + 1, back)
 
 
 def _runs(values: Ints) -> Iterator[tuple[int, int]]:
     """Yields start and end of each run of equal values."""
-    bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    yield from pairwise(bounds)
+    if len(values):
+        yield from pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ from rhino.strategies.stage_problem import StageProblem
 from rhino.strategies.stage_rows import StageRows
 from rhino.strategies.stage_windows import Windows, balanced_windows, open_windows
 
-MOST_OPEN = 300
+MOST_OPEN = 100
 """Nodes times cuts up to which a problem is left as it is."""
 
 JOINED_SHARE = 1 / 16

@@ -1,11 +1,14 @@
 """Stages: the search against all choices on small problems, and its parts by hand."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from rhino.strategies.answer import Infeasible
+from rhino.strategies.stage_line import cut, lines_of, stretches
+from rhino.strategies.stage_merge import merge
 from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.stages import StageAnswer, solve_stages
 
@@ -97,3 +100,74 @@ def test_two_stages_as_enumerated(seed, with_budget):
 @pytest.mark.parametrize("with_budget", [False, True])
 def test_three_stages_as_enumerated(seed, with_budget):
     check(random_problem(seed, 3, most=6, with_budget=with_budget), [0.0, 0.2, 1.0][seed % 3])
+
+
+def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypatch):
+    """Joined nodes and windows lose nothing on chains with a way back, where the best cut is known: one tensor each way."""
+    monkeypatch.setattr("rhino.strategies.stages.MOST_OPEN", 0)
+    for num_layers, num_stages in ((8, 2), (12, 3), (12, 4)):
+        found = solve_stages(chain(num_layers, num_stages), 0.1)
+        assert isinstance(found, StageAnswer)
+        assert found.moved_bytes == 2 * 8 * (num_stages - 1)
+        assert found.is_optimal
+
+
+def chain(num_layers, num_stages):
+    """Layers, each an activation of 8 bytes from the one before, then gradients down again, each with a weight of its own and its gradient.
+
+    Nodes: forward, then for each layer from the last its gradients, of the activation and of the weight.
+    """
+    forward = list(range(num_layers))
+    back = {layer: num_layers + 2 * step for step, layer in enumerate(reversed(forward))}
+    nets = []
+    for layer in forward:
+        readers = [back[layer], back[layer] + 1]  # both gradients read what the layer made
+        nets.append((layer, [*readers, *([layer + 1] if layer + 1 < num_layers else [])], 8.0))
+        gradient = [back[layer - 1], back[layer - 1] + 1] if layer else []
+        if gradient:
+            nets.append((back[layer], gradient, 8.0))
+        nets.append((None, [layer, back[layer], back[layer] + 1], 4.0))
+    work = [1.0] * (3 * num_layers)
+    edges = [(maker, reader) for maker, readers, _ in nets if maker is not None for reader in readers]
+    late = np.arange(3 * num_layers) >= num_layers
+    held = make_nets((([layer, back[layer], back[layer] + 1], 4.0) for layer in forward), least=1)
+    return problem_of(num_stages, work, nets, edges=edges, late=late, held=held)
+
+
+def test_the_folded_line_of_a_chain_is_its_layers():
+    problem = chain(6, 3)
+    line = lines_of(problem)[2]  # told by parameters alone
+    parts = stretches(problem, line)
+    moved, ends = cut(problem, parts, limit_s=6.0)
+    stage = line.stages(problem, ends)
+    assert moved == 2 * 8 * 2
+    assert stage.tolist() == [0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
+    assert problem.is_legal(stage)
+
+
+def test_joining_keeps_the_best_choice_within_balance():
+    """On random problems without limits of work, the best choice with pinned ends moves no more bytes once nodes are joined."""
+    for seed in range(60):
+        problem = random_problem(seed, 2, most=8)
+        pinned = problem.pinned.copy()
+        pinned[:] = OPEN
+        pinned[0], pinned[-1] = 0, 1
+        problem = replace(problem, pinned=pinned)
+        joined = merge(problem, most_work_s=np.inf)
+        whole = min((moved for _, moved, _ in all_choices(problem)), default=None)
+        assert min((moved for _, moved, _ in all_choices(joined.problem)), default=None) == whole
+
+
+def test_twenty_runs_are_one():
+    problem = random_problem(3, 3, most=7)
+    assert len({solve_stages(problem, 0.2).stage.tobytes() for _ in range(20)}) == 1
+
+
+def test_pins_that_contradict_an_edge_leave_no_choice():
+    problem = problem_of(2, [1.0, 1.0], [(0, [1], 1.0)], pinned=[2, 0])
+    assert isinstance(solve_stages(problem, 0.5), Infeasible)
+
+
+def test_one_stage_moves_nothing():
+    found = solve_stages(problem_of(1, [1.0, 2.0], [(0, [1], 1.0)]), 0.0)
+    assert (found.moved_bytes, found.work_s, found.stage.tolist()) == (0.0, 3.0, [0, 0])
