@@ -24,7 +24,7 @@ SMALL = (
     ("perceptron", "auto-shard{cluster=v100x8 mesh=2x4},localize"),
 )
 
-# The same at a size where ties abound, both on two axes, and what is too wide for elimination: sweeps, and a linear program for the bound.
+# The same at a size where ties abound, both on two axes, and what is too wide for elimination: prices, and sweeps.
 LARGE = (
     ("gpt-fused", "auto-shard{cluster=v100x8}"),
     ("mlp", "auto-shard{cluster=v100x8 budget=60KiB}"),
