@@ -36,7 +36,7 @@ def make_loop(entry: func.FuncOp, parts: int, *, widen: bool) -> tuple[Carried, 
     collectives = [op for op in ops if op.name in (_JOIN, _STACK)]
     with ir.InsertionPoint(end), entry.location:
         loop = TimeLoop(leaving, parts, widen=widen)
-    placed = _placed(ops, phases)
+    placed = _placed(ops, phases, end)
     for op, phase in zip(ops, placed, strict=True):
         if phase == Phase.APPLY:
             op.move_before(end)
@@ -96,13 +96,13 @@ def _phases(ops: Sequence[ir.Operation]) -> list[Phase]:
     return found
 
 
-def _placed(ops: Sequence[ir.Operation], phases: Sequence[Phase]) -> list[Phase]:
+def _placed(ops: Sequence[ir.Operation], phases: Sequence[Phase], end: ir.Operation) -> list[Phase]:
     """Returns the phases, for ops of SETUP that of those who need them: APPLY, and LOOP where computing anew costs less than keeping."""
     small: set[Value] = set()
     for op in ops:
         if op.name in _REPEATS or (op.name in FUSIBLE and all(value in small or not _rank(value) for value in op.operands)):
             small.update(op.results)
-    needed: dict[Value, set[Phase]] = {}
+    needed = {value: {Phase.APPLY} for value in end.operands}
     found = list(phases)
     for number in range(len(ops) - 1, -1, -1):
         op = ops[number]

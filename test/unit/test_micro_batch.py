@@ -1,5 +1,6 @@
 """A step that takes its batch in parts gives the answer of the whole batch, or says where it cannot."""
 
+import dataclasses
 import functools
 from itertools import chain, combinations
 from pathlib import Path
@@ -7,8 +8,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import two_tower
 from batched_steps import BATCH, MEMORY, STEPS, mean_loss, params, text
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from planning import Reference, reference, run_on, tolerance, zoo_step
+from random_programs import program
+from test_random_programs import STEPS as PROGRAMS
+from training import export_step
+from zoo import TOWERS
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.manual import wrap_manual
@@ -23,13 +31,16 @@ from rhino.runtime.executable import compile_module
 from rhino.strategies.border import near_side
 
 NUM_STEPS = 2
-ZOO = ("bert", "gpt", "gpt-scan", "gpt-dropout", "gpt-bf16", "llama-remat", "mlp-dropout", "moe", "t5", "unet")
+PAIRS = two_tower.model(dataclasses.replace(TOWERS, pairs=True))
+ZOO = ("bert", "gpt", "gpt-scan", "gpt-dropout", "gpt-bf16", "llama-remat", "mlp-dropout", "moe", "t5", "two-tower-pairs", "unet")
 SCALARS = {"tensor<f32>", "tensor<i32>"}
 PRODUCTS = {"stablehlo.dot_general", "stablehlo.convolution"}
 
 
 @functools.cache
 def step(name: str) -> bytes:
+    if name == "two-tower-pairs":
+        return export_step(PAIRS).encode()
     return text(STEPS[name]) if name in STEPS else zoo_step(name)
 
 
@@ -91,6 +102,19 @@ def test_result_can_be_sharded(name: str):
     executable = compile_module(wrap_manual(localized_copy(module)), jax.devices()[:4])
     found = expected(name).difference(executable)
     assert found.passes, found
+
+
+@settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=PROGRAMS, dim=st.sampled_from(["", "arg0", "arg0:1", "arg1", "arg1:1", "arg2", "arg2:2", "arg3", "arg4"]))
+def test_random_program_gives_the_same_answer_or_is_refused(steps, dim: str):
+    data = program(steps).encode()
+    try:
+        module, _ = in_parts(data, 2, f'batch="{dim}"')
+    except RhinoError as error:
+        if error.id not in ("RHI-BATCH-004", "RHI-BATCH-005", "RHI-BATCH-007"):  # 007: no step reads that argument
+            raise
+        return
+    check_same(module, reference(data, "program", 1))
 
 
 def test_dim_carried_from_step_to_step_can_be_the_batch():
