@@ -3,7 +3,8 @@
 Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on the ops of its body (virtual stages) and after it
           (stages), `sdy.mesh`, `sdy.sharding` and `rhino.carried` where the program is sharded.
 Writes    the module as `rhino.ir.staged_module` describes it. Equal functions are one. What follows from constants and the micro-batch's
-          number alone is computed wherever it is read; what stands before the loop, in each stage that reads it.
+          number alone is computed wherever it is read, and so is a tensor that scalars are spread over, so that scalars cross; what stands
+          before the loop, in each stage that reads it.
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be, RHI-READ-005 no entry
           function.
 Source    Rhino 6.1.
@@ -22,6 +23,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Phase
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
+from rhino.ir.numerics import FUSIBLE
 from rhino.ir.program import CARRIED, argument_name
 from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.shardings import SHARDING, module_mesh
@@ -88,6 +90,7 @@ class _Splitter:
         self.home: dict[AnyValue, _Draft] = {}
         """The draft that gives each value of the body and after it, unless it is free."""
         self.setups = [_Draft("setup", stage, f"setup_{stage}") for stage in range(self.num_stages)]
+        self.spread = _spread(program)
         self.result_attributes = boundary_attributes(program.entry, "res")
         self.given_as: dict[str, ir.Attribute | None] = {}
         """The shardings of results that leave in another than their value is stored in."""
@@ -101,7 +104,7 @@ class _Splitter:
         """Returns the parts but `setup`, each after those that it reads."""
         found: dict[tuple[int, int], _Draft] = {}
         for op in self.program.body:
-            if op.results and op.results[0] in self.program.free:
+            if self.is_anywhere(op):
                 continue
             virtual = self.stage_of(op, self.last)
             place = (0, virtual)
@@ -116,6 +119,17 @@ class _Splitter:
             drafts = [part for draft in drafts for part in self.divided(draft)]
         return drafts
 
+    def is_anywhere(self, op: ir.Operation) -> bool:
+        """Says whether an op is computed wherever its result is read."""
+        return bool(op.results) and (op.results[0] in self.program.free or op.results[0] in self.spread)
+
+    def spread_from(self, value: AnyValue) -> list[AnyValue]:
+        """Returns the scalars that a value is spread from, or the value itself."""
+        made = maker_of(value)
+        if value not in self.spread or made is None:
+            return [value]
+        return [source for operand in made.operands for source in self.spread_from(operand)]
+
     def put(self, op: ir.Operation, draft: _Draft) -> None:
         draft.ops.append(op)
         self.home.update(dict.fromkeys(op.results, draft))
@@ -124,10 +138,11 @@ class _Splitter:
         """Drafts what follows the loop: in each stage as many parts as values go from stage to stage and back."""
         level: dict[AnyValue, tuple[int, int]] = {}
         for op in self.program.after:
-            if op.results and op.results[0] in self.program.free:
+            if self.is_anywhere(op):
                 continue
             stage = self.stage_of(op, self.num_stages - 1)
-            own = max((at + (where != stage) for at, where in (level[v] for v in reads_of(op) if v in level)), default=0)
+            read = [value for one in reads_of(op) for value in self.spread_from(one)]
+            own = max((at + (where != stage) for at, where in (level[v] for v in read if v in level)), default=0)
             level.update(dict.fromkeys(op.results, (own, stage)))
             place = (1 + own, stage)
             if place not in found:
@@ -148,13 +163,13 @@ class _Splitter:
     def divided(self, draft: _Draft) -> Iterator[_Draft]:
         """Yields a backward as what other stages wait for and the rest, or any part as it is where there are not both."""
         body = self.program.body
-        read = {value for op in body if self.home_of(op) is not draft for value in reads_of(op)}
+        read = {source for op in body if self.home_of(op) is not draft for value in reads_of(op) for source in self.spread_from(value)}
         needed: list[ir.Operation] = []
         rest: list[ir.Operation] = []
         for op in reversed(draft.ops):
             is_needed = any(result in read for result in op.results)
             (needed if is_needed else rest).append(op)
-            read.update(reads_of(op) if is_needed else ())
+            read.update(source for value in (reads_of(op) if is_needed else ()) for source in self.spread_from(value))
         if draft.phase != "backward" or not needed or not rest:
             yield draft
             return
@@ -185,7 +200,8 @@ class _Splitter:
         for draft in drafts:
             for op in draft.ops:
                 for value in reads_of(op):
-                    self.note_reader(value, draft)
+                    for source in self.spread_from(value):
+                        self.note_reader(source, draft)
         used = [draft for draft in (*self.setups, *drafts) if draft.ops or draft.gives]
         return [_Writer(self, draft).part() for draft in used], self.result_names
 
@@ -308,7 +324,11 @@ class _Writer:
             counter = self.program.carried[number] if number is not None else None
             if isinstance(counter, Counter):
                 self.values[value] = self.counted(value, counter)
-            elif value in self.program.free or (self.draft.phase == "setup" and value in self.splitter.before):
+            elif (
+                value in self.program.free
+                or value in self.splitter.spread
+                or (self.draft.phase == "setup" and value in self.splitter.before)
+            ):
                 made = maker_of(value)
                 assert made is not None, "arguments are neither free nor of the setup"
                 self.clone(made)
@@ -360,6 +380,28 @@ class _Writer:
         for name, attributes in zip(self.splitter.names, self.splitter.argument_attributes, strict=True):
             if ALIAS in attributes:
                 yield name, self.splitter.result_names[ir.IntegerAttr(attributes[ALIAS]).value]
+
+
+def _spread(program: Accumulation) -> set[AnyValue]:
+    """The tensors that scalars alone are spread over, in the body and after it, but what is accumulated or returned."""
+    kept = {*program.following, *program.returned}
+    spread: set[AnyValue] = set()
+    for op in (*program.body, *program.after):
+        if (
+            op.name not in FUSIBLE
+            or len(op.results) != 1
+            or op.results[0] in program.free
+            or op.results[0] in kept
+            or not _rank(op.results[0])
+        ):
+            continue
+        if op.operands and all(not _rank(value) or value in program.free or value in spread for value in op.operands):
+            spread.add(op.results[0])
+    return spread
+
+
+def _rank(value: AnyValue) -> int:
+    return len(ir.RankedTensorType(value.type).shape)
 
 
 def _result(number: int) -> str:
