@@ -103,8 +103,8 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         rules,  # Before the batch is followed through them.
         micro,
         *(shard if rank.num_devices > 1 else ()),
-        stages,  # After shardings: what crosses between stages then counts as it is stored.
-        split,
+        stages,  # It counts whole tensors, whatever their shardings; the search before it need not know of stages.
+        split,  # Last: it makes functions, one a program.
     )
 
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from rhino.ir.accumulation import MICRO_BATCHES
 from rhino.ir.identity import identity_of, make_constant
 from rhino.ir.mlir import ir, stablehlo
 from rhino.ir.reader import walk
-
-MICRO_BATCHES: Final = "rhino.micro_batches"
-"""On the loop over micro-batches: how many there are."""
 
 PART: Final = "stablehlo.partition_id"
 """The op that is the number of the part, until the loop has an index."""
