@@ -312,13 +312,13 @@ class Elimination:
                 for n in scope:
                     self.wide[n][scope] = total
 
-    def remove_chains(self, degree: int = 2) -> None:
-        """Removes nodes of at most that degree until none is left, in rounds over the whole graph: alike places at the same time."""
+    def remove_chains(self) -> None:
+        """Removes nodes of at most two neighbours until none is left, in rounds over the whole graph: alike places at the same time."""
         work = [node for node, alive in enumerate(self.alive) if alive]
         while work:
             touched: dict[int, None] = {}
             for node in work:
-                if self.alive[node] and not self.wide[node] and len(self.pairs[node]) <= degree:
+                if self.alive[node] and not self.wide[node] and len(self.pairs[node]) <= 2:
                     touched.update(dict.fromkeys(self.remove(node)))
             work = sorted(touched)
 

@@ -18,7 +18,7 @@ _ROOM = (1e-3, 1e-2, 5e-2, 2e-1)
 """How far above the bound states may be, in shares of what a node costs on average: more states, better choices, wider tables."""
 
 
-def reduced(elimination: Elimination) -> Elimination:
+def narrowed(elimination: Elimination) -> Elimination:
     """Returns an elimination, taken as far as it goes without a table wider than two nodes."""
     for _ in range(2):
         elimination.drop_dominated()
@@ -39,7 +39,7 @@ def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float
     best = greedy(ascent)
     for share in _ROOM:
         masks = states_within(ascent, excess, share * unit, least=True)
-        elimination = reduced(Elimination(problem, store, masks=masks))
+        elimination = narrowed(Elimination(problem, store, masks=masks))
         try:
             elimination.run(max_entries)
         except TooWideError:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rhino.strategies.answer import Answer
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
+from rhino.strategies.guide import narrowed
 from rhino.strategies.lift import Lifted
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
 from rhino.strategies.wide import Wide
@@ -181,6 +182,8 @@ class Solver:
     def _wide(self, reduced: Reduced) -> Solved:
         """Returns the best choice found near a bound where elimination is too wide."""
         elimination, limits = reduced.elimination, self.limits
+        if self.order is not None:  # it was not too wide before, and so has not been taken as far as it goes
+            elimination = narrowed(elimination)
         nodes, core = elimination.core_problem()
         base = elimination.constant + reduced.offset
         if not nodes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rhino.strategies.ascent import Ascent
 from rhino.strategies.eliminate import Elimination, Mask, TableStore, TooWideError
-from rhino.strategies.guide import best_near, reduced
+from rhino.strategies.guide import best_near, narrowed
 from rhino.strategies.lift import find_classes, lift
 from rhino.strategies.problem import Ints, Problem
 
@@ -83,7 +83,7 @@ class Sweep:
 
     def within(self, masks: Sequence[Mask]) -> Ints:
         """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large."""
-        elimination = reduced(Elimination(self.problem, self.store, self.node_costs, self.edge_costs, masks))
+        elimination = narrowed(Elimination(self.problem, self.store, self.node_costs, self.edge_costs, masks))
         whole = elimination.copy()
         try:
             elimination.run(self.max_entries)

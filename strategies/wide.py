@@ -16,7 +16,7 @@ import numpy as np
 
 from rhino.strategies.ascent import Ascent
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
-from rhino.strategies.guide import best_near, reduced, states_within
+from rhino.strategies.guide import best_near, narrowed, states_within
 from rhino.strategies.lift import Lifted, lift, refinements
 from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.sweep import Sweep
@@ -76,7 +76,8 @@ class Wide:
             if self.bound == np.inf:
                 return
             self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))
-            if self.is_close or self.bound - before < _PROGRESS * (self.cost - self.bound):
+            stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
+            if self.is_close or stalls:
                 return
 
     def take(self, states: Ints) -> None:
@@ -97,7 +98,7 @@ class Wide:
         if sum(map(len, masks)) > _MOST_LEFT * int(self.problem.num_states().sum()):
             return
         if all(masks):
-            elimination = reduced(Elimination(self.problem, self.store, masks=masks))
+            elimination = narrowed(Elimination(self.problem, self.store, masks=masks))
             try:
                 elimination.run(self.max_entries)
             except TooWideError:
