@@ -1,6 +1,6 @@
 """A whole plan as a folder: the step's list of instructions, its programs, and a manifest that says what they are and binds them.
 
-    manifest.json         what is planned, for what, arguments and results, and the hash of every other file
+    manifest.json         what is planned, for what, arguments and results, and the hashes of every other file and of the rest of itself
     step.json             mesh, programs, slots, constants and instructions, one a line
     programs/NAME.mlir    what is compiled
 
@@ -28,6 +28,7 @@ VERSION: Final = 1
 _FORMAT: Final = "rhino-plan"
 _MANIFEST: Final = "manifest.json"
 _STEP: Final = "step.json"
+_OWN_DIGEST: Final = "manifest_sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ def read_plan(folder: Path) -> WholePlan:
         RhinoError: RHI-PLAN-001, RHI-PLAN-002.
     """
     manifest = _manifest(folder)
-    texts = {name: _checked(folder, name, digest) for name, digest in manifest["files"].items()}
     try:
+        texts = {name: _checked(folder, name, digest) for name, digest in manifest["files"].items()}
         return WholePlan(
             step=(step := _step(json.loads(texts[_STEP]))),
             modules={program.module: texts[_file_of(program.module)] for program in step.programs},
@@ -118,7 +119,13 @@ def _files(plan: WholePlan) -> dict[str, str]:
         "results": [_boundary_json(one) for one in plan.results],
         "files": {name: digest_of(text.encode()) for name, text in files.items()},
     }
-    return {_MANIFEST: json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", **files}
+    whole = {**manifest, _OWN_DIGEST: _own_digest(manifest)}
+    return {_MANIFEST: json.dumps(whole, indent=1, ensure_ascii=False) + "\n", **files}
+
+
+def _own_digest(manifest: Mapping[str, Any]) -> str:
+    """Returns the hash of a manifest without the hash that it holds of itself."""
+    return digest_of(json.dumps({key: value for key, value in manifest.items() if key != _OWN_DIGEST}).encode())
 
 
 def _file_of(module: str) -> str:
@@ -138,6 +145,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise _no_plan(folder, f"it is of version {manifest.get('version')}, and version {VERSION} is read")
     if not isinstance(manifest.get("files"), dict) or _STEP not in manifest["files"]:
         raise _no_plan(folder, f"its {_MANIFEST} names no files")
+    if manifest.get(_OWN_DIGEST) != _own_digest(manifest):
+        raise _altered(folder / _MANIFEST, "its hash is another")
     return manifest
 
 
@@ -170,13 +179,20 @@ def _lines(rows: list[str]) -> str:
 
 def _step(data: dict[str, Any]) -> Step:
     return Step(
-        mesh=Mesh(tuple((str(name), int(size)) for name, size in data["mesh"])),
+        mesh=_mesh(data["mesh"]),
         num_ranks=int(data["ranks"]),
         programs=tuple(map(_program, data["programs"])),
         slots=tuple(Slot(int(rank), _layout(layout)) for rank, *layout in data["slots"]),
         instructions=tuple(map(_instruction, data["instructions"])),
         constants=tuple((int(slot), int(number)) for slot, number in data["constants"]),
     )
+
+
+def _mesh(axes: list[Any]) -> Mesh:
+    sizes = {str(name): int(size) for name, size in axes}
+    if len(sizes) < len(axes) or any(size < 1 for size in sizes.values()):
+        raise ValueError(f"no mesh: {axes}")
+    return Mesh(tuple(sizes.items()))
 
 
 def _instruction_json(one: Global) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
 from rhino.ir.mesh import Mesh
-from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
+from rhino.ir.plan_folder import Boundary, WholePlan, digest_of, read_plan, write_plan
 
 ROWS = Layout((4, 2), "f32", (("x",), ()))
 PLAN = WholePlan(
@@ -92,10 +92,46 @@ def test_a_folder_without_a_manifest_is_no_plan(folder: Path):
     assert refused(folder).id == "RHI-PLAN-001"
 
 
-def test_a_manifest_that_lacks_a_part_is_malformed(folder: Path):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["arguments"]
+def test_an_altered_manifest_is_named(folder: Path):
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps(manifest))  # said in another way, it is the same
+    assert read_plan(folder) == PLAN
+    manifest["arguments"][0]["shape"] = [4, 3]
+    file.write_text(json.dumps(manifest))
+    error = refused(folder)
+    assert (error.id, error.place.file) == ("RHI-PLAN-002", str(file))
+
+
+def forge(folder: Path, step: bytes | None = None, **entries: object) -> None:
+    """Writes `entries` into the manifest, and `step` as the step, with hashes that fit."""
+    manifest = {**json.loads((folder / "manifest.json").read_text()), **entries}
+    if step is not None:
+        (folder / "step.json").write_bytes(step)
+        manifest["files"]["step.json"] = digest_of(step)
+    del manifest["manifest_sha256"]
+    manifest["manifest_sha256"] = digest_of(json.dumps(manifest).encode())
     (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_manifest_that_lacks_a_part_is_malformed(folder: Path):
+    forge(folder, arguments=None)
+    assert "malformed" in refused(folder).what
+
+
+def test_hashes_that_are_none_are_malformed(folder: Path):
+    forge(folder, files={"step.json": 3})
+    assert "malformed" in refused(folder).what
+
+
+@pytest.mark.parametrize("mesh", ['[["x", 0]]', '[["x", -1]]', '[["x", 2], ["x", 1]]', '[["x"]]', "null"])
+def test_a_step_whose_mesh_is_none_is_malformed(folder: Path, mesh: str):
+    forge(folder, (folder / "step.json").read_bytes().replace(b'[["x", 2]]', mesh.encode()))
+    assert "malformed" in refused(folder).what
+
+
+def test_a_step_that_is_no_text_is_malformed(folder: Path):
+    forge(folder, b"\xff\xfe\x00")
     assert "malformed" in refused(folder).what
 
 
