@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Final
@@ -36,6 +37,22 @@ def rounded(num_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _SizedStep:
+    """A step of a way, and into how many parts the tensor is split before and after it."""
+
+    step: Step
+    parts_before: int
+    parts_after: int
+
+
+@lru_cache(maxsize=1 << 16)
+def _sized_way(rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> tuple[_SizedStep, ...]:
+    """Returns the steps from one spec to another, none where there is no way."""
+    steps = way(rank, source, target, len(sizes)) or ()
+    return tuple([_SizedStep(step, count_parts(step.before, sizes), count_parts(step.after, sizes)) for step in steps])
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """How the bytes of a move are counted.
 
@@ -50,25 +67,27 @@ class Move:
 
     def during(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
         """Returns the bytes that bringing a tensor from one spec to another takes while it goes on."""
-        steps = way(len(kind.shape), source, target, len(sizes)) or ()
-        return max((self._held(kind, step, step is steps[0], step is steps[-1], sizes) for step in steps), default=0)
+        steps = _sized_way(len(kind.shape), source, target, sizes)
+        last = len(steps) - 1
+        return max([self._held(kind, step, number == 0, number == last, sizes) for number, step in enumerate(steps)], default=0)
 
     def after(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
         """Returns the bytes that are left of it: what it led to."""
-        steps = way(len(kind.shape), source, target, len(sizes)) or ()
-        return rounded(kind.num_bytes // count_parts(steps[-1].after, sizes)) if steps else 0
+        steps = _sized_way(len(kind.shape), source, target, sizes)
+        return rounded(kind.num_bytes // steps[-1].parts_after) if steps else 0
 
     def before(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
         """Returns the bytes that a fused loop, which could write over what it reads, takes to write its result in another order."""
-        steps = way(len(kind.shape), source, target, len(sizes)) or ()
-        if not self.written_in_order or not steps or steps[0].kind != "reduce_scatter":
+        steps = _sized_way(len(kind.shape), source, target, sizes) if self.written_in_order else ()
+        if not steps or steps[0].step.kind != "reduce_scatter":
             return 0
-        step = steps[0]
+        step = steps[0].step
         reordered = not _is_major(kind, step.target, step.before, sizes)
-        return rounded(kind.num_bytes // count_parts(step.before, sizes)) if reordered else 0
+        return rounded(kind.num_bytes // steps[0].parts_before) if reordered else 0
 
-    def _held(self, kind: TensorType, step: Step, first: bool, last: bool, sizes: tuple[int, ...]) -> int:
-        before, after = (rounded(kind.num_bytes // count_parts(layout, sizes)) for layout in (step.before, step.after))
+    def _held(self, kind: TensorType, sized: _SizedStep, first: bool, last: bool, sizes: tuple[int, ...]) -> int:
+        step = sized.step
+        before, after = rounded(kind.num_bytes // sized.parts_before), rounded(kind.num_bytes // sized.parts_after)
         total = 0 if first and self.source_counted else before
         total += 0 if last and self.target_counted else after
         match step.kind:

@@ -251,12 +251,19 @@ class Memory:
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
         known = self.move_bytes.setdefault((kind, move), {})
-        for g, n in product(dict.fromkeys(given), dict.fromkeys(needed)):
+        rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}
+        for g, n in product(rows, columns):
             if (g, n) not in known:
-                known[g, n] = tuple(count(kind, g, n, draft.sizes) for count in (move.before, move.during, move.after))
+                known[g, n] = (
+                    move.before(kind, g, n, draft.sizes),
+                    move.during(kind, g, n, draft.sizes),
+                    move.after(kind, g, n, draft.sizes),
+                )
+        bytes_of = np.array([[known[g, n] for n in columns] for g in rows], dtype=np.float64)
+        places = np.ix_([rows[g] for g in given], [columns[n] for n in needed])
         found: list[int | None] = []
         for which in range(3):
-            table = np.array([[known[g, n][which] for n in needed] for g in given], dtype=np.float64)
+            table = bytes_of[:, :, which][places]
             found.append(draft.intern(table.T.copy() if use.swapped else table) if table.any() else None)
         return tuple(found)
 
