@@ -94,7 +94,7 @@ def test_every_schedule_gives_the_answer_of_one_device_and_the_same_bits(split: 
 
 
 def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str):
-    """While micro-batches run each device sums by itself; nothing larger than a scalar is reduced. (Long sequences: it pays to split those.)"""
+    """While micro-batches run each device sums by itself; nothing larger than a scalar is reduced."""
     text = export_step(gpt.model(dataclasses.replace(GPT, hidden=16, heads=2, ffn=32, vocab=32, seq=64, batch=16))).encode()
     made = plan(text, NAME, Setting(2, 4, "1f1b", "2", splitting, "x=batch"))
     one_device = reference(text, NAME, NUM_STEPS)
