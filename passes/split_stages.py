@@ -103,10 +103,17 @@ class _Splitter:
     def drafts(self, *, split_backward: bool) -> list[_Draft]:
         """Returns the parts but `setup`, each after those that it reads."""
         found: dict[tuple[int, int], _Draft] = {}
+        made_in: dict[AnyValue, int] = {}
         for op in self.program.body:
             if self.is_anywhere(op):
                 continue
             virtual = self.stage_of(op, self.last)
+            latest = max((made_in[one] for value in reads_of(op) for one in self.spread_from(value) if one in made_in), default=0)
+            if latest > virtual:
+                raise self.refused(
+                    op, f"of virtual stage {virtual} reads what stage {latest} makes", "let stages only grow along the program"
+                )
+            made_in.update(dict.fromkeys(op.results, virtual))
             place = (0, virtual)
             if place not in found:
                 phase: Phase = "forward" if virtual < self.num_stages - 1 else "backward"

@@ -88,3 +88,25 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %end#1 : tensor<4xf32>
 }
 }
+
+// -----
+
+module attributes {rhino.num_stages = 2 : i64} {
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %end:2 = stablehlo.while(%i = %zero, %sum = %x) : tensor<i32>, tensor<4xf32>
+    attributes {rhino.micro_batches = 1 : i64} cond {
+    %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %y = stablehlo.tanh %x {rhino.stage = 2 : i64} : tensor<4xf32>
+    // expected-error@+2 {{[RHI-SPLIT-002] 'stablehlo.add' of virtual stage 1 reads what stage 2 makes}}
+    // expected-note@+1 {{to fix: let stages only grow along the program}}
+    %z = stablehlo.add %sum, %y {rhino.stage = 1 : i64} : tensor<4xf32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %z : tensor<i32>, tensor<4xf32>
+  }
+  return %end#1 : tensor<4xf32>
+}
+}
