@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rhino.ir.accumulation import MICRO_BATCHES
 from rhino.ir.identity import is_constant
 from rhino.ir.mlir import func, ir, stablehlo
 from rhino.ir.reader import maker_of, walk
@@ -16,7 +17,10 @@ _LOOP: Final = "stablehlo.while"
 
 
 def own_values(entry: func.FuncOp) -> None:
-    """Gives each loop starts of its own where they are constants, and what it accumulates from zeros a value after it."""
+    """Gives each loop starts of its own where they are constants, and what one over micro-batches sums up from zeros a value after it.
+
+    Not every loop: XLA (jaxlib 0.10.2) refuses shardings on values after a loop over layers that are only reshaped to what they are.
+    """
     for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
         for number, value in enumerate(list(loop.operands)):
             if _is_repeated(value) and len(list(value.uses)) > 1:
@@ -24,7 +28,7 @@ def own_values(entry: func.FuncOp) -> None:
                 assert made is not None
                 loop.operands[number] = made.clone(ip=ir.InsertionPoint(loop)).results[0]
             result = loop.results[number]
-            if _is_zero(value) and len(list(result.uses)) > 1:
+            if MICRO_BATCHES in loop.attributes and _is_zero(value) and len(list(result.uses)) > 1:
                 with ir.InsertionPoint.after(loop), loop.location:
                     after = stablehlo.ReshapeOp(result.type, result)
                 result.replace_all_uses_except(after.result, after.operation)

@@ -1,5 +1,6 @@
 // RUN: rhino-opt --rhino-normalize %s | filecheck %s
-// A zero that two loop values start from is one for each of them, and what a loop sums up is one value after it, however many read it there.
+// A zero that two loop values start from is one for each of them, and what a loop over micro-batches sums up is one value after it, however
+// many read it there.
 
 // CHECK-LABEL: func.func @main(
 // CHECK-SAME: %[[X:.*]]: tensor<4xf32>)
@@ -16,7 +17,8 @@ func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf3
   %one = stablehlo.constant dense<1> : tensor<i32>
   %two = stablehlo.constant dense<2> : tensor<i32>
   %start = stablehlo.constant dense<0.0> : tensor<4xf32>
-  %end:3 = stablehlo.while(%i = %zero, %a = %start, %b = %start) : tensor<i32>, tensor<4xf32>, tensor<4xf32> cond {
+  %end:3 = stablehlo.while(%i = %zero, %a = %start, %b = %start) : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+    attributes {rhino.micro_batches = 2 : i64} cond {
     %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
