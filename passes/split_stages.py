@@ -274,10 +274,12 @@ class _Splitter:
             return self.carried_shardings[number] if self.carried_shardings else None
         if isinstance(value, ir.BlockArgument):
             return self.argument_attributes[value.arg_number].get(SHARDING)
-        made = maker_of(value)
-        if made is None or SHARDING not in made.attributes:
-            return None
-        found: ir.Attribute = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[ir.OpResult(value).result_number]
+        made, at = maker_of(value), ir.OpResult(value).result_number
+        found: ir.Attribute | None = None
+        if made is not None and CARRIED in made.attributes:
+            found = ir.ArrayAttr(made.attributes[CARRIED])[at]
+        elif made is not None and SHARDING in made.attributes:
+            found = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[at]
         return found
 
 
