@@ -37,10 +37,14 @@ _NUM_LARGEST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device has for a step: `budget_bytes`, of which each program takes its `temp_bytes` [programs] while it runs."""
+    """What a device has for a step: `budget_bytes`, of which each program takes its `temp_bytes` [programs] while it runs.
+
+    `names` are the arguments', for the message.
+    """
 
     budget_bytes: int
     temp_bytes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def verify(step: Step, num_arguments: int, num_results: int, limits: Limits | None = None) -> None:
@@ -239,7 +243,10 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
     held = slots_held(step, at, rank)
     sizes = {slot: local_bytes(step.slots[slot].layout, step.mesh) for slot in held}
     largest = sorted(held, key=lambda slot: (-sizes[slot], slot))[:_NUM_LARGEST]
-    notes = [f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}" for slot in largest]
+    notes = [
+        f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}, {_origin(step, slot, limits.names)}"
+        for slot in largest
+    ]
     if isinstance(one, Run) and limits.temp_bytes:
         notes.append(f"temporaries of program {step.programs[one.program].name}: {format_bytes(limits.temp_bytes[one.program])}")
     return RhinoError(
@@ -249,6 +256,20 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
         notes=(f"{len(held)} arrays are held then", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     )
+
+
+def _origin(step: Step, slot: int, names: Sequence[str]) -> str:
+    """Where what a slot holds comes from, whichever ranks it has crossed."""
+    made = {target: one for one in step.instructions for target in writes(one)}
+    while isinstance(one := made.get(slot), Transfer):
+        slot = one.source
+    match one:
+        case Feed(argument=number):
+            return f"argument {number} ({names[number]})" if names else f"argument {number}"
+        case Run(program=program, outputs=outputs):
+            return f"output {outputs.index(slot)} of {step.programs[program].name}"
+        case _:
+            return "a constant"
 
 
 def _what(step: Step, one: Global) -> str:

@@ -39,7 +39,8 @@ def write_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any
     made = make_whole_plan(staged, options.schedule or DEFAULT, cluster, facts, chunks=options.chunks, file=file)
     plan = made.plan
     budget = parse_size(options.budget) if options.budget else load_cluster(cluster).device.usable_hbm_bytes
-    verify(plan.step, len(plan.arguments), len(plan.results), Limits(int(budget), made.costs.temp_bytes))
+    limits = Limits(int(budget), made.costs.temp_bytes, tuple(one.name for one in plan.arguments))
+    verify(plan.step, len(plan.arguments), len(plan.results), limits)
     if options.plan:
         write_plan(plan, Path(options.plan))
     print(_summary(made), file=stderr)

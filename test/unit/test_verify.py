@@ -233,9 +233,9 @@ def test_memory():
         "error: [RHI-STEP-008] rank 1 needs 1.3 KiB on each device at instruction 6, backward of stage 1, micro-batch 0, "
         "program 1 (update): 1 B more than it has",
         "  note: 3 arrays are held then",
-        "  note: slot 4, f32[16, 16]: 1 KiB",
-        "  note: slot 3, f32[8, 16] split [x, -]: 256 B",
-        "  note: slot 5, f32[]: 4 B",
+        "  note: slot 4, f32[16, 16]: 1 KiB, output 0 of update",
+        "  note: slot 3, f32[8, 16] split [x, -]: 256 B, output 0 of make",
+        "  note: slot 5, f32[]: 4 B, output 1 of update",
         "  note: temporaries of program update: 50 B",
         "  note: to fix: take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     ]
