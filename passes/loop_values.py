@@ -19,7 +19,8 @@ _LOOP: Final = "stablehlo.while"
 def own_values(entry: func.FuncOp) -> None:
     """Gives each loop starts of its own where they are constants, and what one over micro-batches sums up from zeros a value after it.
 
-    Not every loop: XLA (jaxlib 0.10.2) refuses shardings on values after a loop over layers that are only reshaped to what they are.
+    A barrier, for it may lie in another way than what goes past it, and XLA (jaxlib 0.10.2) folds a reshape to the same shape away and puts
+    its sharding on the loop.
     """
     for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
         for number, value in enumerate(list(loop.operands)):
@@ -30,8 +31,8 @@ def own_values(entry: func.FuncOp) -> None:
             result = loop.results[number]
             if MICRO_BATCHES in loop.attributes and _is_zero(value) and len(list(result.uses)) > 1:
                 with ir.InsertionPoint.after(loop), loop.location:
-                    after = stablehlo.ReshapeOp(result.type, result)
-                result.replace_all_uses_except(after.result, after.operation)
+                    after = stablehlo.OptimizationBarrierOp([result])
+                result.replace_all_uses_except(after.results[0], after.operation)
 
 
 def _source(value: ir.Value[Any]) -> ir.Value[Any]:

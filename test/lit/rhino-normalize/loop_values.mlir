@@ -7,7 +7,7 @@
 // CHECK: %[[FIRST:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
 // CHECK: %[[SECOND:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
 // CHECK: %[[END:.*]]:3 = stablehlo.while(%{{.*}} = %{{.*}}, %{{.*}} = %[[SECOND]], %{{.*}} = %[[FIRST]])
-// CHECK: %[[SUM:.*]] = stablehlo.reshape %[[END]]#1 : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK: %[[SUM:.*]] = stablehlo.optimization_barrier %[[END]]#1 : tensor<4xf32>
 // CHECK-NEXT: %[[U:.*]] = stablehlo.tanh %[[SUM]]
 // CHECK-NEXT: %[[V:.*]] = stablehlo.abs %[[SUM]]
 // CHECK-NEXT: return %[[U]], %[[V]], %[[END]]#2
