@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,17 +68,14 @@ def write_plan(plan: WholePlan, folder: Path) -> None:
     files = _files(plan)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+            new = Path(beside) / "new"
             for name, text in files.items():
-                (new / name).parent.mkdir(exist_ok=True)
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
                 (new / name).write_text(text, encoding="utf-8")
-            new.chmod(0o755)
             if folder.exists():
-                shutil.rmtree(folder)
+                folder.rename(Path(beside) / "old")  # what is interrupted between the two leaves no half of a plan
             new.rename(folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
     except OSError as error:
         raise _unwritable(folder, error.strerror or str(error), "give a folder that can be written") from None
 

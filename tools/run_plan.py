@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -147,6 +148,7 @@ def _events(recorder: Recorder | None) -> list[Event]:
 def _launched(plan: WholePlan, options: Namespace, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
     """Runs the steps in several processes, to the end; returns the results of all."""
     team = share_ranks(plan.step.num_ranks, options.processes)
+    stack.enter_context(ended_in_order())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhino-run-")))
 
     def command(address: str, process: int) -> list[str]:
@@ -157,6 +159,20 @@ def _launched(plan: WholePlan, options: Namespace, stack: ExitStack) -> tuple[It
     if code:
         raise SystemExit(code)
     return _gathered(folder, len(team.ranks), options.steps), lambda: _gathered_events(folder, len(team.ranks))
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Makes a request to end, as from `timeout`, end this process as an error does: its processes and its files go with it."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_part(plan: WholePlan, options: Namespace) -> None:

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import signal
 from pathlib import Path
 
 import gpt
@@ -28,6 +29,7 @@ from rhino.passes.whole_plan import Made
 from rhino.strategies.schedules import SCHEDULES
 from rhino.tools import opt
 from rhino.tools import run as run_tool
+from rhino.tools.run_plan import ended_in_order
 
 NUM_STEPS = 3
 NAME = "gpt"
@@ -165,6 +167,14 @@ def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
     assert code == 3
     assert "RHI-STEP-008" in err
     assert not (folder / "not").exists()
+
+
+def test_a_request_to_end_ends_as_an_error_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, ended_in_order():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_too_few_devices_are_refused(folder: Path):
