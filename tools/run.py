@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NoReturn, TextIO
@@ -78,12 +78,22 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         if options.help:
             _parser().print_help(stdout)
         elif Path(options.file).is_dir():
+            _refuse({"--form": options.form != "auto"}, "is for modules, and this is a whole plan")
             _run_plan(options, stdin, stdout, argv)
         else:
+            plans_only = {"--processes": options.processes, "--timeline": options.timeline, "--trace": options.trace}
+            _refuse(plans_only, "is for whole plans, and this is a module")
             _run(options, stdin, stdout)
         return int(ExitCode.OK)
 
     return exit_code_of("rhino-run", work, lambda: shlex.join(["rhino-run", *argv]), stdout, stderr)
+
+
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    """Refuses the first option that was given."""
+    for name, value in given.items():
+        if value:
+            raise RhinoError("RHI-CLI-001", f"{name} {why}", fix="see rhino-run --help")
 
 
 def main() -> None:

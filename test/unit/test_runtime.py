@@ -537,6 +537,8 @@ class TestTool:
             (["--seed=-1"], "", "RHI-CLI-001"),
             (["--tolerance=nan"], "", "RHI-CLI-001"),
             (["--form=other"], "", "RHI-CLI-001"),
+            (["--processes=2"], "", "RHI-CLI-001"),
+            (["--trace=t.json"], "", "RHI-CLI-001"),
             (["no-such-file.mlir"], "", "RHI-CLI-002"),
             (["--compare=no-such-file.mlir"], PLAIN_CHAIN, "RHI-CLI-002"),
             (["--inputs=no-such-file.npz"], PLAIN_CHAIN, "RHI-CLI-002"),

@@ -169,6 +169,12 @@ def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
     assert not (folder / "not").exists()
 
 
+def test_a_form_is_refused(folder: Path):
+    code, _, err = launch(str(folder / "plan"), "--form=annotated")
+    assert code == 2
+    assert "--form is for modules, and this is a whole plan" in err
+
+
 def test_a_request_to_end_ends_as_an_error_does():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as caught, ended_in_order():
