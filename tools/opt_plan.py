@@ -50,9 +50,11 @@ def write_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any
 
 def _summary(made: Made) -> str:
     about, timeline = made.plan.about, made.simulation.timeline
+    chunks = about["stages"] // about["ranks"]
+    counted = f", counted in each of its {chunks} stages" if chunks > 1 else ""
     rows = [
         f"  rank {rank}: {timeline.idle(rank):.0%} idle, peak {format_bytes(memory.peak_bytes)}, "
-        f"at most {memory.peak_micro_batches} micro-batches at a time"
+        f"at most {memory.peak_micro_batches} micro-batches at a time{counted}"
         for rank, memory in enumerate(made.simulation.memory)
     ]
     moved = len(timeline.moves)

@@ -37,6 +37,7 @@ from rhino.runtime.steps import run_steps, typical_time_s
 from rhino.runtime.trace import Event, Recorder, chrome_trace
 from rhino.runtime.transport import SocketTransport
 from rhino.runtime.watchdog import Watchdog
+from rhino.tools.files import check_writable
 from rhino.tools.run_report import difference_text, step_line
 
 
@@ -64,6 +65,8 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
     if options.devices is not None and options.devices < num_devices:
         what = f"--devices={options.devices}, and the plan has {plan.step.num_ranks} ranks of {plan.step.mesh.num_devices}"
         raise RhinoError("RHI-RUN-004", what, fix=f"give --devices={num_devices}, or plan for {options.devices}")
+    if options.trace:
+        check_writable(options.trace)
     request_host_devices(options.devices or num_devices, os.environ)
     signature = signature_of(plan)
     print(*_headline(plan, options.processes), sep="\n", file=stdout)

@@ -169,6 +169,12 @@ def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
     assert not (folder / "not").exists()
 
 
+def test_a_trace_that_cannot_be_written_is_refused_first(folder: Path):
+    code, out, err = launch(str(folder / "plan"), f"--trace={folder / 'no' / 'trace.json'}")
+    assert (code, out) == (1, "")
+    assert "RHI-CLI-003" in err
+
+
 def test_a_form_is_refused(folder: Path):
     code, _, err = launch(str(folder / "plan"), "--form=annotated")
     assert code == 2
