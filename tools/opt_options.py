@@ -98,6 +98,11 @@ def _check_parallel(options: argparse.Namespace) -> None:
     if is_parallel and (options.num is None or options.stages is None):
         missing = "--micro-batches" if options.num is None else "--stages"
         raise RhinoError("RHI-CLI-001", f"--{PARALLEL} needs {missing}", fix=f"say for example --{PARALLEL} --stages=2 --micro-batches=8")
+    if is_parallel and options.mesh == AUTO:
+        fix = "leave --mesh out, and each stage gets its share of the cluster; or give its sizes"
+        raise RhinoError("RHI-CLI-001", f"--mesh={AUTO} is not for --{PARALLEL}, where each stage has a mesh", fix=fix)
+    if options.plan == "":
+        raise RhinoError("RHI-CLI-001", "--plan names no folder", fix="say for example --plan=out/plan")
     if not is_parallel:
         for name in ("plan", "schedule", "timeline"):
             if getattr(options, name):
