@@ -25,8 +25,8 @@ from rhino.strategies.stage_problem import StageProblem
 from rhino.strategies.stage_rows import StageRows
 from rhino.strategies.stage_windows import Windows, balanced_windows, open_windows
 
-MOST_OPEN = 100
-"""Nodes times cuts up to which a problem is left as it is."""
+MOST_OPEN = 300
+"""Nodes times the square of cuts up to which a problem is left as it is: with one cut that costs little, with more it soon does not."""
 
 JOINED_SHARE = 1 / 16
 """Joined nodes have at most this share of what the tolerance allows a stage."""
@@ -78,7 +78,7 @@ def solve_stages(problem: StageProblem, tolerance: float, step_limit: int = STEP
 class _Search:
     def __init__(self, problem: StageProblem, tolerance: float, step_limit: int) -> None:
         self.problem, self.tolerance, self.step_limit = problem, tolerance, step_limit
-        self.is_small = problem.num_nodes * (problem.num_stages - 1) <= MOST_OPEN
+        self.is_small = problem.num_nodes * (problem.num_stages - 1) ** 2 <= MOST_OPEN
         parts = [(line, stretches(problem, line)) for line in lines_of(problem)]
         self.lines = [(line, some) for line, some in parts if some is not None]
         self.best: Ints | None = None
