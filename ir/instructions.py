@@ -175,6 +175,11 @@ def writes(instruction: Global | Local) -> tuple[int, ...]:
             assert_never(instruction)
 
 
+def rank_of(step: Step, run: Run) -> int:
+    """Returns the rank that a run is on."""
+    return step.slots[(*run.inputs, *run.outputs)[0]].rank
+
+
 def project(step: Step, ranks: Sequence[int]) -> tuple[Local, ...]:
     """Returns the list of the process that holds `ranks`, in the step's order."""
     here = frozenset(ranks)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rhino.ir.instructions import Free, Global, Layout, Run, Step, writes
+from rhino.ir.instructions import Free, Global, Layout, Run, Step, rank_of, writes
 from rhino.ir.mesh import Mesh
 
 
@@ -101,7 +101,7 @@ def _peak_micro_batches(step: Step) -> list[int]:
     peaks = [0] * step.num_ranks
     begun: defaultdict[int, dict[tuple[int, int | None], None]] = defaultdict(dict)
     for at, one in enumerate(runs):
-        rank, which = step.slots[(*one.outputs, *one.inputs)[0]].rank, (one.task.stage, one.task.micro_batch)
+        rank, which = rank_of(step, one), (one.task.stage, one.task.micro_batch)
         begun[rank][which] = None
         peaks[rank] = max(peaks[rank], len(begun[rank]))
         if last[which] == at:

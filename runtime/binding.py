@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, assert_never
 import jax
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, reads, writes
+from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, rank_of, reads, writes
 from rhino.runtime.executable import same_placement
 from rhino.runtime.rank_program import RankDevices, RankProgram, dtype_of
 from rhino.runtime.transport import Transport, bind_copy
@@ -186,7 +186,7 @@ class Binder:
                 assert_never(one)
 
     def _run(self, place: int, one: Run, *, checked: bool) -> Action:
-        program = self.programs[one.program, self.step.slots[(*one.inputs, *one.outputs)[0]].rank]
+        program = self.programs[one.program, rank_of(self.step, one)]
         slots, tokens = self.memory.slots, self.memory.tokens
         launch, handlers, take, outputs = program.executable.launch, list(program.handlers), _taker(one.inputs), one.outputs
         gone = tuple(one.inputs[source] for source, _ in self.step.programs[one.program].donated)

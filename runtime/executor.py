@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project
+from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project, rank_of
 from rhino.ir.mlir import ir
 from rhino.runtime.binding import Binder, Memory, Observer
 from rhino.runtime.compile_cache import CompileCache
@@ -253,11 +253,6 @@ def devices_of_ranks(step: Step, devices: Sequence[jax.Device], ranks: Sequence[
     if len(devices) < size * len(held):
         raise RhinoError("RHI-RUN-004", f"{len(held)} ranks with a mesh of {step.mesh} need {size * len(held)} devices, not {len(devices)}")
     return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(held)}
-
-
-def rank_of(step: Step, run: Run) -> int:
-    """Returns the rank that a run is on."""
-    return step.slots[(*run.inputs, *run.outputs)[0]].rank
 
 
 def describe(step: Step, one: Local) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import jax
 
-from rhino.ir.instructions import Copy, Local, Receive, Run, Send, Step
+from rhino.ir.instructions import Copy, Local, Receive, Run, Send, Step, rank_of
 from rhino.ir.timeline import Move, Span, Timeline
 from rhino.runtime.binding import Action
 
@@ -147,7 +147,7 @@ class Recorder:
         assert self._step is not None
         match one:
             case Run():
-                return self._step.slots[(*one.inputs, *one.outputs)[0]].rank
+                return rank_of(self._step, one)
             case Copy(target=slot) | Receive(target=slot) | Send(source=slot):
                 return self._step.slots[slot].rank
             case _:
