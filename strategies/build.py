@@ -55,11 +55,6 @@ def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
     return Builder(graph, model, is_part=is_part).build()
 
 
-def starts_a_sum(graph: Graph, op: int, value: int) -> bool:
-    """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
-    return graph.cls(op).name == WHILE and value in graph.zeros and int((graph.uses == value).sum()) == 1
-
-
 def _storage(spec: Spec) -> State:
     return State((), (spec,), (spec,))
 
@@ -199,9 +194,13 @@ class Builder:
         carried = list(self.graph.results(op))
         for value, source in zip(carried, self.graph.operands(op).tolist(), strict=True):
             if self.graph.types[self.value_type[value]].shape:
-                partial = tuple(range(len(self.sizes))) if starts_a_sum(self.graph, op, source) else ()
+                partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
                 self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
         self.carry(op, carried)
+
+    def starts_a_sum(self, op: int, value: int) -> bool:
+        """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
+        return self.graph.cls(op).name == WHILE and value in self.graph.zeros and bool(self.num_uses[value] == 1)
 
     def carry(self, op: int, carried: list[int]) -> None:
         """Adds the edges from what a loop starts with, or its body returns, to what it carries."""
