@@ -49,7 +49,7 @@ class SplitStages(Pass):
         drafts = splitter.drafts(split_backward=self.split_backward)
         parts, results = splitter.build(drafts)
         num_stages, num_micro_batches = splitter.num_stages, accumulation.num_micro_batches
-        _declare(entry)
+        _declare(entry, splitter.names)
         del splitter, accumulation, drafts
         entry.operation.erase()
         write_staged(module, _share_equal(module, parts), num_stages, num_micro_batches, results)
@@ -458,10 +458,9 @@ def _attributes(sharding: ir.Attribute | None, alias: int | None) -> Attributes:
     return attributes
 
 
-def _declare(entry: func.FuncOp) -> None:
+def _declare(entry: func.FuncOp, names: Sequence[str]) -> None:
     """Declares the whole step: types, shardings, names and aliases of its arguments and results."""
     arguments = boundary_attributes(entry, "arg")
-    names = _unique([argument_name(value, number) for number, value in enumerate(entry.arguments)])
     step = func.FuncOp(STEP, entry.type, visibility="private", ip=ir.InsertionPoint(entry), loc=entry.location)
     named = [{**attributes, NAME: ir.StringAttr.get(name)} for attributes, name in zip(arguments, names, strict=True)]
     set_boundary_attributes(step, "arg", named)
