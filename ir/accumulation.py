@@ -14,7 +14,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.numerics import FUSIBLE, SOURCES
-from rhino.ir.reader import maker_of, walk
+from rhino.ir.reader import captured_by, maker_of
 from rhino.ir.trips import constant_of, step_of, trip_count
 
 MICRO_BATCHES: Final = "rhino.micro_batches"
@@ -142,9 +142,4 @@ def carried_number(value: AnyValue, loop: ir.Operation) -> int | None:
 
 def reads_of(op: ir.Operation) -> list[AnyValue]:
     """Returns the values that an op and its regions read from around it, in order, each once."""
-    if not len(op.regions):
-        return list(dict.fromkeys(op.operands))
-    inner = list(walk(op))
-    own: set[AnyValue] = {result for one in inner[1:] for result in one.results}
-    own |= {argument for one in inner for region in one.regions for block in region for argument in block.arguments}
-    return list({value: None for one in inner for value in one.operands if value not in own})
+    return list(dict.fromkeys([*op.operands, *(captured_by(op) if len(op.regions) else ())]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from rhino.ir.boundary import Attributes, set_boundary_attributes
 from rhino.ir.mlir import func, ir, stablehlo
-from rhino.ir.reader import walk
+from rhino.ir.reader import captured_by, walk
 from rhino.ir.shardings import SHARDING, per_value_attribute
 
 _CALL = "rhino.loop"
@@ -38,7 +38,7 @@ def outline_loops(
     """
     made = []
     for number, (loop, carried) in enumerate(loops):
-        outside = _read_from_outside(loop)
+        outside = captured_by(loop)
         name = f"{_CALL}.{number}"
         outlined = OutlinedLoop(name, f"{name}.condition", f"{name}.body", len(carried))
         inside = [*carried, *(known[value] for value in outside)]
@@ -75,14 +75,6 @@ def _replace(old: ir.Operation, new: ir.Operation) -> None:
     for before, after in zip(old.results, new.results, strict=True):
         before.replace_all_uses_with(after)
     old.erase()
-
-
-def _read_from_outside(loop: ir.Operation) -> list[ir.Value[Any]]:
-    """Returns the values that a loop's regions read from around it, in order of first use."""
-    inner = [op for op in walk(loop) if op != loop]
-    own: set[ir.Value[Any]] = {result for op in inner for result in op.results}
-    own |= {arg for op in (loop, *inner) for region in op.regions for block in region for arg in block.arguments}
-    return list({value: None for op in inner for value in op.operands if value not in own})
 
 
 def _to_function(

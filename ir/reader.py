@@ -158,6 +158,14 @@ def maker_of(value: ir.Value[Any]) -> ir.Operation | None:
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
+def captured_by(op: ir.Operation) -> list[ir.Value[Any]]:
+    """Returns the values that an op's regions read from around it, in order of first use."""
+    inner = [one for one in walk(op) if one != op]
+    own: set[ir.Value[Any]] = {result for one in inner for result in one.results}
+    own |= {argument for one in (op, *inner) for region in one.regions for block in region for argument in block.arguments}
+    return list({value: None for one in inner for value in one.operands if value not in own})
+
+
 def walk(op: ir.Operation) -> Iterator[ir.Operation]:
     """Yields `op` and every op nested in it, in program order."""
     yield op
