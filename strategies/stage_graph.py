@@ -17,7 +17,7 @@ import numpy as np
 
 from rhino.ir.graph import Graph
 from rhino.strategies.components import components
-from rhino.strategies.problem import Ints
+from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_parts import Parts, sources_of
 from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
 
@@ -44,19 +44,30 @@ def make_staging(
     num_micro_batches: int,
     pins: Mapping[int, int] | None = None,
     budget_bytes: float | None = None,
+    value_bytes: Floats | None = None,
 ) -> Staging:
-    """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes."""
-    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes).build()
+    """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
+
+    `value_bytes` [values] is what each value takes where that is not its whole size.
+    """
+    sizes = graph.value_bytes() if value_bytes is None else value_bytes
+    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist()).build()
 
 
 class _Builder:
     def __init__(
-        self, graph: Graph, parts: Parts, num_stages: int, num_micro_batches: int, pins: Mapping[int, int], budget_bytes: float | None
+        self,
+        graph: Graph,
+        parts: Parts,
+        num_stages: int,
+        num_micro_batches: int,
+        pins: Mapping[int, int],
+        budget_bytes: float | None,
+        value_bytes: list[float],
     ) -> None:
-        self.graph, self.parts, self.pins = graph, parts, pins
+        self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
         self.value_op: list[int] = graph.value_op.tolist()
-        self.value_bytes: list[int] = graph.value_bytes().tolist()
         self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
         self.carried: dict[int, int] = {}
         if parts.loop is not None:

@@ -37,15 +37,18 @@ class Parts:
     seconds: Floats
 
 
-def parts_of(graph: Graph, loop: Loop | None, model: CostModel) -> Parts:
-    """Returns the parts of a program with this accumulation loop, on a device of `model`."""
+def parts_of(graph: Graph, loop: Loop | None, model: CostModel, seconds: Floats | None = None) -> Parts:
+    """Returns the parts of a program with this accumulation loop, on a device of `model`.
+
+    `seconds` [ops] is how long each op takes in a step where that is known better than of whole ops.
+    """
     op = np.arange(graph.num_ops)
     if loop is None:
         apply = _updates(graph)
         body = ~apply
     else:
         body, apply = (op > loop.op) & (op < loop.end), op > loop.end
-    seconds = op_seconds(graph, model)
+    seconds = op_seconds(graph, model) if seconds is None else seconds.copy()
     if loop is not None and loop.trips:
         seconds[body] /= loop.trips
     constant, free = _costless(graph, loop)

@@ -1,0 +1,57 @@
+"""What each op and each value of a sharded step comes to on one device: a plan's cost, op by op.
+
+The cost of a choice stands on nodes and edges. A node's is that of its op. An edge is the way of a value from one node to another: it is
+paid where the value is read if an op reads it, and where it is made if it is only stored or returned.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from rhino.ir.spec import num_parts
+from rhino.strategies.build import Choice
+from rhino.strategies.nodes import Node
+from rhino.strategies.plan import Plan
+from rhino.strategies.problem import Floats, Ints
+
+_NO_OP: Final = -1
+
+
+def op_seconds(choice: Choice, states: Ints) -> Floats:
+    """Returns the seconds of each op in a step, with the collectives that it waits for [ops]; they add up to the cost of `states` [nodes]."""
+    graph, problem = choice.graph, choice.problem
+    seconds = np.zeros(graph.num_ops + 1)
+    ops = np.array([_op_of(choice, node) for node in choice.nodes], dtype=np.int64)
+    is_op = np.array([node.kind == "op" for node in choice.nodes], dtype=bool)
+    for node, table in enumerate(problem.node_table.tolist()):
+        seconds[ops[node]] += problem.tables[table][states[node]]
+    for u, v, table in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), problem.edge_table.tolist(), strict=True):
+        cost = problem.tables[table][states[u], states[v]]
+        if cost:
+            ends = [end for end in (u, v) if is_op[end]] or [u, v]
+            seconds[max(ops[end] for end in ends)] += cost
+    found: Floats = seconds[:-1]
+    return found
+
+
+def _op_of(choice: Choice, node: Node) -> int:
+    """Returns the op of a node: its own, or the one that makes the value that it stores; -1, the place behind the last op, for none."""
+    match node.kind:
+        case "op":
+            return node.number
+        case "value":
+            return int(choice.graph.value_op[node.number])
+        case "return":
+            return int(choice.graph.value_op[choice.graph.returns[node.number]])
+        case _:
+            return _NO_OP
+
+
+def local_bytes(plan: Plan) -> Floats:
+    """Returns the bytes of each value on one device, as it is stored [values]."""
+    graph = plan.graph
+    parts = np.array([num_parts(spec, plan.sizes) for spec in plan.specs], dtype=np.float64)
+    found: Floats = graph.value_bytes() / parts
+    return found
