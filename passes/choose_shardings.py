@@ -40,7 +40,8 @@ from rhino.strategies.search import Limits, Search, Statistics
 
 STRATEGY = "rhino.strategy"
 
-_LIMITS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
+LEVELS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
+"""What a search may spend, by `level`."""
 
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
 """Ops without `sdy.sharding`: a constraint and a manual computation say it already. On a loop it makes XLA's import fail where a carried
@@ -60,8 +61,8 @@ class ChooseShardings(PlanningPass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
-        if self.level not in _LIMITS:
-            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, _LIMITS))}")
+        if self.level not in LEVELS:
+            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}")
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
         tried = [self.plan(module, target, clock, remarks) for target in targets]
@@ -90,7 +91,7 @@ class ChooseShardings(PlanningPass):
         choice = build_choice(program, target)
         clock.lap("candidates")
         budget = parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes
-        search = Search(choice.problem, _LIMITS[self.level])
+        search = Search(choice.problem, LEVELS[self.level])
         first = search.reduce()
         clock.lap("reduce")
         outcome = search.run(budget, first)

@@ -77,6 +77,21 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
+BEFORE_CHOICE: Final = (MicroBatch, PinShardings, OpRules)
+
+
+def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
+    """Returns what makes of a step the program that shardings are chosen for, in micro-batches if `options` has their number."""
+    micro, pin, rules = make_passes(BEFORE_CHOICE, options, PARALLEL)
+    return (
+        Normalize(),  # First: custom calls may stand in functions that are called.
+        rules,  # Before the batch is followed through them.
+        *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
+        "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
+        pin,
+    )
+
+
 _STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages)
 
 
