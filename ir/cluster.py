@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rhino.ir.cluster_file import cluster_to_text, parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.hardware import Cluster, Device, Level, Topology
+from rhino.ir.hardware import Cluster, Device, Level, Line, Topology
 from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.presets import PRESETS
 from rhino.ir.units import format_bytes, format_seconds
@@ -50,6 +50,9 @@ class MeshAxis:
     collective of n devices in which each moves S bytes in total takes about (steps x latency_s) + S / bytes_per_s, S counting
     the (n-1)/n factor. `topology` is that of the slowest level crossed, `levels` all of them, outermost first; an axis of
     size 1 crosses none and holds the innermost level's numbers.
+
+    `measured` are the kinds of collectives whose seconds along the axis somebody has measured, by their payload; they come before the
+    formula. `transfer` is one array on its way along the axis, outside of programs, where that is measured.
     """
 
     name: str
@@ -59,6 +62,17 @@ class MeshAxis:
     all_to_all_bytes_per_s: float
     topology: Topology
     levels: tuple[str, ...]
+    measured: tuple[tuple[str, Line], ...] = ()
+    transfer: Line | None = None
+
+    def line(self, kind: str) -> Line | None:
+        """Returns the measured seconds of one kind of collective, if there are any."""
+        return next((line for name, line in self.measured if name == kind), None)
+
+    @property
+    def link(self) -> Line:
+        """What an array takes from a device to its neighbour, outside of programs."""
+        return self.transfer or Line(self.latency_s, self.bytes_per_s)
 
 
 def load_cluster(name_or_path: str) -> Cluster:
@@ -140,7 +154,7 @@ def _place(cluster: Cluster, mesh: Mesh, axis: int) -> MeshAxis:
     if not crossings:
         level = cluster.levels[-1]
         rate = level.reached_bytes_per_s(level.size)
-        return MeshAxis(name, size, level.latency_s, rate, rate, level.topology, ())
+        return MeshAxis(name, size, level.latency_s, rate, rate, level.topology, (), transfer=level.transfer)
     slowest = min(crossings, key=lambda crossing: crossing.ring_bytes_per_s)
     return MeshAxis(
         name=name,
@@ -150,7 +164,14 @@ def _place(cluster: Cluster, mesh: Mesh, axis: int) -> MeshAxis:
         all_to_all_bytes_per_s=min(crossing.all_to_all_bytes_per_s for crossing in crossings),
         topology=slowest.level.topology,
         levels=tuple(crossing.level.name for crossing in crossings),
+        measured=_measured(crossings[0].level, size) if len(crossings) == 1 else (),
+        transfer=slowest.level.transfer,
     )
+
+
+def _measured(level: Level, size: int) -> tuple[tuple[str, Line], ...]:
+    """Returns what is measured of groups of `size` units of a level."""
+    return tuple((kind, line) for kind, units, line in level.collectives if units == size)
 
 
 def _groups(mesh: Mesh, axis: int) -> list[range]:

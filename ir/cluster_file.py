@@ -1,21 +1,27 @@
-"""Cluster files: TOML text to `Cluster` and back. `docs/cluster.md` describes the format."""
+"""Cluster files: TOML text to `Cluster` and back. `docs/cluster.md` describes the format.
+
+Version 2 has what version 1 has, and what only measurements tell: all of it optional.
+"""
 
 from __future__ import annotations
 
-import difflib
+import datetime
 import json
 import re
-import reprlib
-import sys
 import tomllib
-from collections.abc import Collection, Mapping
-from typing import Final, NoReturn
+from typing import Final
 
+from rhino.ir.cluster_table import Table
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.hardware import FLOPS_KEYS, TOPOLOGIES, Cluster, Device, Level
+from rhino.ir.hardware import FLOPS_KEYS, TOPOLOGIES, Cluster, Device, Level, Line, Operator, Origin
+from rhino.ir.operators import file_operators
+from rhino.ir.tally import KINDS
 
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
 _DEVICE_FIGURES: Final = ("hbm_bytes", "usable_hbm_fraction", "hbm_bytes_per_s", "matmul_efficiency", "memory_efficiency")
+_MEASURED_FIGURES: Final = ("launch_s", "op_s", "vector_per_s", "costly_per_s")
+_ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
+_LEVELS: Final = "one or more [[level]] tables, outermost first"
 _LEVEL_FIGURES: Final = ("latency_s", "port_bytes_per_s", "efficiency")
 
 
@@ -25,28 +31,51 @@ def parse_cluster(text: str, file: str = "") -> Cluster:
     Raises:
         RhinoError: RHI-CLUSTER-002 where the text is not TOML or a key is missing, unknown or has a bad value.
     """
-    root = _Table(_toml(text, file), "", file)
-    root.keys("version", "name", "about", "device", "level")
-    if root.count("version") != VERSION:
-        root.fail("version", str(VERSION))
-    device = _device(root.table("device"))
-    levels = tuple(_level(table) for table in root.tables("level"))
-    cluster = Cluster(root.text("name"), root.text("about"), device, levels)
+    root = Table(_toml(text, file), "", file)
+    known = ("version", "name", "about", "device", "level")
+    root.keys(*known, optional=("measured", "operator"))
+    version = root.count("version")
+    if version not in VERSIONS:
+        root.fail("version", " or ".join(map(str, VERSIONS)))
+    origin = _origin(root.table("measured")) if "measured" in root.data else None
+    operators = file_operators(root.tables("operator", "one or more [[operator]] tables")) if "operator" in root.data else ()
+    device = _device(root.table("device"), operators)
+    levels = tuple(_level(table) for table in root.tables("level", _LEVELS))
+    cluster = Cluster(root.text("name"), root.text("about"), device, levels, origin)
     _check_levels(cluster, root)
+    if version < _version(cluster):
+        root.fail("version", f"{_version(cluster)}, for the file has measurements")
     return cluster
+
+
+def _version(cluster: Cluster) -> int:
+    """The first version of the format that has all that a cluster has."""
+    device = cluster.device
+    figures = [getattr(device, key) for key in _MEASURED_FIGURES]
+    measured = any(level.collectives or level.transfer for level in cluster.levels)
+    return 2 if cluster.measured or device.operators or measured or any(figures) else 1
 
 
 def cluster_to_text(cluster: Cluster) -> str:
     """Returns the cluster file of `cluster`; `parse_cluster` gives back an equal value."""
-    lines = [f"version = {VERSION}", f"name = {_string(cluster.name)}", f"about = {_string(cluster.about)}"]
+    lines = [f"version = {_version(cluster)}", f"name = {_string(cluster.name)}", f"about = {_string(cluster.about)}"]
+    if cluster.measured:
+        lines += ["", "[measured]", *(f"{key} = {_string(getattr(cluster.measured, key))}" for key in _ORIGIN)]
     device, sources = cluster.device, dict(cluster.device.sources)
     lines += ["", "[device]", f"kind = {_string(device.kind)}"]
-    lines += [_figure_line(key, getattr(device, key), sources[key]) for key in _DEVICE_FIGURES]
+    lines += [_figure_line(key, getattr(device, key), sources[key]) for key in (*_DEVICE_FIGURES, *_known(device))]
     lines += ["", "[device.flops_per_s]"]
     lines += [_figure_line(key, value, sources[f"flops_per_s.{key}"]) for key, value in device.flops_per_s]
+    for one in device.operators:
+        lines += ["", "[[operator]]", f"op = {_string(one.op)}", f"dtype = {_string(one.dtype)}"]
+        lines += [f"points = {[list(point) for point in one.points]!r}", f"source = {_string(one.source)}"]
     for level in cluster.levels:
         lines += ["", *_level_lines(level)]
     return "\n".join(lines) + "\n"
+
+
+def _known(device: Device) -> list[str]:
+    return [key for key in _MEASURED_FIGURES if getattr(device, key) is not None]
 
 
 def _level_lines(level: Level) -> list[str]:
@@ -57,7 +86,18 @@ def _level_lines(level: Level) -> list[str]:
     if level.partial_bytes_per_s:
         lines += ["[level.partial_bytes_per_s]"]
         lines += [_figure_line(str(units), rate, sources[f"partial_bytes_per_s.{units}"]) for units, rate in level.partial_bytes_per_s]
+    for kind in KINDS:
+        rows = [(units, line) for name, units, line in level.collectives if name == kind]
+        lines += [f"[level.collectives.{kind}]"] if rows else []
+        lines += [f"{units} = {_line_text(line, sources[f'collectives.{kind}.{units}'])}" for units, line in rows]
+    if level.transfer is not None:
+        text = f"latency_s = {level.transfer.fixed_s!r}\nbytes_per_s = {level.transfer.per_s!r}\nsource = {_string(sources['transfer'])}"
+        lines += ["[level.transfer]", *text.splitlines()]
     return lines
+
+
+def _line_text(line: Line, source: str) -> str:
+    return f"{{ latency_s = {line.fixed_s!r}, bytes_per_s = {line.per_s!r}, source = {_string(source)} }}"
 
 
 def _figure_line(key: str, value: float, source: str) -> str:
@@ -79,14 +119,24 @@ def _toml(text: str, file: str) -> dict[str, object]:
         raise RhinoError("RHI-CLUSTER-002", f"the cluster file is not TOML: {message}", place, fix="see docs/cluster.md") from None
 
 
-def _device(table: _Table) -> Device:
-    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES)
+def _origin(table: Table) -> Origin:
+    table.keys(*_ORIGIN)
+    try:
+        datetime.date.fromisoformat(table.text("date"))
+    except ValueError:
+        table.fail("date", "a day, as 2026-01-31")
+    return Origin(*(table.text(key) for key in _ORIGIN))
+
+
+def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
+    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES, optional=_MEASURED_FIGURES)
+    measured = [key for key in _MEASURED_FIGURES if key in table.data]
     flops = table.table("flops_per_s")
     flops.keys(*FLOPS_KEYS, required=False)
     if not flops.data:
         table.fail("flops_per_s", "at least one element type")
     rates = tuple((key, flops.number(key)) for key in FLOPS_KEYS if key in flops.data)
-    sources = [(key, table.source(key)) for key in _DEVICE_FIGURES]
+    sources = [(key, table.source(key)) for key in (*_DEVICE_FIGURES, *measured)]
     sources += [(f"flops_per_s.{key}", flops.source(key)) for key, _ in rates]
     return Device(
         kind=table.text("kind"),
@@ -97,17 +147,23 @@ def _device(table: _Table) -> Device:
         matmul_efficiency=table.fraction("matmul_efficiency"),
         memory_efficiency=table.fraction("memory_efficiency"),
         sources=tuple(sources),
+        operators=operators,
+        **{key: table.number(key) for key in measured},
     )
 
 
-def _level(table: _Table) -> Level:
-    table.keys("name", "size", "topology", "devices_per_port", *_LEVEL_FIGURES, optional=("partial_bytes_per_s",))
+def _level(table: Table) -> Level:
+    table.keys("name", "size", "topology", "devices_per_port", *_LEVEL_FIGURES, optional=("partial_bytes_per_s", "collectives", "transfer"))
     topology = next((name for name in TOPOLOGIES if name == table.data["topology"]), None)
     if topology is None:
         table.fail("topology", f"one of {', '.join(TOPOLOGIES)}")
     partial = _partial(table)
     sources = [(key, table.source(key)) for key in _LEVEL_FIGURES]
     sources += [(f"partial_bytes_per_s.{units}", source) for units, _, source in partial]
+    collectives = _collectives(table)
+    sources += [(f"collectives.{kind}.{units}", source) for kind, units, _, source in collectives]
+    transfer = _line(table.table("transfer")) if "transfer" in table.data else None
+    sources += [("transfer", transfer[1])] if transfer else []
     return Level(
         name=table.text("name"),
         size=table.count("size"),
@@ -118,10 +174,12 @@ def _level(table: _Table) -> Level:
         devices_per_port=table.count("devices_per_port"),
         partial_bytes_per_s=tuple((units, rate) for units, rate, _ in partial),
         sources=tuple(sources),
+        collectives=tuple((kind, units, line) for kind, units, line, _ in collectives),
+        transfer=transfer[0] if transfer else None,
     )
 
 
-def _partial(table: _Table) -> list[tuple[int, float, str]]:
+def _partial(table: Table) -> list[tuple[int, float, str]]:
     if "partial_bytes_per_s" not in table.data:
         return []
     rates = table.table("partial_bytes_per_s")
@@ -132,82 +190,31 @@ def _partial(table: _Table) -> list[tuple[int, float, str]]:
     return [(int(key), rates.number(key), rates.source(key)) for key in sizes if key in rates.data]
 
 
-def _check_levels(cluster: Cluster, root: _Table) -> None:
+def _collectives(table: Table) -> list[tuple[str, int, Line, str]]:
+    if "collectives" not in table.data:
+        return []
+    kinds = table.table("collectives")
+    kinds.keys(*KINDS, required=False)
+    sizes = [str(units) for units in range(2, table.count("size") + 1)]
+    rows = []
+    for kind in (kind for kind in KINDS if kind in kinds.data):
+        groups = kinds.table(kind)
+        groups.keys(*sizes, required=False)
+        rows += [(kind, int(size), *_line(groups.table(size))) for size in sizes if size in groups.data]
+    return rows
+
+
+def _line(table: Table) -> tuple[Line, str]:
+    table.keys("latency_s", "bytes_per_s", "source")
+    return Line(table.plain_number("latency_s"), table.plain_number("bytes_per_s")), table.text("source")
+
+
+def _check_levels(cluster: Cluster, root: Table) -> None:
     names = [level.name for level in cluster.levels]
     for i, level in enumerate(cluster.levels):
-        table = root.tables("level")[i]
+        table = root.tables("level", _LEVELS)[i]
         if level.name in names[:i]:
             table.fail("name", "a name that no other level has")
         unit = cluster.devices_per_unit(i)
         if unit % level.devices_per_port:
             table.fail("devices_per_port", f"a divisor of the {unit} devices in one unit of this level")
-
-
-class _Table:
-    """One table of the file, with the path of its keys for errors; each getter checks what it returns."""
-
-    def __init__(self, data: Mapping[str, object], path: str, file: str) -> None:
-        self.data, self._path, self._file = data, path, file
-
-    def _key(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-    def fail(self, key: str, expected: str, fix: str = "") -> NoReturn:
-        """Raises RHI-CLUSTER-002 for `key`, with what it holds and what was expected."""
-        got = reprlib.repr(self.data[key]) if key in self.data else "nothing"
-        what = f"cluster key {self._key(key)!r}: got {got}, expected {expected}"
-        raise RhinoError("RHI-CLUSTER-002", what, Place(self._file), fix=fix or f"correct {self._key(key)!r}; see docs/cluster.md")
-
-    def keys(self, *known: str, required: bool = True, optional: Collection[str] = ()) -> None:
-        """Checks that no key is unknown and, with `required`, that each of `known` is there."""
-        allowed = (*known, *optional)
-        for key in self.data:
-            if key not in allowed:
-                close = difflib.get_close_matches(key, allowed, n=1)
-                fix = f"did you mean {close[0]!r}?" if close else f"remove {self._key(key)!r}"
-                self.fail(key, f"no such key; known keys are {', '.join(allowed)}", fix)
-        missing = [key for key in known if key not in self.data]
-        if required and missing:
-            self.fail(missing[0], "a value", f"add {self._key(missing[0])!r}; see docs/cluster.md")
-
-    def text(self, key: str) -> str:
-        value = self.data[key]
-        return value if isinstance(value, str) and value else self.fail(key, "a text that is not empty")
-
-    def count(self, key: str) -> int:
-        value = self.data[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.fail(key, "a whole number of at least 1")
-        return value
-
-    def table(self, key: str) -> _Table:
-        value = self.data[key]
-        return _Table(value, self._key(key), self._file) if isinstance(value, dict) else self.fail(key, "a table")
-
-    def tables(self, key: str) -> list[_Table]:
-        value = self.data[key]
-        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-            self.fail(key, "one or more [[level]] tables, outermost first")
-        return [_Table(item, f"{self._key(key)}[{i}]", self._file) for i, item in enumerate(value)]
-
-    def figure_table(self, key: str) -> _Table:
-        """Returns the `{ value = ..., source = "..." }` table of a number."""
-        if not isinstance(self.data[key], dict):
-            self.fail(key, 'a number with its source: { value = ..., source = "..." }')
-        figure = self.table(key)
-        figure.keys("value", "source")
-        return figure
-
-    def source(self, key: str) -> str:
-        return self.figure_table(key).text("source")
-
-    def number(self, key: str) -> float:
-        figure = self.figure_table(key)
-        value = figure.data["value"]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
-            figure.fail("value", "a positive, finite number")
-        return float(value)
-
-    def fraction(self, key: str) -> float:
-        value = self.number(key)
-        return value if value <= 1 else self.figure_table(key).fail("value", "a fraction above 0 and at most 1")

@@ -1,12 +1,14 @@
 """What a cluster is made of, as values: a device, the levels that join devices, and the source of every number.
 
-Numbers are plain; `sources` names, for each of them, the data sheet, paper or measurement it came from.
+Numbers are plain; `sources` names, for each of them, the data sheet, paper or measurement it came from. What only a measurement tells
+(fixed times, rates of ops other than products, each kind of collective) is None or empty where nobody has measured.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -49,12 +51,67 @@ def flops_key(dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds that grow with work, in FLOPs or bytes: a fixed part, and a second per `per_s` of it."""
+
+    fixed_s: float
+    per_s: float
+
+    def seconds(self, work: float) -> float:
+        """Returns the seconds of an amount of work."""
+        return self.fixed_s + work / self.per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Measured seconds of one op on elements of one type, at ascending amounts of work [points]: (work, seconds).
+
+    Work is what the op does on one device: FLOPs of a product, otherwise bytes that it reads and writes.
+    """
+
+    op: str
+    dtype: str
+    points: tuple[tuple[float, float], ...]
+    source: str
+
+    def seconds(self, work: float) -> float | None:
+        """Returns the seconds of an amount of work; None below the smallest point, where the table does not apply.
+
+        Between two points seconds grow as a power of the work, behind the last one in proportion to it.
+        """
+        works = [point for point, _ in self.points]
+        after = bisect_left(works, work)
+        if after == len(works):
+            return self.points[-1][1] * work / works[-1]
+        if after == 0:
+            return self.points[0][1] if work == works[0] else None
+        (w0, s0), (w1, s1) = self.points[after - 1], self.points[after]
+        share = math.log(work / w0) / math.log(w1 / w0)
+        return math.exp((1 - share) * math.log(s0) + share * math.log(s1))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where and when a cluster was measured: the day (ISO 8601), the machine, and what JAX calls platform and device there."""
+
+    date: str
+    machine: str
+    platform: str
+    device_kind: str
+    jaxlib: str
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One device.
 
     Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
     `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
+
+    Measured, where known: `launch_s` is the fixed time of launching a program, `op_s` that of an op which is a kernel of its own,
+    `vector_per_s` how many elements an op computes that is no product, `costly_per_s` the same of roots, exponentials and the like;
+    `operators` are tables of single ops, which come before all rates.
     """
 
     kind: str
@@ -65,6 +122,15 @@ class Device:
     matmul_efficiency: float
     memory_efficiency: float
     sources: Pairs
+    launch_s: float | None = None
+    op_s: float | None = None
+    vector_per_s: float | None = None
+    costly_per_s: float | None = None
+    operators: tuple[Operator, ...] = ()
+
+    def operator(self, op: str, dtype: str) -> Operator | None:
+        """Returns the table of an op on elements of an MLIR type, if there is one."""
+        return next((one for one in self.operators if (one.op, one.dtype) == (op, dtype)), None)
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Returns the peak for an MLIR element type (or "tf32").
@@ -98,6 +164,9 @@ class Level:
     collectives reach, `latency_s` the time of one step from a device to the next. On a "ring" whose links are wired
     point to point, a group of fewer devices than the level has fewer links: `partial_bytes_per_s` lists the port's rate by
     number of units in the group.
+
+    Measured, where known: `collectives` are (kind, number of units in the group, seconds by payload) with all groups of the level busy;
+    `transfer` is one array on its way from a device to another, outside of programs.
     """
 
     name: str
@@ -109,6 +178,8 @@ class Level:
     devices_per_port: int
     partial_bytes_per_s: tuple[tuple[int, float], ...]
     sources: Pairs
+    collectives: tuple[tuple[str, int, Line], ...] = ()
+    transfer: Line | None = None
 
     def reached_bytes_per_s(self, num_units: int) -> float:
         """Returns what a port reaches, per direction, in a group of `num_units` of the level's units."""
@@ -128,6 +199,7 @@ class Cluster:
     about: str
     device: Device
     levels: tuple[Level, ...]
+    measured: Origin | None = None
 
     @property
     def num_devices(self) -> int:

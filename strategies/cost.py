@@ -11,7 +11,10 @@ in MPICH" (2005), section 3:
     collective_permute          alpha +              payload / rate
 
 An all_reduce over several axes reduces along the inner ones first, so that an outer one has only their share to carry; a
-collective_permute over several goes at the pace of the slowest.
+collective_permute over several goes at the pace of the slowest. What is measured of a kind along an axis comes before the formula.
+
+An op takes as long as the slower of its arithmetic and its memory, and where that is measured a fixed time if it is a kernel of its own: an
+op that is computed inside its reader's loop is none. A table of the op comes before all of that.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from math import inf, isinf
 import numpy as np
 
 from rhino.ir.cluster import MeshAxis
-from rhino.ir.graph import OpClass, TensorType
-from rhino.ir.hardware import Device
+from rhino.ir.graph import COSTLY, OpClass, TensorType
+from rhino.ir.hardware import Device, Line
 from rhino.strategies.problem import Floats
 from rhino.strategies.reshard import Move, moves
 
@@ -48,15 +51,18 @@ class CostModel:
     def move_s(self, move: Move) -> float:
         """Returns the seconds of one collective; of a slice, those to read and write the part."""
         if move.kind == "slice":
-            return 2 * move.num_bytes / self.device.memory_bytes_per_s
+            return (self.device.op_s or 0.0) + 2 * move.num_bytes / self.device.memory_bytes_per_s
         axes = [self.axes[number] for number in move.axes if self.axes[number].size > 1]
         if move.kind == "all_reduce":
             return self._all_reduce_s(axes, move.num_bytes)
         if not axes:
             return 0.0
         if move.kind == "collective_permute":
-            return max(axis.latency_s for axis in axes) + move.num_bytes / min(axis.bytes_per_s for axis in axes)
+            lines = [axis.line(move.kind) or Line(axis.latency_s, axis.bytes_per_s) for axis in axes]
+            return max(line.fixed_s for line in lines) + move.num_bytes / min(line.per_s for line in lines)
         (axis,) = axes
+        if line := axis.line(move.kind):
+            return line.seconds(move.num_bytes)
         rate = axis.all_to_all_bytes_per_s if move.kind == "all_to_all" else axis.bytes_per_s
         return (axis.size - 1) * axis.latency_s + (axis.size - 1) / axis.size * move.num_bytes / rate
 
@@ -64,16 +70,35 @@ class CostModel:
     def _all_reduce_s(axes: list[MeshAxis], num_bytes: float) -> float:
         seconds = 0.0
         for axis in reversed(axes):
-            n = axis.size
-            seconds += 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
+            n, line = axis.size, axis.line("all_reduce")
+            seconds += line.seconds(num_bytes) if line else 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
             num_bytes /= n
         return seconds
 
-    def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int) -> float:
-        """Returns the seconds of one op whose work is shared by `divided_by` devices and which moves `num_bytes` of device memory."""
-        is_product = cls.name in PRODUCTS  # its inputs' type decides which unit multiplies
-        rate = self.device.matmul_flops_per_s(cls.operands[0].dtype) if is_product else self.device.peak_flops_per_s("f32")
-        return max(cls.flops / divided_by / rate, num_bytes / self.device.memory_bytes_per_s)
+    @property
+    def launch_s(self) -> float:
+        """The seconds that each launch of a program takes before it computes."""
+        return self.device.launch_s or 0.0
+
+    def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int, *, is_kernel: bool = False) -> float:
+        """Returns the seconds of one op.
+
+        Its work is shared by `divided_by` devices, and it moves `num_bytes` of device memory; `is_kernel` says that its results lie there.
+        """
+        device, flops = self.device, cls.flops / divided_by
+        is_product = cls.name in PRODUCTS
+        dtype = cls.operands[0].dtype if cls.operands else ""  # a product's inputs decide which unit multiplies
+        table = device.operator(cls.name, dtype) if device.operators else None
+        known = table.seconds(flops if is_product else num_bytes) if table else None
+        if known is not None:
+            return known
+        rate = device.matmul_flops_per_s(dtype) if is_product else self._vector_per_s(cls)
+        fixed_s = device.op_s if is_kernel and device.op_s else 0.0
+        return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)
+
+    def _vector_per_s(self, cls: OpClass) -> float:
+        measured = self.device.costly_per_s if cls.name in COSTLY else self.device.vector_per_s
+        return measured or self.device.peak_flops_per_s("f32")
 
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
