@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
@@ -17,6 +17,10 @@ from rhino.ir.numerics import FUSIBLE, SOURCES
 from rhino.ir.reader import captured_by, maker_of
 from rhino.ir.trips import constant_of, step_of, trip_count
 
+if TYPE_CHECKING:
+    from rhino.ir.graph import Loop
+    from rhino.ir.program import Program
+
 MICRO_BATCHES: Final = "rhino.micro_batches"
 """On a `stablehlo.while`: it runs once for each of so many micro-batches."""
 
@@ -24,6 +28,11 @@ STAGE: Final = "rhino.stage"
 """On an op of the loop's body its virtual stage, on one after the loop its stage."""
 
 AnyValue = ir.Value[Any]
+
+
+def accumulation_loop(program: Program) -> Loop | None:
+    """Returns the loop over micro-batches of a program as a graph, None where there is none."""
+    return next((loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
 
+from rhino.ir.accumulation import accumulation_loop
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.fixed_region import MANUAL
 from rhino.ir.graph import BARRIER, WHILE, YIELD
@@ -30,11 +32,12 @@ from rhino.ir.spec import Spec, spec_text
 from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks, opt
-from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, write_mesh
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, write_mesh
 from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
+from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.plan import Plan, implied, make_plan
 from rhino.strategies.search import Limits, Search, Statistics
 
@@ -57,6 +60,7 @@ class ChooseShardings(PlanningPass):
     errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-PASS-001", *PLANNING_ERRORS)
 
     budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
+    ranks: int = opt(1, "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive")
     level: int = opt(3, "2 = content with a gap of 0.1 % where memory binds, 3 = with 0.01 %, and more steps to reach it")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -65,6 +69,9 @@ class ChooseShardings(PlanningPass):
             raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}")
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
+        if self.ranks > 1:
+            cluster = load_cluster(self.cluster)
+            targets = tuple(rank_target(cluster, one.mesh, self.ranks, one.mesh_name) for one in targets)
         tried = [self.plan(module, target, clock, remarks) for target in targets]
         planned = [one for one in tried if isinstance(one, _Planned)]
         if not planned:
@@ -90,7 +97,12 @@ class ChooseShardings(PlanningPass):
         clock.lap("graph")
         choice = build_choice(program, target)
         clock.lap("candidates")
-        budget = parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes
+        budget = self.ranks * (parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes)
+        loop = accumulation_loop(program)
+        if self.ranks > 1 and loop is not None:
+            choice = replace(
+                choice, problem=several_in_flight(choice.problem, program.graph, loop, min(self.ranks, loop.trips or self.ranks))
+            )
         search = Search(choice.problem, LEVELS[self.level])
         first = search.reduce()
         clock.lap("reduce")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import ClassVar, Final
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
@@ -31,7 +32,7 @@ from rhino.ir.shardings import SHARDING, sharding_attribute
 from rhino.ir.spec import split
 from rhino.ir.units import format_bytes
 from rhino.passes.accumulation import make_loop
-from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.base import Pass, Remarks, make_pass, opt
 from rhino.passes.batch_errors import refused
 from rhino.passes.batch_program import COPY, copy_whole, start_from_zero, tested, unmark
 from rhino.passes.localize import rewrite
@@ -133,6 +134,18 @@ class MicroBatch(Pass):
         whole = frozenset(number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file))
         copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
         return Asked(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, tested(program))
+
+
+def batch_size(module: ir.Operation, options: Mapping[str, str]) -> int:
+    """Returns how many parts a normalized step's batch can be taken in at most; `options` are those of `MicroBatch` on what the batch is.
+
+    Raises:
+        RhinoError: as `MicroBatch` does.
+    """
+    micro = make_pass(MicroBatch, {**options, "num": "1"})
+    assert isinstance(micro, MicroBatch)
+    program, parts = micro.decide(module, Mesh(((_AXIS, 1),)), Remarks())
+    return gcd(*(program.graph.type_of(number).shape[dim] for number, dim in parts.batch.items()))
 
 
 def _each(text: str) -> list[str]:

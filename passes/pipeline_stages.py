@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rhino.ir.accumulation import MICRO_BATCHES, STAGE
+from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
 from rhino.ir.cluster import load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import Graph, Loop
+from rhino.ir.graph import Graph
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
@@ -97,7 +97,7 @@ class PipelineStages(Pass):
         return float(self.tolerance)
 
     def _staging(self, program: Program, model: CostModel) -> Staging:
-        loop = _accumulation_loop(program)
+        loop = accumulation_loop(program)
         count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
         parts = parts_of(program.graph, loop, model)
         pins = {
@@ -122,10 +122,6 @@ def _number(value: int) -> ir.Attribute:
 
 def _bad_number(what: str, fix: str) -> RhinoError:
     return RhinoError("RHI-STAGE-001", what, fix=fix)
-
-
-def _accumulation_loop(program: Program) -> Loop | None:
-    return next((loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes), None)
 
 
 def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stages: int) -> None:

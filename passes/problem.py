@@ -90,6 +90,19 @@ def _target(cluster: Cluster, name: str, mesh: Mesh) -> Target:
     return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
 
 
+def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_NAME) -> Target:
+    """Returns the mesh of a rank as what is planned for, on the links that it has where each of `num_ranks` uses as many.
+
+    Raises:
+        RhinoError: RHI-MESH-001 where the cluster has too few devices.
+    """
+    if num_ranks == 1:
+        return _target(cluster, name, mesh)
+    _, *axes = mesh_axes(cluster, (num_ranks, *mesh.shape))
+    named = tuple(replace(axis, name=own) for axis, own in zip(axes, mesh.names, strict=True))
+    return Target(name, mesh, CostModel(cluster.device, named))
+
+
 def write_mesh(module: ir.Operation, target: Target) -> None:
     """Writes the mesh that is planned for onto a module that has none."""
     if module_mesh(module) is None:

@@ -100,11 +100,12 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
     cluster = load_cluster(stages.cluster)
-    rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // max(1, stages.stages)),))
+    num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
+    rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
     budget = parse_size(choose.budget) if choose.budget else int(cluster.device.usable_hbm_bytes)
-    # Shardings are chosen for the whole step, which has the memory of all stages; stages for whole tensors, which have that of all devices
+    # Shardings are chosen for the whole step, which has the memory of all ranks; stages for whole tensors, which have that of all devices
     # of one. What each device holds in the end is proven for the list of instructions.
-    choose = replace(choose, mesh=str(rank), budget=str(budget * max(1, stages.stages)))
+    choose = replace(choose, mesh=str(rank), ranks=num_ranks)
     stages = replace(stages, budget=str(budget * rank.num_devices))
     shard: tuple[Item, ...] = (
         Normalize(),  # Again, for the loop that is new.

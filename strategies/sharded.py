@@ -20,7 +20,7 @@ _NO_OP: Final = -1
 
 
 def op_seconds(choice: Choice, states: Ints) -> Floats:
-    """Returns the seconds of each op in a step, with the collectives that it waits for [ops]; they add up to the cost of `states` [nodes]."""
+    """Returns the seconds of each op in a step, with the collectives that it waits for [ops]: in all, the cost of `states` [nodes]."""
     graph, problem = choice.graph, choice.problem
     seconds = np.zeros(graph.num_ops + 1)
     ops = np.array([_op_of(choice, node) for node in choice.nodes], dtype=np.int64)

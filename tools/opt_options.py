@@ -35,6 +35,7 @@ _SHARED: Final = (
     "num",
     "stages",
     "tolerance",
+    "ranks",
 )
 """Options of passes that the command line has for all that take them."""
 
@@ -114,6 +115,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
         options.steps = [(name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps]
     if options.chunks is None:
         options.chunks = 2 if schedule.chunked else 1
+    options.ranks = max(1, options.stages // max(1, options.chunks)) if is_parallel else None
 
 
 def help_text() -> str:

@@ -1,0 +1,302 @@
+"""Evaluate the shapes of whole plans: what each comes to, by planning its shardings and estimating its stages.
+
+A step is normalized once, taken in micro-batches once for each number of them, and planned once for each mesh of a rank. What a shape comes
+to is the search's own cost and memory of that plan; if it is a pipeline, as its stages and schedule have it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Final
+
+from rhino.ir.accumulation import accumulation_loop
+from rhino.ir.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph import Graph, Loop
+from rhino.ir.mesh import mesh_of_shape
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.program import Program, read_program
+from rhino.ir.reader import entry_function
+from rhino.ir.units import format_bytes
+from rhino.passes.base import Remarks
+from rhino.passes.choose_shardings import LEVELS
+from rhino.passes.micro_batch import batch_size
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.problem import Target, build_choice, rank_target
+from rhino.passes.registry import before_choice
+from rhino.strategies.answer import Answer
+from rhino.strategies.build import Choice
+from rhino.strategies.controller import Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.in_flight import several_in_flight
+from rhino.strategies.plan import make_plan
+from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.schedules import SCHEDULES, make_order
+from rhino.strategies.schedules.base import Pipeline, Schedule
+from rhino.strategies.search import Search
+from rhino.strategies.sharded import local_bytes, op_seconds
+from rhino.strategies.simulate import Link
+from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
+from rhino.strategies.step_time import most_in_flight, step_seconds
+
+LEVEL: Final = 2
+"""How far shardings are searched for while shapes are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What shapes are evaluated for: the step as bytecode, and the options of the passes, by name, as `before_choice` takes them."""
+
+    module: bytes
+    file: str
+    cluster: str
+    budget_bytes: float
+    options: dict[str, str]
+    schedules: tuple[str, ...] = tuple(SCHEDULES)
+
+
+@dataclass(eq=False)
+class Evaluator:
+    """Evaluates shapes one after the other, and keeps what several have in common."""
+
+    setup: Setup
+    cluster: Cluster = field(init=False)
+    context: ir.Context = field(init=False)
+    modules: dict[tuple[int, float], bytes | RhinoError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cluster = load_cluster(self.setup.cluster)
+        self.context = make_context()
+
+    def outcome(self, shape: Shape) -> Outcome:
+        """Returns what a shape comes to."""
+        try:
+            module = self.prepared(shape)
+            target = self.target(shape)
+            with module.context:
+                program = read_program(entry_function(module), target.mesh, self.setup.file)
+                return self.planned(shape, program, target)
+        except RhinoError as error:
+            return Refused(shape, error.what, by_memory=False)
+
+    def prepared(self, shape: Shape) -> ir.Module:
+        """Returns the step in so many micro-batches, ready for the choice of shardings."""
+        key = (shape.micro_batches, shape.keep)
+        if key not in self.modules:
+            module = ir.Module.parse(self.setup.module, self.context)
+            items = before_choice({**self.setup.options, **named_options(shape)})
+            try:
+                build_pass_manager(items, self.context, Remarks(self.setup.file)).run(module.operation)
+                self.modules[key] = bytecode(module)
+            except RhinoError as error:
+                self.modules[key] = error
+        found = self.modules[key]
+        if isinstance(found, RhinoError):
+            raise found
+        return ir.Module.parse(found, self.context)
+
+    def target(self, shape: Shape) -> Target:
+        """Returns the mesh of a rank, on the links that it has where every rank has one."""
+        return rank_target(self.cluster, mesh_of_shape(shape.mesh), shape.stages)
+
+    def planned(self, shape: Shape, program: Program, target: Target) -> Outcome:
+        """Returns what the best shardings of a step come to."""
+        choice = build_choice(program, target)
+        loop = accumulation_loop(program)
+        ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
+        problem = choice.problem
+        if ranks > 1 and loop is not None:
+            problem = several_in_flight(problem, program.graph, loop, min(shape.micro_batches, ranks))
+        search = Search(problem, LEVELS[LEVEL])
+        first = search.reduce()
+        free = search.run(None, first)
+        if not isinstance(free, Answer):
+            return Refused(shape, "no choice of shardings was found", by_memory=False)
+        least = _least_bytes(problem)
+        if least > budget:
+            why = f"needs at least {format_bytes(least / ranks)} per device"
+            return Refused(shape, why, by_memory=True, free_bound_s=free.bound / ranks)
+        answer = free if free.peak_bytes <= budget else Search(problem, LEVELS[LEVEL]).run(budget)
+        if not isinstance(answer, Answer):
+            return Refused(shape, "no choice of shardings that fits was found", by_memory=True, free_bound_s=free.bound / ranks)
+        bounds = (answer.bound / ranks, free.bound / ranks)
+        if ranks == 1:
+            compute_s, collectives_s = _shares(problem, answer.states)
+            return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
+        assert loop is not None, "a pipeline has micro-batches"
+        return self.in_stages(shape, choice, answer, bounds, loop)
+
+    def in_stages(self, shape: Shape, choice: Choice, answer: Answer, bounds: tuple[float, float], loop: Loop) -> Outcome:
+        """Returns what a sharded step comes to as a pipeline, with the best of the schedules."""
+        outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
+        link = Link(outer.latency_s, outer.bytes_per_s)
+        peak_bytes = float(choice.problem.memory(answer.states).max(initial=0.0))  # of one micro-batch at a time
+        sharded = Sharded(
+            choice.graph,
+            loop,
+            choice.model,
+            op_seconds(choice, answer.states),
+            local_bytes(make_plan(choice, answer.states)),
+            answer.cost,
+            peak_bytes,
+        )
+        compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(choice.problem, answer.states))
+        cuts: dict[int, StageEstimate | None] = {}
+        found: list[Estimate] = []
+        too_large: list[float] = []
+        for name in self.setup.schedules:
+            pipeline = pipeline_of(SCHEDULES[name], shape)
+            if pipeline is None:
+                continue
+            if pipeline.num_stages not in cuts:
+                cuts[pipeline.num_stages] = estimate_stages(sharded, pipeline.num_stages, shape.micro_batches, link)
+            cut = cuts[pipeline.num_stages]
+            if cut is None:
+                continue
+            order = make_order(name, pipeline)
+            by_stage = cut.peak_bytes(most_in_flight(order))
+            peaks = [-(pipeline.chunks - 1) * cut.passing_bytes] * shape.stages
+            for stage, rank in enumerate(order.rank_of):
+                peaks[rank] += by_stage[stage]
+            if max(peaks) > self.setup.budget_bytes:
+                too_large.append(max(peaks))
+                continue
+            step_s = step_seconds(order, cut.times)
+            found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, tuple(peaks)))
+        if found:
+            return min(found, key=lambda one: one.step_s)
+        if too_large:
+            return Refused(shape, f"its largest stage needs about {format_bytes(min(too_large))} per device", True, bounds[1])
+        return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
+
+
+def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:
+    """Returns the pipeline that a schedule runs for a shape; None where it takes none."""
+    chunks = 2 if schedule.chunked else 1
+    if chunks > 1 and shape.micro_batches % shape.stages:
+        return None
+    return Pipeline(shape.stages * chunks, shape.micro_batches, chunks)
+
+
+def named_options(shape: Shape) -> dict[str, str]:
+    """Returns the options of the passes before the choice of shardings that make a step of this shape."""
+    found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
+    return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
+
+
+def bytecode(module: ir.Module) -> bytes:
+    """Returns a module as MLIR bytecode, for this process and its likes."""
+    from io import BytesIO  # noqa: PLC0415
+
+    stream = BytesIO()
+    module.operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+def _least_bytes(problem: Problem) -> float:
+    """Returns a lower bound on what a device holds at most, whatever is chosen: each tensor at the least that it can take."""
+    alive = problem.base_bytes.copy()
+    residents = problem.node_residents
+    least = [float(problem.tables[table].min()) for table in residents.table.tolist()]
+    for size, start, end in zip(least, residents.start.tolist(), residents.end.tolist(), strict=True):
+        alive[start : end + 1] += size
+    return float(alive.max(initial=0.0))
+
+
+def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
+    """Returns the seconds of ops and of ways between them."""
+    nodes = sum(float(problem.tables[table][states[node]]) for node, table in enumerate(problem.node_table.tolist()))
+    return nodes, problem.cost(states) - nodes
+
+
+def make_space(setup: Setup, stages: Sequence[int], meshes: Sequence[tuple[int, ...]], micro_batches: Sequence[int], most: int) -> Space:
+    """Returns what there is to choose from; what the caller leaves empty is every possibility.
+
+    Raises:
+        RhinoError: RHI-READ-005 and -006 for a module that cannot be read.
+    """
+    cluster, context = load_cluster(setup.cluster), make_context()
+    module = ir.Module.parse(setup.module, context)
+    numbers = tuple(micro_batches) or _numbers(module, setup)
+    build_pass_manager(before_choice({}), context, Remarks(setup.file)).run(module.operation)
+    with context:
+        program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
+    counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
+    found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
+    return Space(found, numbers, arithmetic_s(program.graph, cluster), keeps=(1.0,), most=most)
+
+
+def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
+    """Returns the numbers of micro-batches to try: divisors of the batch, each about twice the one before; 1 alone if there is no batch."""
+    try:
+        with module.context, ir.Location.unknown():
+            size = batch_size(module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options})
+    except RhinoError:
+        return (1,)
+    numbers = [1]
+    for number in range(2, size + 1):
+        if size % number == 0 and number >= APART * numbers[-1]:
+            numbers.append(number)
+    return tuple(numbers)
+
+
+APART: Final = 1.9
+"""At least how many times the number before is the next number of micro-batches that is tried."""
+
+
+def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the meshes of two axes that a rank may have, where each rank has as many devices.
+
+    On devices of one level the order of the axes says nothing, and two axes do whatever one does: then it is one mesh for each way to
+    write the number as a product, and only a prime number is one axis.
+    """
+    size = cluster.num_devices // num_ranks
+    pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0] or [(size,)]
+    spans = size > math.prod(level.size for level in cluster.levels[-1:])
+    return tuple(pair for pair in pairs if spans or pair == tuple(sorted(pair)))
+
+
+def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
+    """Returns the seconds of a step's products, each at the full rate of all devices: no plan is faster."""
+    times = graph.times().tolist()
+    flops = [(graph.cls(op).flops * times[op], graph.cls(op)) for op in range(graph.num_ops) if graph.cls(op).flops]
+    rates = {cls.operands[0].dtype: cluster.device.matmul_flops_per_s(cls.operands[0].dtype) for _, cls in flops if cls.operands}
+    return sum(count / rates[cls.operands[0].dtype] for count, cls in flops if cls.operands) / cluster.num_devices
+
+
+class Workers:
+    """Processes that evaluate shapes; with one, this process does. To be closed."""
+
+    def __init__(self, setup: Setup, num_processes: int) -> None:
+        self.local = Evaluator(setup) if num_processes == 1 else None
+        self.pool = None if self.local else ProcessPoolExecutor(num_processes, get_context("spawn"), _start, (setup,))
+
+    def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
+        """Returns the outcomes of shapes, in their order."""
+        if self.pool is None:
+            assert self.local is not None
+            return [self.local.outcome(shape) for shape in shapes]
+        return list(self.pool.map(_outcome, shapes))
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+_evaluator: list[Evaluator] = []
+"""In a worker process: its evaluator."""
+
+
+def _start(setup: Setup) -> None:
+    import gc  # noqa: PLC0415
+
+    gc.disable()
+    _evaluator.append(Evaluator(setup))
+
+
+def _outcome(shape: Shape) -> Outcome:
+    return _evaluator[0].outcome(shape)
