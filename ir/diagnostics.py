@@ -56,6 +56,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-BATCH-005": (ExitCode.BAD_INPUT, "the step has nothing to accumulate over micro-batches"),
     "RHI-BATCH-006": (ExitCode.BAD_INPUT, "shardings inside the step speak of the whole batch"),
     "RHI-BATCH-007": (ExitCode.BAD_INPUT, "what is said of the batch fits no argument"),
+    "RHI-RECOMPUTE-001": (ExitCode.USAGE, "the share of values to keep for the way back is malformed"),
     "RHI-LOCAL-001": (ExitCode.BAD_INPUT, "the module cannot be localized"),
     "RHI-RUN-001": (ExitCode.BAD_INPUT, "the module does not compile"),
     "RHI-RUN-002": (ExitCode.BAD_INPUT, "inputs do not match the module"),
@@ -93,6 +94,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-JAX-004": (ExitCode.BAD_INPUT, "a state does not fit the argument that it is to be"),
     "RHI-JAX-005": (ExitCode.BAD_INPUT, "a parallelized function is called inside a transformation of JAX"),
     "RHI-JAX-006": (ExitCode.USAGE, "something is asked of a plan or a function that has to be planned first"),
+    "RHI-JAX-007": (ExitCode.BAD_INPUT, "an array that was donated is used again"),
     "RHI-PASS-001": (ExitCode.USAGE, "a pass pipeline does not parse"),
     "RHI-PASS-002": (ExitCode.BAD_INPUT, "a pass of MLIR's own fails on the input, or leaves what does not verify"),
 }
