@@ -60,6 +60,21 @@ class OpClass:
     moved_bytes: int | None = None
     held: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
 
+    @property
+    def is_view(self) -> bool:
+        """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
+        return self.name in _VIEWS or (
+            self.name in REPEATS and self.operands[0].num_bytes == self.results[0].num_bytes and self._in_order()
+        )
+
+    def _in_order(self) -> bool:
+        """Says whether the operand's dims, but for those of one element, are the result's."""
+        if self.rule is None:
+            return False
+        sides = (self.rule.operands[0], self.rule.results[0])
+        before, after = ([f for dim in side for f in dim if self.rule.sizes[f] > 1] for side in sides)
+        return before == after
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -159,20 +174,23 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     """Returns, for every value, whether it gets memory of its own [values].
 
     Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like do, fusible ops and
-    reductions do not. Who reads a view reads what it views. Another fusible op is computed inside its reader, or inside each of its readers
-    if it is cheap and none of them is a reduction (XLA's `InstructionFusion`; on the CPU of jaxlib 0.10.2 a library computes reductions,
-    which fuse a producer only if nothing else reads it).
+    reductions do not, nor does an update of part of a buffer the part that it writes. Who reads a view reads what it views. Another
+    fusible op is computed inside its reader, or inside each of its readers if it is cheap and none of them is a reduction (XLA's
+    `InstructionFusion`; on the CPU of jaxlib 0.10.2 a library computes reductions, which fuse a producer only if nothing else reads it).
     """
     if not graph.num_ops:
         return np.ones(graph.num_values, dtype=bool)
-    absorbs = np.array([c.fusible or c.name == _REDUCE for c in graph.classes])
+    absorbs = np.array([c.fusible or c.name == _REDUCE for c in graph.classes])[graph.op_class]
     reduces = np.array([c.name == _REDUCE for c in graph.classes])
     reader = np.repeat(graph.op_class, np.diff(graph.use_start))
+    absorbed = np.repeat(absorbs, np.diff(graph.use_start))
+    updates = np.array([c.name == PART_UPDATE for c in graph.classes])[graph.op_class]
+    absorbed[graph.use_start[:-1][updates] + 1] = True
     num_uses = np.bincount(graph.uses, minlength=graph.num_values)
-    from_memory = np.bincount(graph.uses, weights=~absorbs[reader], minlength=graph.num_values) > 0
+    from_memory = np.bincount(graph.uses, weights=~absorbed, minlength=graph.num_values) > 0
     reduced = np.bincount(graph.uses, weights=reduces[reader], minlength=graph.num_values) > 0
     from_memory[list(graph.returns)] = True
-    view = np.array([c.name in VIEWS for c in graph.classes])[graph.op_class]
+    view = np.array([c.is_view for c in graph.classes])[graph.op_class]
     returned = graph.value_op[list(graph.returns)]
     view[returned[returned >= 0]] = False
     for op in np.flatnonzero(view)[::-1].tolist():
@@ -192,8 +210,10 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
 
 _REDUCE = "stablehlo.reduce"
 
-VIEWS = frozenset({"stablehlo.reshape", "stablehlo.optimization_barrier"})
-"""Ops each of whose results lies where its operand of the same number does."""
+_VIEWS = frozenset({"stablehlo.reshape", BARRIER})
+
+REPEATS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.broadcast"})
+"""Ops whose result repeats their operand, or gives it dims of one element."""
 
 COPY_FREE = frozenset(
     {"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"}
@@ -213,5 +233,8 @@ MOVES = frozenset(f"stablehlo.{name}" for name in _MOVES.split())
 COPIED_UPDATE = "stablehlo.scatter"
 """An update whose first operand, unless it depends on constants alone, XLA's CPU backend copies (jaxlib 0.10.2)."""
 
-UPDATES = frozenset({COPIED_UPDATE, "stablehlo.dynamic_update_slice"})
+PART_UPDATE = "stablehlo.dynamic_update_slice"
+"""An update that is computed where it goes: XLA fuses what makes the part into it."""
+
+UPDATES = frozenset({COPIED_UPDATE, PART_UPDATE})
 """Ops that write into their first operand's buffer where nothing else reads it."""

@@ -1,7 +1,8 @@
 """What goes into a loop and comes out of it as values of their own, so that each place can choose how they lie.
 
 What a loop carries lies in one way from its start to all of its uses. A start that other ops read too could not be what the loop wants, and
-of a sum that a loop leaves in parts each reader would join the parts for itself.
+of a sum that a loop leaves in parts each reader would join the parts for itself. What a loop carries only to read it, and depends on
+constants alone (a mask, say), it need not carry: computed in the body it is fused into its readers, as it is outside of loops.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any, Final
 from rhino.ir.accumulation import MICRO_BATCHES
 from rhino.ir.identity import is_constant
 from rhino.ir.mlir import func, ir, stablehlo
+from rhino.ir.numerics import FUSIBLE, SOURCES
+from rhino.ir.program import CARRIED
 from rhino.ir.reader import maker_of, walk
 
 _LOOP: Final = "stablehlo.while"
@@ -22,7 +25,8 @@ def own_values(entry: func.FuncOp) -> None:
     A barrier, for it may lie in another way than what goes past it, and XLA (jaxlib 0.10.2) folds a reshape to the same shape away and puts
     its sharding on the loop.
     """
-    for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
+    for found in [op for op in walk(entry.operation) if op.name == _LOOP]:
+        loop = _without_constants(found)
         for number, value in enumerate(list(loop.operands)):
             if _is_repeated(value) and len(list(value.uses)) > 1:
                 made = maker_of(value)
@@ -33,6 +37,73 @@ def own_values(entry: func.FuncOp) -> None:
                 with ir.InsertionPoint.after(loop), loop.location:
                     after = stablehlo.OptimizationBarrierOp([result])
                 result.replace_all_uses_except(after.results[0], after.operation)
+
+
+def _without_constants(loop: ir.Operation) -> ir.Operation:
+    """Returns a loop that computes in its body what it would carry only to read it, if that depends on constants alone."""
+    if CARRIED in loop.attributes:  # its carried values have been planned
+        return loop
+    condition, body = (region.blocks[0] for region in loop.regions)
+    *_, last = (view.operation for view in body.operations)
+    made = {n: chain for n in range(len(loop.operands)) if (chain := _only_read(loop, n, last))}
+    if not made:
+        return loop
+    start = ir.InsertionPoint.at_block_begin(body)
+    for number, chain in made.items():
+        before = loop.operands[number]
+        body.arguments[number].replace_all_uses_with(_copied(chain, start))
+        loop.results[number].replace_all_uses_with(before)
+    kept = [n for n in range(len(loop.operands)) if n not in made]
+    with ir.InsertionPoint(last), last.location:
+        stablehlo.ReturnOp([last.operands[n] for n in kept])
+    last.erase()
+    with ir.InsertionPoint(loop), loop.location:
+        new = stablehlo.WhileOp([loop.results[n].type for n in kept], [loop.operands[n] for n in kept]).operation
+    for name in loop.attributes:
+        new.attributes[name] = loop.attributes[name]
+    for number, one in enumerate(kept):
+        loop.results[one].replace_all_uses_with(new.results[number])
+    for block, region in zip((condition, body), new.regions, strict=True):
+        for number in reversed(made):
+            block.erase_argument(number)
+        block.append_to(region)
+    loop.erase()
+    for op in reversed(dict.fromkeys(op for chain in made.values() for op in chain)):  # who reads before what is read
+        if not any(list(result.uses) for result in op.results):
+            op.erase()
+    return new
+
+
+def _only_read(loop: ir.Operation, number: int, last: ir.Operation) -> list[ir.Operation]:
+    """Returns the ops that make what a loop carries as `number`, first those that others read, if all of it is constant; else none."""
+    condition, body = (region.blocks[0].arguments[number] for region in loop.regions)
+    if last.operands[number] != body or list(condition.uses) or not ir.RankedTensorType(body.type).shape:
+        return []
+    chain: dict[ir.Operation, None] = {}
+    return list(chain) if _is_made_of_constants(loop.operands[number], chain) else []
+
+
+def _is_made_of_constants(value: ir.Value[Any], chain: dict[ir.Operation, None]) -> bool:
+    """Says whether a value depends on constants alone, and adds what makes it to `chain`."""
+    made = maker_of(value)
+    if made is None or (made.name not in SOURCES and made.name not in FUSIBLE):
+        return False
+    if made not in chain:
+        if not all(_is_made_of_constants(operand, chain) for operand in made.operands):
+            return False
+        chain[made] = None
+    return True
+
+
+def _copied(chain: list[ir.Operation], at: ir.InsertionPoint) -> ir.Value[Any]:
+    """Copies ops to a place, and returns what the last one makes there."""
+    copies: dict[ir.Value[Any], ir.Value[Any]] = {}
+    for op in chain:
+        copy = op.clone(ip=at)
+        for number, operand in enumerate(copy.operands):
+            copy.operands[number] = copies.get(operand, operand)
+        copies.update(zip(op.results, copy.results, strict=True))
+    return copies[chain[-1].results[0]]
 
 
 def _source(value: ir.Value[Any]) -> ir.Value[Any]:

@@ -10,12 +10,12 @@ keeps in memory is in `rhino.strategies.memory`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, VIEWS, WHILE, YIELD, Graph, TensorType, materialized
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, OpClass, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
 from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -24,7 +24,7 @@ from rhino.strategies.nodes import Node, Use
 from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.roles import Roles
 
-_READS_PART = frozenset({"stablehlo.gather", "stablehlo.dynamic_slice"})
+_READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
 """Ops that read as much of their first operand as they write."""
 
 
@@ -91,6 +91,7 @@ class Builder:
         self.value_type = graph.value_type.tolist()
         self.op_class = graph.op_class.tolist()
         self.in_memory = self.has_memory.tolist()
+        self.lies = lies_in_memory(graph, self.in_memory)
         self.times = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
@@ -195,8 +196,16 @@ class Builder:
         for value, source in zip(carried, self.graph.operands(op).tolist(), strict=True):
             if self.graph.types[self.value_type[value]].shape:
                 partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
-                self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
+                node = self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
+                if self.giver[source] < 0:
+                    self.costs[node] = self.fill(node, value)
         self.carry(op, carried)
+
+    def fill(self, node: int, value: int) -> int:
+        """Returns the table of the seconds in which a value that depends on constants alone is written, for it has no maker with a node."""
+        kind, states = self.graph.types[self.value_type[value]], self.nodes[node].states
+        rate = self.model.device.memory_bytes_per_s
+        return self.remembered(("fill", kind, id(states)), lambda: np.array([self.local_bytes(kind, s.comes[0]) / rate for s in states]))
 
     def starts_a_sum(self, op: int, value: int) -> bool:
         """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
@@ -214,7 +223,7 @@ class Builder:
         operands = self.uses[self.use_start[op] : self.use_start[op + 1]]
         results = range(self.result_start[op], self.result_start[op + 1])
         known = tuple([self.giver[v] >= 0 for v in operands])
-        memory = tuple([self.in_memory[v] for v in (*operands, *results)])
+        memory = tuple([self.lies[v] for v in operands] + [self.in_memory[v] for v in results])
         in_place = bool(results) and results[0] in self.in_place
         batch = self.roles.batch_factors(op) if self.roles else frozenset()
         key = (self.op_class[op], known, memory, self.times[op], in_place, batch)
@@ -252,27 +261,40 @@ class Builder:
     def state_s(self, op: int, state: State) -> float:
         """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
         cls = self.graph.cls(op)
-        if cls.name in VIEWS:
-            return 0.0  # the same bytes under other indices
+        if cls.is_view or (self.is_read_in_place(cls) and self.in_memory[self.result_start[op]]):
+            return 0.0
         moved = self.moved_bytes(op, state)
         seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes))
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
         return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
 
+    @staticmethod
+    def is_read_in_place(cls: OpClass) -> bool:
+        """Says whether an op gives one piece of its first operand's memory, so that who needs it in memory finds it there.
+
+        XLA's products on GPUs read such a part of a stack of weights where it lies (`GemmFusion`); its CPU backend copies it, which
+        memory counts (docs/search.md).
+        """
+        return cls.name == "stablehlo.dynamic_slice" and cls.operands[0].shape[1:] == cls.results[0].shape[1:]
+
     def moved_bytes(self, op: int, state: State) -> int:
-        """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes."""
+        """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes.
+
+        An operand that is computed inside the op is not read: what it is computed from was read by what computes it.
+        """
         graph, cls = self.graph, self.graph.cls(op)
         if cls.moved_bytes is not None:
             return cls.moved_bytes // state.num_shares(self.sizes)
         values = graph.results(op)
         if values and values[0] in self.in_place:
-            return 2 * sum(self.local_bytes(kind, spec) for kind, spec in zip(cls.operands[1:], state.needs[1:], strict=True))
-        results = zip(values, cls.results, state.comes, strict=True)
-        moved = sum(self.local_bytes(kind, spec) for value, kind, spec in results if self.has_memory[value])
-        for position, (value, kind, spec) in enumerate(zip(graph.operands(op), cls.operands, state.needs, strict=True)):
-            if self.has_memory[value]:
+            written = list(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True))[1:]
+            return sum((1 + self.lies[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
+        results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.comes, strict=True)]
+        moved = sum(size for value, size in zip(values, results, strict=True) if self.in_memory[value])
+        for position, (value, kind, spec) in enumerate(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True)):
+            if self.lies[value]:
                 partly = position == 0 and cls.name in _READS_PART
-                moved += min(moved, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
+                moved += min(*results, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
         return moved
 
     def local_bytes(self, kind: TensorType, spec: Spec) -> int:
@@ -314,6 +336,16 @@ class Builder:
         given, needed = self.ends(u, v, use)
         table = _times(reshard_seconds(self.model, self.graph.types[use.type], given, needed), use.times)
         return table.T if use.swapped else table
+
+
+def lies_in_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:
+    """Returns which values are read from memory: those that have memory of their own, and views of these [values]."""
+    found = list(in_memory)
+    for op in range(graph.num_ops):
+        if graph.cls(op).is_view:
+            for source, viewed in zip(graph.operands(op).tolist(), graph.results(op), strict=True):
+                found[viewed] |= found[source]
+    return found
 
 
 def _times(seconds: Floats, count: int) -> Floats:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from rhino.ir.graph import OpClass
+from rhino.ir.graph import REPEATS, OpClass
 from rhino.ir.rules import Mapping, Rule
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, at, fits, partial_axes, split, unpack, without_partial
 
 REPLICATE = -1
 """The choice *replicate* along one axis; *split f* is `f`, *partial* with the k-th linear operand set is `-2 - k`."""
-
-_REPEATS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.broadcast"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def _split(cls: OpClass, rule: Rule, factor: int, axis_size: int) -> State | Non
     size = rule.sizes[factor]
     if size < axis_size or size % axis_size or factor in rule.fixed or not rule.is_major(factor):
         return None
-    if not any(factor in dim for mapping in rule.operands for dim in mapping) and cls.name not in _REPEATS:
+    if not any(factor in dim for mapping in rule.operands for dim in mapping) and cls.name not in REPEATS:
         return None  # a block of a result alone: only what repeats its operand gives the same values for it
     needs = tuple(_spec(mapping, factor) for mapping in rule.operands)
     needs += _replicated(len(cls.operands) - len(needs))  # values captured by a region

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rhino.ir.graph import UPDATES, VIEWS, WHILE, Graph, TensorType
+from rhino.ir.graph import UPDATES, WHILE, Graph, TensorType
 from rhino.ir.spec import Spec
 from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_bytes
 from rhino.strategies.candidates import State
@@ -88,7 +88,7 @@ class Memory:
             if made and not stored and value not in self.in_place:
                 nodes += self.kept_for_reader(value, target, use)
             fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
-            viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].name in VIEWS
+            viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
             lies = viewed or draft.in_memory[value]
             over = made and self.maker[value] in self.schedule.over
             move = Move(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
@@ -200,7 +200,7 @@ class Memory:
             return plan.first[value], plan.end[value]
         if reader == self.graph.num_ops:
             return self.num_times - 1, self.num_times - 1
-        if self.classes[reader].name in (*VIEWS, WHILE):
+        if self.classes[reader].is_view or self.classes[reader].name == WHILE:
             seen = target.number if target.kind == "value" else self.first_result[reader]
             return plan.first[seen], plan.end[seen]
         return plan.start[reader], plan.stop[reader]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rhino.ir.graph import COPIED_UPDATE, COSTLY, MOVES, UPDATES, VIEWS, WHILE, YIELD, Graph
+from rhino.ir.graph import COPIED_UPDATE, COSTLY, MOVES, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
 
 _REDUCE = "stablehlo.reduce"
@@ -79,7 +79,7 @@ class _Scheduler:
             for source, elementwise in inside.items():
                 found[source] = found.get(source, True) and elementwise and alike
         for position, value in enumerate(self.results[op]):
-            if cls.name in VIEWS or value in self.kept:
+            if cls.is_view or value in self.kept:
                 held = self.operands[op][position]
                 self.sources[value] = {held: True} if self.stands(held) else self.sources[held]
             elif not self.runs[op]:
@@ -105,7 +105,7 @@ class _Scheduler:
                 start[op] = min((first[value] for value in self.results[op]), default=0)
                 stop[op] = max((end[value] for value in self.results[op]), default=0)
             for position, value in enumerate(self.operands[op]):
-                seen = self.results[op][position] if self.classes[op].name in VIEWS else -1
+                seen = self.results[op][position] if self.classes[op].is_view else -1
                 first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
@@ -264,7 +264,7 @@ def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
         elif cls.name == PRODUCT:
             copied |= {value for position, value in enumerate(values) if not reads_as_it_lies(cls, position)}
             direct |= {value for position, value in enumerate(values) if reads_as_it_lies(cls, position) and is_matrix(cls, position)}
-        elif not cls.fusible and cls.name not in VIEWS:
+        elif not cls.fusible and not cls.is_view:
             direct |= set(values)
     made = graph.value_op.tolist()
     found = {value: graph.cls(made[value]) for value in sorted(summed & copied - direct) if made[value] >= 0 and in_memory[value]}

@@ -288,6 +288,58 @@ def test_a_plan_says_how_each_op_and_value_lies(name):
             assert plan.returned[argument.alias] == plan.specs[number]
 
 
+# Stacks in loops
+
+STACKS = """func.func @main(%x: tensor<8x8xf32>, %ws: tensor<4x8x8xf32>) -> tensor<4x8x8xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %most = stablehlo.constant dense<4> : tensor<i32>
+  %empty = stablehlo.constant dense<0.0> : tensor<4x8x8xf32>
+  %end:4 = stablehlo.while(%i = %zero, %v = %x, %s = %ws, %t = %empty)
+      : tensor<i32>, tensor<8x8xf32>, tensor<4x8x8xf32>, tensor<4x8x8xf32>
+    cond {
+    %more = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %part = stablehlo.dynamic_slice %s, %i, %zero, %zero, sizes = [1, 8, 8]
+      : (tensor<4x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x8xf32>
+    %w = stablehlo.reshape %part : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+    %y = READ
+    %kept = stablehlo.broadcast_in_dim KEPT, dims = [1, 2] : (tensor<8x8xf32>) -> tensor<1x8x8xf32>
+    %next = stablehlo.dynamic_update_slice %t, %kept, %i, %zero, %zero
+      : (tensor<4x8x8xf32>, tensor<1x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<4x8x8xf32>
+    %j = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %j, %y, %s, %next : tensor<i32>, tensor<8x8xf32>, tensor<4x8x8xf32>, tensor<4x8x8xf32>
+  }
+  return %end#3 : tensor<4x8x8xf32>
+}"""
+PRODUCT = "stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>"
+
+
+@pytest.mark.parametrize(
+    ("read", "kept", "trip", "why"),
+    [
+        (PRODUCT, "%y", 3 + 2, "a product reads two tensors, the part of the stack where it lies, and writes one; its result is copied"),
+        ("stablehlo.add %v, %w : tensor<8x8xf32>", "%y", 2 + 1 + 2, "a sum is written for the next trip, and copied"),
+        (
+            "stablehlo.add %v, %w : tensor<8x8xf32>",
+            "%w",
+            2 + 1 + 1,
+            "a part that is computed inside others is read once, and written once",
+        ),
+    ],
+)
+def test_what_parts_of_stacks_move(read, kept, trip, why):
+    """In tensors of 256 bytes at 1 GB/s, for four trips, after the empty stack of four has been written."""
+    scalars = 4 * 2 * 2 * 3 * 4e-9  # the indices, counted as if read and written
+    found = choice_of(STACKS.replace("READ", read).replace("KEPT", kept), size=2)
+    problem, states = found.problem, pick(found)
+    seconds = sum(problem.tables[t][s] for t, s in zip(problem.node_table, states, strict=True))
+    flops = 4 * 1024e-9 if "dot" in read else 0.0  # 1024 operations at 1 GFLOP/s: longer than its 768 bytes
+    moved = 4 * trip * 256e-9 - (4 * 3 * 256e-9 if flops else 0.0)
+    assert seconds == pytest.approx(4 * 256e-9 + moved + flops, abs=scalars), why
+
+
 # The search on real problems, against enumeration
 
 TINY = {

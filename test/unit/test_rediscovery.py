@@ -1,7 +1,8 @@
 """Plans that people found by hand come out of the search unasked, where they are the cheapest: asserted by how tensors lie and ops run."""
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -9,6 +10,7 @@ import bert
 import gpt
 import mlp
 import moe
+import pytest
 import quality
 import resnet
 import vgg
@@ -17,7 +19,7 @@ from training import export_step
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir import ir
 from rhino.ir.patterns import dotted
-from rhino.ir.spec import PARTIAL, REPLICATED, pack, split, split_axes
+from rhino.ir.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
 from rhino.strategies.answer import Answer
 from rhino.strategies.plan import Plan
 
@@ -78,6 +80,40 @@ def found(model, budget="", constraints="", target=TARGET):
 def forbid(*patterns):
     """Says that the arguments whose names match are whole on every device."""
     return "".join(f"[[forbid]]\nname = '{pattern}'\naxis = 'x'\n" for pattern in patterns)
+
+
+# Loops
+
+
+def without_layer(name):
+    return re.sub(r"(layers)(\.\d+)?\.", r"\1.", dotted(name))
+
+
+@pytest.mark.parametrize("target", [TARGET, "v100x8:2x4"])
+def test_a_loop_over_layers_gets_the_plan_of_the_layers(target):
+    """A GPT with its layers in a loop: its plan, given to the layers one by one, is as good as theirs (what is split by layers is open)."""
+    sizes = gpt.GPTConfig(layers=4, hidden=1024, heads=16, ffn=4096, vocab=8192, seq=512, batch=8)
+    plain, scanned = found(gpt.model(sizes), target=target), found(gpt.model(replace(sizes, scan=True)), target=target)
+    graph, num_axes = scanned.plan.graph, len(scanned.plan.sizes)
+    entries = {without_layer(a.name): unpack(scanned.plan.specs[n], num_axes) for n, a in enumerate(graph.arguments)}
+    rows = []
+    for number, argument in enumerate(plain.plan.graph.arguments):
+        spec = entries[without_layer(argument.name)]
+        in_layer = ".layers." in dotted(argument.name)
+        if in_layer and split(0) in spec:
+            continue
+        dims = dim_axes(pack([one - in_layer if one > 1 else one for one in spec]), num_axes, rank_of(plain, number))
+        sharding = ", ".join("{" + ", ".join(f'"{NAMES[axis]}"' for axis in axes) + "}" for axes in dims)
+        rows.append(f"[[pin]]\nname = '{dotted(argument.name)}'\nsharding = '[{sharding}]'\n")
+    same = found(gpt.model(sizes), constraints="".join(rows), target=target)
+    assert same.answer.cost == pytest.approx(plain.answer.cost, rel=1e-2)
+
+
+NAMES = ("x", "y")
+
+
+def rank_of(one, value):
+    return len(one.plan.graph.type_of(value).shape)
 
 
 # Data parallelism, and ZeRO
