@@ -19,7 +19,7 @@ from rhino.ir.tally import KINDS
 
 VERSIONS: Final = (1, 2)
 _DEVICE_FIGURES: Final = ("hbm_bytes", "usable_hbm_fraction", "hbm_bytes_per_s", "matmul_efficiency", "memory_efficiency")
-_MEASURED_FIGURES: Final = ("launch_s", "op_s", "vector_per_s", "costly_per_s")
+_MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 _LEVELS: Final = "one or more [[level]] tables, outermost first"
 _LEVEL_FIGURES: Final = ("latency_s", "port_bytes_per_s", "efficiency")

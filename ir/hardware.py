@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Measured seconds of one op on elements of one type, at ascending amounts of work [points]: (work, seconds).
+    """Measured seconds of one op on elements of one type, at ascending amounts of work [points]: (work, seconds), neither falling.
 
     Work is what the op does on one device: FLOPs of a product, otherwise bytes that it reads and writes.
     """
@@ -74,20 +74,17 @@ class Operator:
     points: tuple[tuple[float, float], ...]
     source: str
 
-    def seconds(self, work: float) -> float | None:
-        """Returns the seconds of an amount of work; None below the smallest point, where the table does not apply.
+    def seconds(self, work: float) -> float:
+        """Returns the seconds of an amount of work.
 
-        Between two points seconds grow as a power of the work, behind the last one in proportion to it.
+        Between two points they grow as a power of the work, below the first as between the first two, behind the last in proportion.
         """
         works = [point for point, _ in self.points]
         after = bisect_left(works, work)
-        if after == len(works):
+        if after == len(works) or len(works) == 1:
             return self.points[-1][1] * work / works[-1]
-        if after == 0:
-            return self.points[0][1] if work == works[0] else None
-        (w0, s0), (w1, s1) = self.points[after - 1], self.points[after]
-        share = math.log(work / w0) / math.log(w1 / w0)
-        return math.exp((1 - share) * math.log(s0) + share * math.log(s1))
+        (w0, s0), (w1, s1) = self.points[max(after - 1, 0)], self.points[max(after, 1)]
+        return s0 * (work / w0) ** (math.log(s1 / s0) / math.log(w1 / w0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +106,9 @@ class Device:
     `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
 
-    Measured, where known: `launch_s` is the fixed time of launching a program, `op_s` that of an op which is a kernel of its own,
-    `vector_per_s` how many elements an op computes that is no product, `costly_per_s` the same of roots, exponentials and the like;
-    `operators` are tables of single ops, which come before all rates.
+    Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it takes or gives adds;
+    `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many elements an op computes that is no product,
+    `costly_per_s` the same of roots, exponentials and the like; `operators` are tables of single ops, which come before these rates.
     """
 
     kind: str
@@ -123,6 +120,7 @@ class Device:
     memory_efficiency: float
     sources: Pairs
     launch_s: float | None = None
+    array_s: float | None = None
     op_s: float | None = None
     vector_per_s: float | None = None
     costly_per_s: float | None = None

@@ -14,7 +14,7 @@ from rhino.ir.hardware import Operator
 VERSION: Final = 1
 _OP: Final = re.compile(r"[a-z_]\w*\.[\w.]+")
 _DTYPE: Final = re.compile(r"[a-z]\w*(<\w+>)?")
-_POINTS: Final = "pairs [work, seconds] of positive, finite numbers, work ascending"
+_POINTS: Final = "pairs [work, seconds] of positive, finite numbers, work ascending and seconds not descending"
 _MANY: Final = "one or more tables of operators"
 
 
@@ -71,7 +71,7 @@ def _points(table: Table) -> tuple[tuple[float, float], ...]:
         if not isinstance(pair, list) or len(pair) != 2 or not all(map(is_positive, pair)):
             table.fail("points", _POINTS)
         points.append((float(pair[0]), float(pair[1])))
-    if any(later <= work for (work, _), (later, _) in pairwise(points)):
+    if any(w1 <= w0 or s1 < s0 for (w0, s0), (w1, s1) in pairwise(points)):
         table.fail("points", _POINTS)
     return tuple(points)
 

@@ -71,6 +71,10 @@ class Executable:
         kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
         return int(kept + stats.temp_size_in_bytes)
 
+    def temp_bytes(self) -> int:
+        """Returns what the program takes of one device's memory beside its arguments and results, as XLA has assigned its buffers."""
+        return int(self._loaded.get_compiled_memory_stats().temp_size_in_bytes)
+
     def put(self, index: int, value: Host | jax.Array) -> jax.Array:
         """Returns `value`, of the logical shape, as argument `index`: laid out on the devices as the program wants it.
 

@@ -75,10 +75,9 @@ class CostModel:
             num_bytes /= n
         return seconds
 
-    @property
-    def launch_s(self) -> float:
-        """The seconds that each launch of a program takes before it computes."""
-        return self.device.launch_s or 0.0
+    def launch_s(self, num_arrays: int) -> float:
+        """Returns the seconds that launching a program takes beside its computing; it takes and gives so many arrays in all."""
+        return (self.device.launch_s or 0.0) + num_arrays * (self.device.array_s or 0.0)
 
     def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int, *, is_kernel: bool = False) -> float:
         """Returns the seconds of one op.
@@ -89,9 +88,10 @@ class CostModel:
         is_product = cls.name in PRODUCTS
         dtype = cls.operands[0].dtype if cls.operands else ""  # a product's inputs decide which unit multiplies
         table = device.operator(cls.name, dtype) if device.operators else None
-        known = table.seconds(flops if is_product else num_bytes) if table else None
-        if known is not None:
-            return known
+        if table and not is_product:
+            return table.seconds(num_bytes)
+        if table:
+            return max(table.seconds(flops), num_bytes / device.memory_bytes_per_s)
         rate = device.matmul_flops_per_s(dtype) if is_product else self._vector_per_s(cls)
         fixed_s = device.op_s if is_kernel and device.op_s else 0.0
         return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)

@@ -1,0 +1,192 @@
+"""The `rhino-profile` command: measure the devices at hand, and write what they are as a cluster file."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.hardware import Cluster, Operator
+from rhino.ir.operators import parse_operators
+from rhino.ir.units import format_seconds
+from rhino.runtime.devices import pick_devices, request_host_devices
+from rhino.runtime.profile import Settings, measure
+from rhino.runtime.profile_cluster import make_cluster, origin_of
+from rhino.runtime.profile_programs import DTYPES
+from rhino.tools.ending import exit_code_of
+from rhino.tools.files import check_writable, write_output
+
+_DESCRIPTION = """\
+Measures matrix products, memory, fixed times, collectives and transfers on all devices at once, and writes a cluster file, which
+rhino-opt --cluster=FILE plans for. Nothing else should run on the machine meanwhile.
+"""
+_EPILOG = """\
+exit codes: 0 done, 1 bad input or too few devices, 2 usage, 70 our bug, 130 interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RhinoError("RHI-CLI-001", message, fix="see rhino-profile --help")
+
+
+def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
+    """Runs the command line `argv`; a file of `-` goes to `stdout`, progress and errors to `stderr`. Returns the exit code."""
+
+    def work() -> int:
+        options = _parser().parse_args(argv)
+        if options.help:
+            _parser().print_help(stdout)
+            return int(ExitCode.OK)
+        _check(options)
+        operators = _read_operators(options.operators) if options.operators else ()
+        base = load_cluster(options.base) if options.base else _measured(options, stderr)
+        text = cluster_to_text(_with_operators(base, operators))
+        parse_cluster(text, options.output)
+        write_output(options.output, text.encode(), stdout.buffer)
+        return int(ExitCode.OK)
+
+    return exit_code_of("rhino-profile", work, lambda: shlex.join(["rhino-profile", *argv]), stdout, stderr)
+
+
+def main() -> None:
+    """Runs the process's command line."""
+    sys.exit(run(sys.argv[1:], sys.stdout, sys.stderr))
+
+
+def _check(options: Namespace) -> None:
+    if options.base and not options.operators:
+        raise RhinoError("RHI-CLI-001", "--from is given, and nothing to add to it", fix="add --operators=FILE, or leave --from out")
+    if options.base and options.devices:
+        raise RhinoError("RHI-CLI-001", "--from and --devices exclude each other", fix="with --from nothing is measured")
+    check_writable(options.output)
+
+
+def _read_operators(file: str) -> tuple[Operator, ...]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RhinoError("RHI-CLI-002", f"cannot read the operator table: {reason}", Place(file)) from None
+    return parse_operators(text, file)
+
+
+def _measured(options: Namespace, stderr: TextIO) -> Cluster:
+    if options.devices:
+        request_host_devices(options.devices, os.environ)
+    import jax  # noqa: PLC0415 - its backend starts with the number of devices just asked for
+
+    devices = pick_devices(options.devices or jax.device_count())
+    settings = Settings(options.limit, options.rounds, options.dtypes)
+    origin = origin_of(devices, datetime.datetime.now(tz=datetime.UTC).date())
+    with _Progress(stderr) as note:
+        samples = measure(devices, settings, note)
+    name = options.name or f"{origin.platform}{len(devices)}-measured"
+    cluster = make_cluster(name, samples, devices, origin)
+    print(_summary(cluster), file=stderr)
+    return cluster
+
+
+def _with_operators(cluster: Cluster, given: tuple[Operator, ...]) -> Cluster:
+    """Returns the cluster with tables from elsewhere, which take the place of its own for the same op and type."""
+    names = [(one.op, one.dtype) for one in given]
+    kept = tuple(one for one in cluster.device.operators if (one.op, one.dtype) not in names)
+    return replace(cluster, device=replace(cluster.device, operators=(*kept, *given)))
+
+
+def _summary(cluster: Cluster) -> str:
+    device, (level,) = cluster.device, cluster.levels
+    rates = ", ".join(f"{key} {value / 1e9:.3g}" for key, value in device.flops_per_s)
+    rows = [
+        f"{cluster.about}; each device, all of them busy:",
+        f"  products, GFLOP/s    {rates}",
+        f"  memory, GB/s         {device.hbm_bytes_per_s / 1e9:.3g}",
+        f"  launch, array, op    {', '.join(format_seconds(value or 0.0) for value in (device.launch_s, device.array_s, device.op_s))}",
+    ]
+    for kind, units, line in level.collectives:
+        if units == level.size:
+            rows.append(f"  {kind:<20} {format_seconds(line.fixed_s)} + {line.per_s / 1e9:.3g} GB/s, groups of {units}")
+    return "\n".join(rows)
+
+
+class _Progress:
+    """Says on a terminal what is being done, each time in place of the last; elsewhere nothing."""
+
+    def __init__(self, stderr: TextIO) -> None:
+        self._stderr = stderr
+
+    def __enter__(self) -> Callable[[str], None]:
+        return self._note
+
+    def __exit__(self, *_: object) -> None:
+        self._note("")
+
+    def _note(self, text: str) -> None:
+        if self._stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=self._stderr, flush=True)
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    if unknown := [one for one in found if one not in DTYPES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(DTYPES)}")
+    return found
+
+
+def _at_least(least: float, kind: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not at least {least:g}")
+        return value
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rhino-profile",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=120),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("-o", dest="output", default="-", metavar="FILE", help="the cluster file to write, or - for stdout (default); whole or not at all")
+    add("--devices", type=_at_least(1, int), metavar="N", help="measure N devices, of the host where JAX has no others (default: all)")
+    add("--name", metavar="NAME", help="the cluster's name (default: from the platform and the number of devices)")
+    add(
+        "--dtypes",
+        type=_dtypes,
+        default=Settings().dtypes,
+        metavar="T,T",
+        help=f"types of products: {', '.join(DTYPES)} (default f32,bf16)",
+    )
+    add(
+        "--rounds",
+        type=_at_least(1, int),
+        default=Settings().rounds,
+        metavar="R",
+        help="how often all programs are timed in turn (default 5)",
+    )
+    add(
+        "--limit",
+        type=_at_least(1e-6, float),
+        default=Settings().limit_s,
+        metavar="S",
+        help="seconds of the longest program (default 0.03)",
+    )
+    add("--operators", metavar="FILE", help="a JSON table of measured ops to take in; see docs/cluster.md")
+    add("--from", dest="base", metavar="C", help="measure nothing: take a preset or a cluster file, and add the table to it")
+    add("--help", action="store_true", help="print this and exit")
+    return parser
