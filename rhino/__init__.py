@@ -1,5 +1,11 @@
 """Rhino, an automatic parallelizer for tensor programs: StableHLO in, Shardy shardings chosen by search out.
 
+From JAX, one call (docs/front_door.md):
+
+    step = rhino.parallelize(step, cluster="h100x8", donate_argnums=0)
+
+and step by step, as `rhino-opt` does it:
+
     context = rhino.make_context()
     module = rhino.read_module(data, "step.mlir", context)
     remarks = rhino.Remarks("step.mlir")
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
     from rhino.ir.diagnostics import RhinoError as RhinoError
     from rhino.ir.mlir import make_context as make_context
     from rhino.ir.reader import read_module as read_module
+    from rhino.parallelized import Parallelized as Parallelized
+    from rhino.parallelized import parallelize as parallelize
     from rhino.passes.annotate_candidates import AnnotateCandidates as AnnotateCandidates
     from rhino.passes.annotate_work import AnnotateWork as AnnotateWork
     from rhino.passes.base import Pass as Pass
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from rhino.passes.normalize import Normalize as Normalize
     from rhino.passes.pipeline import build_pass_manager as build_pass_manager
     from rhino.passes.strip import Strip as Strip
+    from rhino.plan import Plan as Plan
 
 # Beside the imports above, which type checkers read; a test holds the two together.
 _HOMES: Final = {
@@ -38,6 +47,7 @@ _HOMES: Final = {
     "rhino.ir.diagnostics": ("RhinoError",),
     "rhino.ir.mlir": ("make_context",),
     "rhino.ir.reader": ("read_module",),
+    "rhino.parallelized": ("Parallelized", "parallelize"),
     "rhino.passes.annotate_candidates": ("AnnotateCandidates",),
     "rhino.passes.annotate_work": ("AnnotateWork",),
     "rhino.passes.base": ("Pass", "Remark", "Remarks", "add_to"),
@@ -46,6 +56,7 @@ _HOMES: Final = {
     "rhino.passes.normalize": ("Normalize",),
     "rhino.passes.pipeline": ("build_pass_manager",),
     "rhino.passes.strip": ("Strip",),
+    "rhino.plan": ("Plan",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

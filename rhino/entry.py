@@ -1,0 +1,83 @@
+"""A function planned for arguments of some shapes, and compiled when it is first run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+
+from rhino.call import CallShape, Key, Pieces
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mesh import Mesh
+from rhino.ir.presets import PRESETS
+from rhino.plan import Plan, Trees
+from rhino.planner import Wish, adopt_plan, search_plan
+from rhino.program import SpmdProgram, make_program
+from rhino.traced import Traced, trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What the user said beside the function: a wish, whose cluster may be left out, or a plan that was kept; and devices."""
+
+    wish: Wish
+    plan: Plan | None
+    devices: tuple[jax.Device, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A function planned for one key. `code` is the module of its plan, `donated` are arguments by number."""
+
+    traced: Traced
+    plan: Plan
+    code: bytes
+    donated: tuple[int, ...]
+
+    @cached_property
+    def program(self) -> SpmdProgram:
+        """The program on its devices. Raises RHI-RUN-004 where there are too few."""
+        return make_program(self.traced, self.plan, self.code, self.donated)
+
+
+def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked) -> Entry:
+    """Returns `fn` planned for a call: by search, or as the kept plan says."""
+    if asked.plan is None:
+        wish = _settled(asked.wish, asked.devices)
+        traced = trace(fn, shape, pieces, key, wish.named_mesh())
+        planned = search_plan(traced, wish)
+    else:
+        traced = trace(fn, shape, pieces, key, Mesh(asked.plan.facts.mesh))
+        planned = adopt_plan(traced, asked.plan.facts, asked.wish.cluster or None, asked.wish.op_rules)
+    devices = asked.devices
+    if devices is not None:
+        num_devices = prod(size for _, size in planned.plan.mesh)
+        if len(devices) < num_devices:
+            what = f"the plan of {shape.name} needs {num_devices} devices, and {len(devices)} were given"
+            raise RhinoError("RHI-RUN-004", what, fix="give as many, or plan for a smaller mesh")
+        devices = devices[:num_devices]
+    plan = Plan(planned.plan, Trees(key.tree, traced.out_tree), devices)
+    return Entry(replace(traced, code=b""), plan, planned.code, shape.donated_pieces(pieces))
+
+
+def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:
+    """Returns the wish with a cluster: if none is named, that of the host devices that are there."""
+    if wish.cluster:
+        return wish
+    there = devices if devices is not None else tuple(jax.devices())
+    if there[0].platform != "cpu":
+        raise RhinoError(
+            "RHI-CLUSTER-001",
+            f"no cluster is named, and what {there[0].device_kind} does in which time is not known",
+            notes=(f"presets: {', '.join(PRESETS)}",),
+            fix="say cluster='h100x8', another preset, or the path of a cluster file (docs/cluster.md)",
+        )
+    hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
+    large = [count for count in sorted(hosts) if count >= len(there)]
+    if not large:
+        raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {len(there)} host devices", fix="name a cluster")
+    return replace(wish, cluster=hosts[large[0]], mesh=wish.mesh or str(len(there)))

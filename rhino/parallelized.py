@@ -1,0 +1,229 @@
+"""`parallelize`: a training step for one device, planned for many, called as before. Shaped like `jax.jit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from typing import Any, Final, Literal, overload
+
+import jax
+
+from rhino.call import CallShape, Key, Pieces
+from rhino.entry import Asked, Entry, make_entry
+from rhino.ir.diagnostics import RhinoError
+from rhino.pins import Asked as Pins
+from rhino.pins import pin_texts
+from rhino.plan import Plan
+from rhino.planner import Wish
+from rhino.program import NewShapesError
+from rhino.state import make_state
+
+MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
+OnNewShapes = Literal["plan", "error"]
+
+_MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError)
+"""What a call of jit's function raises for arrays that it was not made for: the first is ours, the others are JAX's."""
+
+
+class _Fast:
+    """Calls of jit's function. On host devices the process ends where a donated argument comes again: whole ones are noticed here."""
+
+    __slots__ = ("donated", "gone", "run")
+
+    def __init__(self, run: Any, donated: tuple[int, ...], values: tuple[Any, ...]) -> None:  # noqa: ANN401 - what jit gives
+        self.run, self.donated = run, donated
+        self.gone = [values[number] for number in donated]
+
+    def __call__(self, *values: Any) -> Any:  # noqa: ANN401 - the function's own
+        for number, gone in zip(self.donated, self.gone, strict=True):
+            if values[number] is gone:
+                raise NewShapesError
+        result = self.run(*values)
+        self.gone = [values[number] for number in self.donated]
+        return result
+
+
+class Parallelized:
+    """A function that runs on many devices; made by `parallelize`.
+
+    The first call with arguments of some shapes plans and compiles; from then on a call is a call of what jit made. Results are ordinary
+    arrays with the plan's shardings. Arguments may lie anywhere: what is committed to another place is moved.
+    """
+
+    def __init__(self, fn: Callable[..., Any], shape: CallShape, asked: Asked, on_new_shapes: OnNewShapes) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._shape, self._asked, self._on_new_shapes = fn, shape, asked, on_new_shapes
+        self._entries: dict[Key, Entry] = {}
+        self._fast: _Fast | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
+        """Runs the function on the devices of its plan."""
+        if self._fast is not None and not kwargs:
+            try:
+                return self._fast(*args)
+            except _MAY_HAVE_CHANGED:
+                pass  # what has, is seen below
+        return self._dispatch(self._shape.split(args, kwargs))
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:  # noqa: ANN401 - the function's own
+        """Returns the plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s). Needs no devices."""
+        return self._entry(self._shape.split(args, kwargs)).plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:  # noqa: ANN401 - the function's own
+        """Returns the planned program, lowered by jit; what its `.compile()` gives takes the arrays of a call, without the constants."""
+        pieces = self._shape.split(args, kwargs)
+        lowered: jax.stages.Lowered = self._entry(pieces).program.run.lower(*pieces.values)
+        return lowered
+
+    def init(self, init_fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Returns what `init_fn(*args, **kwargs)` gives, made on the devices where the plan wants it: each device makes its own shards.
+
+        It is argument `argnums` of the function, as planned last; of several numbers, a tuple of arguments.
+
+        Raises:
+            RhinoError: RHI-JAX-006 where nothing is planned, RHI-JAX-004 where `init_fn` gives another tree, shape or dtype.
+        """
+        if not self._entries:
+            raise RhinoError(
+                "RHI-JAX-006",
+                f"{self._shape.name} is not planned, so where its state is to lie is not known",
+                fix="plan first: step.plan(jax.eval_shape(init_fn, key), batch)",
+            )
+        return make_state(list(self._entries.values())[-1], self._shape, argnums, init_fn, args, kwargs)
+
+    def _dispatch(self, pieces: Pieces) -> Any:  # noqa: ANN401 - the function's own
+        entry = self._entry(pieces)
+        self._shape.check_alive(pieces)
+        own = self._shape.with_own_buffers(pieces)
+        program = entry.program
+        try:
+            result = program.run(*own.values)
+        except ValueError:  # some of it is committed to another place
+            result = program.run(*program.place(own.values))
+        self._fast = None if self._shape.static or pieces.names else _Fast(program.run, entry.donated, pieces.values)
+        return result
+
+    def _entry(self, pieces: Pieces) -> Entry:
+        key = self._shape.key(pieces)
+        if key not in self._entries:
+            if self._entries and self._on_new_shapes == "error":
+                raise self._other_shapes(pieces, key)
+            self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._asked)
+        return self._entries[key]
+
+    def _other_shapes(self, pieces: Pieces, key: Key) -> RhinoError:
+        known = list(self._entries)[-1]
+        titles = [self._shape.title(where) for where in self._shape.places(pieces)]
+        now, then = (_kinds(one, titles) for one in (key, known))
+        every = [(path, then.get(path, "not there"), now.get(path, "gone")) for path in {**then, **now}]
+        notes = [f"{path} was {old}, and is {new}" for path, old, new in every if old != new]
+        if key.static != known.static:
+            notes.append(f"constants were {known.static}, and are {key.static}")
+        return RhinoError(
+            "RHI-JAX-003",
+            f"{self._shape.name} is called with other arguments than it was planned for",
+            notes=tuple(notes[:5]) or ("the pytrees differ in their nodes",),
+            fix="pass what it was planned for, or leave out on_new_shapes='error', and it is planned again",
+        )
+
+
+def _kinds(key: Key, titles: Sequence[str]) -> dict[str, str]:
+    specs = jax.tree.unflatten(key.tree, [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in key.leaves])
+    found = jax.tree_util.tree_flatten_with_path(specs)[0]
+    return {
+        (titles[path[0].idx] if path[0].idx < len(titles) else f"args[{path[0].idx}]") + jax.tree_util.keystr(path[1:]): kind
+        for path, kind in found
+    }
+
+
+@overload
+def parallelize(fn: Callable[..., Any], **options: Any) -> Parallelized: ...  # noqa: ANN401
+
+
+@overload
+def parallelize(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], Parallelized]: ...  # noqa: ANN401
+
+
+def parallelize(
+    fn: Callable[..., Any] | None = None,
+    *,
+    cluster: str | None = None,
+    mesh: MeshLike | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    pins: Pins = (),
+    forbid: Sequence[str] = (),
+    axis_roles: dict[str, str] | None = None,
+    constraints: str | PathLike[str] | None = None,
+    op_rules: str | PathLike[str] | None = None,
+    budget: str | int | None = None,
+    level: int = 3,
+    devices: Sequence[jax.Device] | None = None,
+    on_new_shapes: OnNewShapes = "plan",
+    plan: Plan | None = None,
+) -> Parallelized | Callable[[Callable[..., Any]], Parallelized]:
+    """Returns `fn` parallelized: the search chooses a sharding for every tensor of it, and calling it runs it so.
+
+    Args:
+        fn: a function of arrays, as for `jax.jit`; without it, a decorator is returned.
+        cluster: a preset's name or a cluster file; left out, the host devices that are there.
+        mesh: the mesh, as "8", "2x4", "x=2,y=4" or JAX's own, or "auto" for the best; left out, an axis for each level of the cluster.
+        donate_argnums: arguments whose buffers the results may take, as for `jax.jit`; so are `donate_argnames`.
+        donate_argnames: see `donate_argnums`.
+        static_argnums: arguments that are constants, as for `jax.jit`; so are `static_argnames`.
+        static_argnames: see `static_argnums`.
+        pins: tensors that lie as you say: partition specs (or texts) by name, or texts as `rhino-opt --pin` takes them.
+        forbid: what tensors must not do, as `rhino-opt --forbid` takes it.
+        axis_roles: "batch" or "model" by axis: what is split along it.
+        constraints: a TOML file of such constraints.
+        op_rules: a TOML file of sharding rules for custom calls.
+        budget: memory per device, as "16GiB" or in bytes; left out, what the cluster's devices have.
+        level: 2 stops the search early, 3 goes on.
+        devices: what to run on; left out, those of a JAX mesh, or JAX's first ones.
+        on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
+        plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
+
+    Raises:
+        RhinoError: RHI-JAX-002 where numbers or names of arguments do not fit `fn`. Calls raise the others of docs/front_door.md.
+    """
+    if fn is None:
+        options = {key: value for key, value in locals().items() if key != "fn"}
+        return lambda one: parallelize(one, **options)
+    if not callable(fn):
+        raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not a {type(fn).__name__}", fix="parallelize(step, cluster=...)")
+    if on_new_shapes not in ("plan", "error"):
+        raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
+    said = [name for name, one in (("mesh", mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
+    said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
+    if plan is not None and said:
+        raise RhinoError("RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out")
+    shape = CallShape(fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames)))
+    if devices is None and isinstance(mesh, jax.sharding.Mesh):
+        devices = list(mesh.devices.flat)
+    wish = Wish(
+        cluster=cluster or "",
+        mesh=_mesh_text(mesh),
+        budget="" if budget is None else str(budget),
+        level=level,
+        pins=functools.partial(pin_texts, pins),
+        forbid=tuple(forbid),
+        axis_roles=tuple(f"{axis}={role}" for axis, role in (axis_roles or {}).items()),
+        constraints="" if constraints is None else str(constraints),
+        op_rules="" if op_rules is None else str(op_rules),
+    )
+    return Parallelized(fn, shape, Asked(wish, plan, None if devices is None else tuple(devices)), on_new_shapes)
+
+
+def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several
+    return (given,) if isinstance(given, int | str) else tuple(given)
+
+
+def _mesh_text(mesh: MeshLike | None) -> str:
+    if mesh is None or isinstance(mesh, str):
+        return mesh or ""
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise RhinoError("RHI-JAX-002", f"mesh is a {type(mesh).__name__}", fix="give sizes as '2x4' or 'x=2,y=4', or a jax.sharding.Mesh")
+    return ",".join(f"{name}={size}" for name, size in mesh.shape.items())

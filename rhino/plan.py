@@ -1,0 +1,106 @@
+"""A plan as a JAX user holds it: shardings of the trees that their function takes and gives, and the file that keeps it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan_diff import diff_text
+from rhino.ir.plan_text import explain_text
+from rhino.ir.spmd_plan import SpmdPlan, Tensor, load_plan, save_plan
+from rhino.runtime.devices import pick_devices
+
+_KIND = re.compile(r".*\[(.*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """How a function's arrays stand in its arguments (a tuple of those that are no constants) and in its results."""
+
+    arguments: jax.tree_util.PyTreeDef
+    results: jax.tree_util.PyTreeDef
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a function runs on many devices.
+
+    `facts` is what the file holds, and what makes plans equal; from a file alone, `trees` and so pytrees of shardings are not known.
+    Devices are looked for when shardings are asked for: JAX's first ones, unless some were given.
+    """
+
+    facts: SpmdPlan
+    trees: Trees | None = field(default=None, compare=False)
+    devices: tuple[jax.Device, ...] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """Returns the plan in a file. Raises RHI-PLAN-001."""
+        return cls(load_plan(Path(path)))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""
+        save_plan(self.facts, Path(path))
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh on its devices. Raises RHI-RUN-004 where there are too few."""
+        sizes = [size for _, size in self.facts.mesh]
+        devices = pick_devices(int(np.prod(sizes))) if self.devices is None else self.devices
+        return Mesh(np.array(devices, dtype=object).reshape(sizes), [name for name, _ in self.facts.mesh])
+
+    @property
+    def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
+        """A sharding for every array of the arguments: a tuple with a tree for each argument that is no constant."""
+        return jax.tree.unflatten(self._trees().arguments, self._shardings(self.facts.arguments))
+
+    @property
+    def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
+        """A sharding for every array of the results, in their tree."""
+        return jax.tree.unflatten(self._trees().results, self._shardings(self.facts.results))
+
+    def partition_specs(self) -> dict[str, PartitionSpec]:
+        """Returns the partition spec of each argument by its path."""
+        return {one.path: partition_spec(one) for one in self.facts.arguments}
+
+    def explain(self, num_rows: int = 20) -> str:
+        """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each."""
+        return explain_text(self.facts, num_rows)
+
+    def diff(self, other: Plan) -> str:
+        """Returns what `other` does differently, and what that costs; an empty text where nothing is."""
+        return diff_text(self.facts, other.facts)
+
+    def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
+        mesh = self.mesh
+        made: dict[PartitionSpec, NamedSharding] = {}
+        specs = [partition_spec(one) for one in tensors]
+        return [made.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
+
+    def _trees(self) -> Trees:
+        if self.trees is None:
+            raise RhinoError(
+                "RHI-JAX-006",
+                f"a file does not hold the pytrees of {self.facts.source.function}: this plan knows shardings by path alone",
+                fix="give it to the function, and ask that: rhino.parallelize(step, plan=plan).plan(*shapes).in_shardings",
+            )
+        return self.trees
+
+
+def partition_spec(tensor: Tensor) -> PartitionSpec:
+    """Returns how a tensor is split, as JAX says it; dims at the end that are whole are left out."""
+    found = _KIND.fullmatch(tensor.kind)
+    rank = len(found[1].split(",")) if found and found[1] else 0
+    entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in tensor.dims[:rank]]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)

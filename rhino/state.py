@@ -1,0 +1,68 @@
+"""State made where a plan wants it: each device makes its own shards, with the numbers that one device would make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from rhino.call import CallShape, Tree
+from rhino.entry import Entry
+from rhino.ir.diagnostics import RhinoError
+
+
+def make_state(
+    entry: Entry,
+    shape: CallShape,
+    argnums: int | tuple[int, ...],
+    init_fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Tree:
+    """Returns what `init_fn` gives, laid out as the arguments `argnums` of a planned function.
+
+    JAX's counter-based generators give the same numbers however they are split (`jax_threefry_partitionable`, its default).
+
+    Raises:
+        RhinoError: RHI-JAX-004 where that is not what the function takes there, RHI-JAX-002 where it has no such argument.
+    """
+    single = isinstance(argnums, int)
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    key = entry.traced.key
+    kinds = jax.tree.unflatten(key.tree, [jax.ShapeDtypeStruct(*leaf) for leaf in key.leaves])
+    places = [where for where, _ in key.static if isinstance(where, int)]
+    free = [number for number in range(len(kinds) + len(places)) if number not in places]
+    for number in numbers:
+        if number not in free:
+            raise RhinoError("RHI-JAX-002", f"argument {number} of {shape.name} is none of its arrays", fix="count arguments from 0")
+    chosen = [free.index(number) for number in numbers]
+    made = jax.eval_shape(init_fn, *args, **kwargs)
+    parts = (made,) if single else made
+    if not isinstance(parts, tuple) or len(parts) != len(numbers):
+        what = f"{_name(init_fn)} is to give a tuple of {len(numbers)} arguments of {shape.name}, and gives a {type(made).__name__}"
+        raise RhinoError("RHI-JAX-004", what, fix="give a tuple, or name one argument in argnums")
+    for part, number, one in zip(parts, numbers, chosen, strict=True):
+        _check(part, kinds[one], shape.title(number), shape.name, _name(init_fn))
+    shardings = tuple(entry.program.in_shardings[one] for one in chosen)
+    return jax.jit(init_fn, out_shardings=shardings[0] if single else shardings)(*args, **kwargs)
+
+
+def _check(made: Tree, wanted: Tree, title: str, fn: str, init: str) -> None:
+    have, want = ({title + keystr(path): _kind(leaf) for path, leaf in tree_flatten_with_path(tree)[0]} for tree in (made, wanted))
+    wrong = [f"{path}: {init} gives {have.get(path, 'nothing')}, {fn} takes {want.get(path, 'nothing')}" for path in {**want, **have}]
+    notes = tuple(note for note, path in zip(wrong, {**want, **have}, strict=True) if have.get(path) != want.get(path))
+    if not notes and jax.tree.structure(made) != jax.tree.structure(wanted):
+        notes = (f"{init} gives {jax.tree.structure(made)}"[:300], f"{fn} takes {jax.tree.structure(wanted)}"[:300])
+    if notes:
+        what = f"what {init} gives is not argument {title} of {fn}, as it was planned"
+        raise RhinoError("RHI-JAX-004", what, notes=notes[:5], fix="plan for what it gives: step.plan(jax.eval_shape(init_fn, key), ...)")
+
+
+def _kind(leaf: Any) -> str:  # noqa: ANN401 - anything with a shape
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _name(init_fn: Callable[..., Any]) -> str:
+    return str(getattr(init_fn, "__name__", type(init_fn).__name__))

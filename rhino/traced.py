@@ -1,0 +1,68 @@
+"""A user's function as the StableHLO of one device, and what JAX knows of it that a module does not say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rhino.call import CallShape, Key, Pieces, shapes_of
+from rhino.carried import carried
+from rhino.ir.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """One function for arguments of known shapes.
+
+    `code` is its module, with an argument for each leaf, used or not. `out_avals` are JAX's own of the results; `alias` says which argument
+    comes back as which result (leaves by number), `kept` which of these the caller keeps, for they are not donated.
+    """
+
+    name: str
+    code: bytes
+    key: Key
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    out_tree: jax.tree_util.PyTreeDef
+    alias: dict[int, int]
+    kept: frozenset[int]
+
+
+def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, mesh: Mesh | None) -> Traced:
+    """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at; what it says of `mesh`, if one is known, is kept."""
+    leaves, tree = jax.tree.flatten(pieces.values)
+    blank = Pieces(jax.tree.unflatten(tree, shapes_of(leaves)), pieces.names, pieces.static)
+    numbers = [one for one in shape.static if isinstance(one, int)]
+    names = [one for one in shape.static if isinstance(one, str)]
+    args, kwargs = blank.whole()
+    jitted = jax.jit(fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True)
+    with _inside(mesh):
+        traced = jitted.trace(*args, **kwargs)
+        module = traced.lower().compiler_ir("stablehlo")
+    avals = tuple(traced.jaxpr.in_avals)
+    specs = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
+    donated = shape.donated_pieces(pieces)
+    pairs = carried(specs, traced.out_info, donated)
+    given = [number for number, value in enumerate(specs) for _ in jax.tree.leaves(value)]
+    kept = frozenset(leaf for leaf in pairs if given[leaf] not in donated)
+    text = str(module.operation.get_asm(enable_debug_info=True))
+    return Traced(shape.name, text.encode(), key, avals, tuple(traced.jaxpr.out_avals), traced.out_tree, pairs, kept)
+
+
+def key_dims(aval: Any) -> int:  # noqa: ANN401 - JAX's abstract array
+    """Returns how many dims an array has in a module behind those that JAX shows: those of a typed key's words."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return 0
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return len(words.shape) - len(aval.shape)
+
+
+def _inside(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, a bare PartitionSpec in the function speaks of `mesh`."""
+    if mesh is None:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(mesh.shape, mesh.names))

@@ -1,0 +1,355 @@
+"""A parallelized function gives the answer of one device, is called as the function is, and says so where it cannot be."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+
+Shape = jax.ShapeDtypeStruct
+RELATIVE = 2e-5
+
+
+class Moments(NamedTuple):
+    mean: Any
+    square: Any
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "moments", "count", "unused"], meta_fields=["rate"])
+@dataclasses.dataclass
+class State:
+    params: Any
+    moments: Moments
+    count: jax.Array
+    unused: Any = None
+    rate: float = 0.05
+
+
+def make_state(key: jax.Array, dtype: Any = jnp.float32) -> State:
+    keys = jax.random.split(key, 3)
+    params = {
+        "layers": [
+            {"up": jax.random.normal(keys[0], (32, 64), dtype) / 6, "bias": None},
+            {"up": jax.random.normal(keys[1], (64, 16), dtype) / 8, "bias": jnp.zeros(16, dtype)},
+        ],
+        "scale": jnp.ones((), dtype),
+    }
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return State(params, Moments(zeros, zeros), jnp.zeros((), jnp.int32))
+
+
+def make_batch(key: jax.Array, size: int = 16) -> dict[str, jax.Array]:
+    return {"x": jax.random.normal(key, (size, 32)), "y": jnp.arange(size) % 16}
+
+
+def step(state: State, batch: dict[str, jax.Array], key: jax.Array, rate: float = 0.1) -> tuple[State, dict[str, jax.Array]]:
+    def loss(params: Any) -> jax.Array:
+        first, second = params["layers"]
+        h = jax.nn.gelu(batch["x"].astype(first["up"].dtype) @ first["up"])
+        h = h * jax.random.bernoulli(key, 1 - rate, h.shape) / (1 - rate)
+        logits = ((h @ second["up"] + second["bias"]) * params["scale"]).astype(jnp.float32)
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][:, None], 1)
+        return -picked.mean()
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.moments.mean, grads)
+    square = jax.tree.map(lambda m, g: 0.99 * m + 0.01 * g * g, state.moments.square, grads)
+    params = jax.tree.map(lambda p, m, s: p - state.rate * m / (jnp.sqrt(s) + 1e-3), state.params, mean, square)
+    return State(params, Moments(mean, square), state.count + 1, None, state.rate), {"loss": value}
+
+
+def same(got: Any, expected: Any, relative: float = RELATIVE) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        a, b = (np.asarray(x, np.float64) for x in (one, other))
+        assert np.abs(a - b).max(initial=0) <= relative * max(np.abs(b).max(initial=0), 1e-3)
+
+
+def copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def train(fn: Callable[..., Any], state: Any, num_steps: int = 4, **kwargs: Any) -> tuple[Any, list[float]]:
+    losses = []
+    for number in range(num_steps):
+        key = jax.random.key(number)
+        state, out = fn(state, make_batch(key), key, **kwargs)
+        losses.append(out["loss"])
+    return state, losses
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(jnp.float32, RELATIVE), (jnp.bfloat16, 3e-2)])
+@pytest.mark.parametrize("mesh", ["8", "2x4"])
+def test_some_steps_are_those_of_one_device(mesh: str, dtype: Any, relative: float):
+    state = make_state(jax.random.key(0), dtype)
+    expected = train(jax.jit(step), state)
+    fast = rhino.parallelize(step, cluster="cpu8", mesh=mesh, donate_argnums=0)
+    same(train(fast, copied(state)), expected, relative)
+    assert fast.plan(state, make_batch(jax.random.key(0)), jax.random.key(0)).facts.form == "localized"
+
+
+def test_results_are_arrays_with_the_shardings_of_the_plan():
+    state, batch, key = make_state(jax.random.key(0)), make_batch(jax.random.key(1)), jax.random.key(2)
+    fast = rhino.parallelize(step, cluster="cpu8", pins={"state.params.layers.0.up": PartitionSpec(None, "x")})
+    plan = fast.plan(state, batch, key)
+    results = fast(state, batch, key)
+    assert jax.tree.structure(plan.out_shardings) == jax.tree.structure(results)
+    assert jax.tree.all(jax.tree.map(lambda array, sharding: array.sharding == sharding, results, plan.out_shardings))
+    new, _ = results
+    assert new.params["layers"][0]["up"].sharding == NamedSharding(plan.mesh, PartitionSpec(None, "x"))
+    assert jax.tree.map(lambda array: array.sharding, new) == plan.in_shardings[0]
+    assert new.params["layers"][0]["up"].addressable_shards[0].data.shape == (32, 8)
+
+
+def test_state_lies_in_its_next_step_as_in_this_one_though_nothing_is_donated():
+    fast = rhino.parallelize(step, cluster="cpu8")
+    state, batch = make_state(jax.random.key(0)), make_batch(jax.random.key(1))
+    plan = fast.plan(state, batch, jax.random.key(2))
+    assert plan.out_shardings[0] == plan.in_shardings[0]
+
+
+def test_donated_arrays_are_gone_and_others_stay():
+    fast = rhino.parallelize(step, cluster="cpu8", donate_argnums=0)
+    batch, key = make_batch(jax.random.key(1)), jax.random.key(2)
+    state, _ = fast(make_state(jax.random.key(0)), batch, key)
+    kept = jax.tree.leaves(state)
+    fast(state, batch, key)
+    assert all(array.is_deleted() for array in kept)
+    assert not batch["x"].is_deleted()
+    by_name = rhino.parallelize(step, cluster="cpu8", donate_argnames="state")
+    state, _ = by_name(make_state(jax.random.key(0)), batch, key=key)
+    by_name(batch=batch, state=state, key=key)
+    assert jax.tree.leaves(state)[0].is_deleted()
+
+
+def test_a_donated_state_is_not_taken_twice():
+    fast = rhino.parallelize(step, cluster="cpu8", donate_argnums=0)
+    batch, key = make_batch(jax.random.key(1)), jax.random.key(2)
+    state, _ = fast(make_state(jax.random.key(0)), batch, key)  # whose moments are one array, at first
+    after, _ = fast(state, batch, key)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-007.*state\.params\['layers'\]\[0\]\['up'\] of step is gone.*state = step"):
+        fast(state, batch, key)
+    fast(after, batch, key)
+
+
+def test_what_is_kept_beside_the_new_state_counts_as_memory():
+    shapes = (Shape((1024, 1024), jnp.float32), Shape((8,), jnp.float32))
+
+    def scale(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w * x.sum()
+
+    donated, kept = (rhino.parallelize(scale, cluster="cpu8", mesh="8", donate_argnums=given).plan(*shapes) for given in (0, ()))
+    assert kept.facts.predicted.peak_bytes == donated.facts.predicted.peak_bytes + 1024 * 1024 * 4 // 8
+    with pytest.raises(RhinoError, match="RHI-SOLVE-001"):
+        rhino.parallelize(scale, cluster="cpu8", mesh="8", budget=donated.facts.predicted.peak_bytes).plan(*shapes)
+
+
+def test_as_a_decorator_with_constants_and_keywords():
+    calls = []
+
+    @rhino.parallelize(cluster="cpu8", static_argnames=("activation", "times"))
+    def apply(w: jax.Array, x: jax.Array, activation: str, *, times: int = 1, shift: jax.Array) -> jax.Array:
+        """Says what it does."""
+        calls.append(activation)
+        for _ in range(times):
+            x = getattr(jnp, activation)(x @ w) + shift
+        return x
+
+    assert (apply.__name__, apply.__doc__) == ("apply", "Says what it does.")
+    w, x = jax.random.normal(jax.random.key(0), (16, 16)), jnp.ones((8, 16))
+    for activation, times in [("tanh", 1), ("sin", 2), ("tanh", 1), ("tanh", 2)]:
+        expected = apply.__wrapped__(w, x, activation, times=times, shift=0.5)
+        same(apply(w, x, activation, times=times, shift=0.5), expected)
+        same(apply(w, activation=activation, shift=0.5, x=x, times=times), expected)
+    assert len(calls) == 4 + 3  # four by hand, and a trace for each set of constants
+
+
+def test_calls_after_the_first_are_calls_of_jit():
+    traces = []
+
+    def counted(*args: Any) -> Any:
+        traces.append(None)
+        return step(*args)
+
+    fast = rhino.parallelize(counted, cluster="cpu8", donate_argnums=0)
+    train(fast, make_state(jax.random.key(0)), num_steps=5)
+    assert len(traces) == 1
+    assert fast._fast.run._cache_size() <= 2  # of arrays that lie anywhere, and of its own
+
+
+def test_other_shapes_are_planned_for_and_both_are_kept():
+    fast = rhino.parallelize(step, cluster="cpu8")
+    state, key = make_state(jax.random.key(0)), jax.random.key(1)
+    for size in (16, 24, 16, 7):
+        batch = make_batch(key, size)
+        same(fast(state, batch, key), jax.jit(step)(state, batch, key))
+    assert len(fast._entries) == 3
+    lone = {"x": jnp.ones((16, 32)), "y": jnp.zeros(16, int), "more": None}
+    same(fast(state, lone, key), jax.jit(step)(state, lone, key))
+
+
+def test_other_shapes_are_refused_where_that_is_asked():
+    fast = rhino.parallelize(step, cluster="cpu8", on_new_shapes="error")
+    state, key = make_state(jax.random.key(0)), jax.random.key(1)
+    fast(state, make_batch(key), key)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-003.*batch\['x'\] was float32\[16,32\], and is float32\[24,32\]"):
+        fast(state, make_batch(key, 24), key)
+    fast(state, make_batch(key), key)
+
+
+def test_arrays_that_lie_elsewhere_are_moved():
+    fast = rhino.parallelize(step, cluster="cpu8", donate_argnums=0)
+    state, batch, key = make_state(jax.random.key(0)), make_batch(jax.random.key(1)), jax.random.key(2)
+    expected = jax.jit(step)(state, batch, key)
+    mesh = Mesh(np.array(jax.devices()), ("other",))
+    for where in (jax.devices()[3], NamedSharding(mesh, PartitionSpec()), jax.devices()[0]):
+        same(fast(jax.device_put(copied(state), where), jax.device_put(batch, where), key), expected)
+    same(fast(jax.tree.map(np.asarray, state), jax.tree.map(np.asarray, batch), key), expected)
+
+
+def test_state_is_made_where_it_lies_with_the_bits_of_one_device():
+    fast = rhino.parallelize(step, cluster="cpu8", mesh="2x4", donate_argnums=0)
+    key, batch = jax.random.key(5), make_batch(jax.random.key(1))
+    plan = fast.plan(jax.eval_shape(make_state, key), batch, key)
+    state = fast.init(make_state, key)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(jax.jit(make_state)(key)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert jax.tree.map(lambda array: array.sharding, state) == plan.in_shardings[0]
+    pair = fast.init(lambda key: (make_state(key), make_batch(key)), key, argnums=(0, 1))
+    assert jax.tree.map(lambda array: array.sharding, pair) == plan.in_shardings[:2]
+
+
+def test_plans_need_no_devices():
+    shapes = (jax.eval_shape(make_state, jax.random.key(0)), jax.eval_shape(make_batch, jax.random.key(0)), jax.random.key(0))
+    fast = rhino.parallelize(step, cluster="v100x8x2", mesh="16")
+    plan = fast.plan(*shapes)
+    assert plan.facts.mesh == (("x", 16),)
+    assert set(plan.partition_specs()) >= {"state.params['layers'][0]['up']", "state.count", "batch['x']", "key"}
+    with pytest.raises(RhinoError, match=r"(?s)RHI-RUN-004.*16 devices, and 8"):
+        fast(make_state(jax.random.key(0)), make_batch(jax.random.key(0)), jax.random.key(0))
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_sharding_constraints_in_the_function_are_honoured(is_named: bool):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+
+    def constrained(w: jax.Array, x: jax.Array) -> jax.Array:
+        spec = PartitionSpec("model", "data")
+        return jax.lax.with_sharding_constraint(jnp.tanh(x @ w), NamedSharding(mesh, spec) if is_named else spec)
+
+    w, x = jnp.ones((16, 8)) / 16, jnp.arange(128.0).reshape(8, 16)
+    given = mesh if is_named else AbstractMesh((2, 4), ("data", "model"))
+    fast = rhino.parallelize(constrained, cluster="cpu8", mesh=given)
+    assert fast(w, x).sharding.spec == PartitionSpec("model", "data")
+    same(fast(w, x), jnp.tanh(x @ w))
+
+
+def test_devices_are_those_of_a_mesh_or_those_given():
+    devices = jax.devices()[::-1]
+    mesh = Mesh(np.array(devices), ("x",))
+    x = jnp.arange(64.0).reshape(8, 8)
+    for given in ({"mesh": mesh}, {"mesh": "8", "devices": devices}):
+        result = rhino.parallelize(lambda x: x + 1, cluster="cpu8", pins={"x": PartitionSpec("x")}, **given)(x)
+        assert result.sharding.device_set == set(devices)
+        assert next(s for s in result.addressable_shards if s.device == devices[0]).index[0] == slice(0, 1)
+    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*8 devices, and 2"):
+        rhino.parallelize(lambda x: x + 1, cluster="cpu8", mesh="8", devices=devices[:2]).plan(x)
+
+
+def test_typed_keys_are_arguments_results_and_arrays_of_their_own():
+    def draw(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vmap(jax.random.split, out_axes=0)(keys), jax.vmap(lambda key: jax.random.normal(key, (16,)))(keys)
+
+    keys = jax.random.split(jax.random.key(3), 8)
+    fast = rhino.parallelize(draw, cluster="cpu8", mesh="2x4", pins={"keys": "[{x, y}, {}]"})
+    got, expected = fast(keys), jax.jit(draw)(keys)
+    assert got[0].dtype == expected[0].dtype
+    assert (jax.random.key_data(got[0]) == jax.random.key_data(expected[0])).all()
+    same(got[1], expected[1])
+    assert fast.plan(keys).partition_specs() == {"keys": PartitionSpec(("x", "y"))}
+
+
+def test_it_lowers_and_compiles_ahead_as_jit_does():
+    fast = rhino.parallelize(step, cluster="cpu8")
+    state, batch, key = make_state(jax.random.key(0)), make_batch(jax.random.key(1)), jax.random.key(2)
+    compiled = fast.lower(*jax.eval_shape(lambda *args: args, state, batch, key)).compile()
+    assert "all-" in compiled.as_text()
+    placed = jax.device_put((state, batch, key), fast.plan(state, batch, key).in_shardings)
+    same(compiled(*placed), jax.jit(step)(state, batch, key))
+
+
+def test_without_a_cluster_the_host_devices_are_one():
+    fast = rhino.parallelize(lambda x: (x * 2).sum())
+    assert fast(jnp.ones((8, 8))) == 128
+    assert fast.plan(jnp.ones((8, 8))).facts.mesh == (("x", 8),)
+
+
+BAD = {
+    "leaf": (lambda: rhino.parallelize(step, cluster="cpu8")({"w": "text"}, {}, 0), r"RHI-JAX-001\] state\['w'\] of step is a str"),
+    "object": (lambda: rhino.parallelize(jnp.sin, cluster="cpu8")(object()), r"RHI-JAX-001.*is a object"),
+    "traced": (lambda: jax.jit(rhino.parallelize(lambda x: x, cluster="cpu8"))(1.0), r"RHI-JAX-005.*inside jit"),
+    "pin": (
+        lambda: rhino.parallelize(lambda weight: weight, cluster="cpu8", pins={"wieght": PartitionSpec("x")}).plan(jnp.ones(8)),
+        r"(?s)RHI-PIN-002.*did you mean weight",
+    ),
+    "axis": (lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": PartitionSpec("q")}).plan(jnp.ones(8)), "RHI-PIN-002"),
+    "spec": (lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": 3}).plan(jnp.ones(8)), r"(?s)RHI-JAX-002.*PartitionSpec"),
+    "entry": (
+        lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": PartitionSpec(3)}).plan(jnp.ones(8)),
+        "RHI-JAX-002.*entry 3",
+    ),
+    "donated number": (lambda: rhino.parallelize(step, donate_argnums=7), r"RHI-JAX-002.*argument 7 of step, which takes 4"),
+    "donated name": (lambda: rhino.parallelize(step, donate_argnames="sate"), r"(?s)RHI-JAX-002.*'sate'.*state, batch"),
+    "donated constant": (lambda: rhino.parallelize(step, donate_argnums=0, static_argnames="state"), "RHI-JAX-002.*both"),
+    "unhashable": (lambda: rhino.parallelize(lambda x, s: x, cluster="cpu8", static_argnums=1)(1.0, [2]), "RHI-JAX-002.*no hash"),
+    "no function": (lambda: rhino.parallelize(3), "RHI-JAX-002.*a int"),
+    "new shapes": (lambda: rhino.parallelize(step, on_new_shapes="maybe"), "RHI-JAX-002.*maybe"),
+    "mesh": (lambda: rhino.parallelize(step, mesh=8), "RHI-JAX-002.*a int"),
+    "cluster": (lambda: rhino.parallelize(lambda x: x, cluster="v100x9")(1.0), "RHI-CLUSTER-001"),
+    "budget": (lambda: rhino.parallelize(lambda x: x + 1, cluster="cpu8", budget=100)(jnp.ones(1000)), "RHI-SOLVE-001"),
+    "callback": (
+        lambda: rhino.parallelize(lambda x: (jax.debug.print("{}", x), x)[1], cluster="cpu8")(jnp.ones(8)),
+        r"(?s)RHI-READ-003.*jax\.debug\.print",
+    ),
+    "keys on any mesh": (
+        lambda: rhino.parallelize(lambda k: k, cluster="cpu8", mesh="auto")(jax.random.key(0)),
+        "RHI-MESH-002.*typed keys",
+    ),
+    "init first": (lambda: rhino.parallelize(step, cluster="cpu8").init(make_state, jax.random.key(0)), r"(?s)RHI-JAX-006.*step\.plan"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_in_a_jax_users_words(case: str):
+    call, words = BAD[case]
+    with pytest.raises(RhinoError, match=words):
+        call()
+
+
+def test_wrong_arguments_are_pythons_errors():
+    fast = rhino.parallelize(step, cluster="cpu8")
+    with pytest.raises(TypeError, match="step: missing a required argument: 'key'"):
+        fast({}, {})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'seed'"):
+        fast({}, {}, 0, seed=1)
+
+
+def test_state_of_another_kind_is_refused():
+    fast = rhino.parallelize(step, cluster="cpu8")
+    key = jax.random.key(0)
+    fast.plan(jax.eval_shape(make_state, key), jax.eval_shape(make_batch, key), key)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-004.*state\.params\['scale'\]: .* gives bfloat16\[\], step takes float32\[\]"):
+        fast.init(partial(make_state, dtype=jnp.bfloat16), key)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-004.*tuple of 2"):
+        fast.init(make_state, key, argnums=(0, 1))
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*argument 9"):
+        fast.init(make_state, key, argnums=9)
