@@ -31,6 +31,7 @@ from rhino.ir.program import Program
 from rhino.ir.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.cost import CostModel
@@ -66,7 +67,7 @@ class PipelineStages(Pass):
 
     stages: int = opt(2, "how many stages")
     tolerance: str = opt("0.05", "by what share of the best balance the largest work of a stage may be over it")
-    cluster: str = opt("cpu8", "a preset's name or a cluster file")
+    cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     budget: str = opt("", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:

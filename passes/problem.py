@@ -23,6 +23,9 @@ from rhino.strategies.roles import Roles
 PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-READ-005", "RHI-SHARD-001")
 
 
+DEFAULT_CLUSTER = "cpu8"
+"""What is planned for if nothing is said."""
+
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
 
@@ -47,7 +50,7 @@ class PlanningPass(Pass):
 
     errors: ClassVar[tuple[str, ...]] = PLANNING_ERRORS
 
-    cluster: str = opt("cpu8", "a preset's name or a cluster file")
+    cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     mesh: str = opt(
         "",
         "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of all with one or two axes; empty takes the module's mesh, or else an "

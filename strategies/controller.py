@@ -32,6 +32,9 @@ PAYS: Final = 0.005
 BINDS: Final = 0.005
 """Relative: by how much memory must slow a shape down for recomputation to be looked at."""
 
+MOST: Final = 64
+"""Shapes that are evaluated at most, if nothing else is said."""
+
 KEEPS: Final = (1.0, 0.5, 0.0)
 """Shares of what is saved for the way back that may be kept; 1 is no recomputation."""
 
@@ -114,7 +117,7 @@ class Space:
     micro_batches: tuple[int, ...]
     least_s: float
     keeps: tuple[float, ...] = KEEPS
-    most: int = 64
+    most: int = MOST
 
 
 @dataclass(slots=True)

@@ -74,15 +74,16 @@ _COUNTS_AS: dict[Phase, tuple[Phase, ...]] = {"backward": ("input-gradient", "we
 
 
 def _ready_s(task: Task, times: StageTimes, done: dict[tuple[Phase, int, int | None], float]) -> float | None:
-    """Returns when what a task waits for is there; None while that is not known."""
-    stage, number = task.stage, task.micro_batch
+    """Returns when what a task waits for is there; None while that is not known. The last stage has no forward of its own."""
+    stage, number, last = task.stage, task.micro_batch, times.num_stages - 1
+    starts = task.phase == "forward"
+    ends = task.phase in ("backward", "input-gradient")
     found: list[float | None] = [0.0]
-    if task.phase == "forward" and stage:
+    if stage and (ends if stage == last else starts):
         found.append(_after(done.get(("forward", stage - 1, number)), times.there_s[stage - 1]))
-    if task.phase in ("backward", "input-gradient"):
+    if ends and stage < last:
         found.append(done.get(("forward", stage, number)))
-        if stage < times.num_stages - 1:
-            found.append(_after(done.get(("input-gradient", stage + 1, number)), times.back_s[stage]))
+        found.append(_after(done.get(("input-gradient", stage + 1, number)), times.back_s[stage]))
     if task.phase == "weight-gradient":
         found.append(done.get(("input-gradient", stage, number)))
     known = [one for one in found if one is not None]

@@ -24,7 +24,7 @@ from rhino.passes.registry import Item
 from rhino.tools.ending import exit_code_of
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
-from rhino.tools.opt_options import help_text, list_text, parse_command_line, steps
+from rhino.tools.opt_options import given_options, help_text, list_text, parse_command_line, steps
 from rhino.tools.opt_report import collectives_text, statistics_text
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
@@ -85,7 +85,7 @@ class _Command:
             return int(ExitCode.OK)
         if options.emit_bytecode and options.output == "-" and self.stdout.isatty():
             raise RhinoError("RHI-CLI-001", "bytecode is nothing for a terminal", fix="write it to a file with -o")
-        items = steps(options)
+        items = () if options.searches else steps(options)
         if options.output in _STDOUT:
             options.output = "-"  # the descriptor behind that name is kept for what libraries print
         check_writable(options.output)
@@ -156,11 +156,14 @@ class _Run:
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
-        facts = self.source_facts(module, data) if self.options.makes_plan else {}
+        facts = self.source_facts(module, data) if self.options.makes_plan or self.options.searches else {}
         with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
-            self.run_passes(module, result.remarks)
-            if self.options.makes_plan:
-                self.write_plan(module, facts)
+            if self.options.searches:
+                module = self.searched(module, facts, result)
+            else:
+                self.run_passes(module, self.items, result.remarks)
+                if self.options.makes_plan:
+                    self.write_plan(module, facts)
         if self.options.plan and self.options.output == "-":
             return b""
         if not self.options.emit_bytecode:
@@ -176,16 +179,41 @@ class _Run:
         return source_facts(module, data, self.file)
 
     def write_plan(self, module: ir.Module, facts: dict[str, Any]) -> None:
-        from rhino.tools.opt_plan import write_whole_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_plan import prove_whole_plan, write_whole_plan  # noqa: PLC0415 - as above
 
-        write_whole_plan(module, self.options, facts, self.file, self.stderr)
+        write_whole_plan(prove_whole_plan(module, self.options, facts, self.file), self.options, self.stderr)
+
+    def searched(self, module: ir.Module, facts: dict[str, Any], result: _Outcome) -> ir.Module:
+        """Returns the module of the best plan, whose folder is written if one was asked for."""
+        from rhino.tools.opt_plan import prove_whole_plan, write_whole_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_search import Made, search_whole_plan  # noqa: PLC0415 - as above
+
+        def make(own: ir.Module, options: Namespace) -> Made:
+            remarks = Remarks(self.file)
+            self.run_passes(own, steps(options), remarks)
+            plan = prove_whole_plan(own, options, facts, self.file) if options.stages else None
+
+            def finish() -> None:
+                result.remarks = remarks
+                if plan and options.makes_plan:
+                    write_whole_plan(plan, options, self.stderr)
+
+            if plan:
+                timeline, memory = plan.simulation.timeline, plan.simulation.memory
+                return Made(own, timeline.end_s, tuple(one.peak_bytes for one in memory), finish)
+            answer = remarks.statistics["answer"]
+            return Made(own, answer.cost, (answer.peak_bytes,), finish)
+
+        made = search_whole_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
+        made.finish()
+        return made.module
 
     def with_locations(self) -> bool:
         asked: bool | None = self.options.mlir_print_debuginfo
         return self.options.output != "-" if asked is None else asked
 
-    def run_passes(self, module: ir.Module, remarks: Remarks) -> None:
-        manager = build_pass_manager(self.items, self.context, remarks)
+    def run_passes(self, module: ir.Module, items: Sequence[Item], remarks: Remarks) -> None:
+        manager = build_pass_manager(items, self.context, remarks)
         if self.options.mlir_print_ir_after_all:
             self.context.enable_multithreading(False)  # or the printed functions would mix
             manager.enable_ir_printing(enable_debug_info=bool(self.options.mlir_print_debuginfo))

@@ -16,8 +16,9 @@ from rhino.ir.mesh import parse_mesh
 from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.pipeline import parse_pipeline
-from rhino.passes.problem import AUTO
+from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
+from rhino.strategies.controller import MOST
 from rhino.strategies.schedules import DEFAULT, SCHEDULES, find_schedule
 
 _SHARED: Final = (
@@ -96,26 +97,39 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
-    if is_parallel and (options.num is None or options.stages is None):
-        missing = "--micro-batches" if options.num is None else "--stages"
-        raise RhinoError("RHI-CLI-001", f"--{PARALLEL} needs {missing}", fix=f"say for example --{PARALLEL} --stages=2 --micro-batches=8")
-    if is_parallel and options.mesh == AUTO:
-        fix = "leave --mesh out, and each stage gets its share of the cluster; or give its sizes"
-        raise RhinoError("RHI-CLI-001", f"--mesh={AUTO} is not for --{PARALLEL}, where each stage has a mesh", fix=fix)
+    options.searches = is_parallel and (options.num is None or options.stages is None or options.mesh == AUTO)
     if options.plan == "":
         raise RhinoError("RHI-CLI-001", "--plan names no folder", fix="say for example --plan=out/plan")
     if not is_parallel:
         for name in ("plan", "schedule", "timeline"):
             if getattr(options, name):
                 raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}")
-    if options.makes_plan and options.split_input_file:
+    for name in ("plan_json", "jobs", "candidates"):
+        if getattr(options, name) is not None and not options.searches:
+            fix = (
+                f"say --{PARALLEL}, and leave --stages or --micro-batches out"
+                if not is_parallel
+                else "leave --stages or --micro-batches out"
+            )
+            raise RhinoError("RHI-CLI-001", f"--{name.replace('_', '-')} is given, and no plan is searched for", fix=fix)
+    for name in ("jobs", "candidates"):
+        if (getattr(options, name) or 1) < 1:
+            raise RhinoError("RHI-CLI-001", f"--{name} is less than 1", fix="give a positive number, or leave it out")
+    if (options.makes_plan or options.searches) and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")
+    options.ranks = None
+    if is_parallel and not options.searches:
+        settle(options)
+
+
+def settle(options: argparse.Namespace) -> None:
+    """Fills in what follows from the stages and the schedule of a plan of which nothing is open."""
     schedule = find_schedule(options.schedule or DEFAULT)
     if schedule.splits_backward:
         options.steps = [(name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps]
     if options.chunks is None:
         options.chunks = 2 if schedule.chunked else 1
-    options.ranks = max(1, options.stages // max(1, options.chunks)) if is_parallel else None
+    options.ranks = max(1, options.stages // max(1, options.chunks))
 
 
 def help_text() -> str:
@@ -143,7 +157,7 @@ def _option_lines(*classes: type[Pass]) -> list[str]:
 
 def steps(options: argparse.Namespace) -> tuple[Item, ...]:
     """Returns the passes to run. Raises RHI-CLI-001 for options that contradict or miss each other, RHI-PASS-001."""
-    given = {name: text for name in _SHARED if (text := _given(options, name)) is not None}
+    given = given_options(options)
     if options.pass_pipeline is not None:
         if options.steps or given:
             other = f"--{options.steps[0][0]}" if options.steps else _spelled(next(iter(given)))
@@ -159,6 +173,11 @@ def steps(options: argparse.Namespace) -> tuple[Item, ...]:
         if key not in used:
             raise RhinoError("RHI-CLI-001", f"{_spelled(key)} is given, and no pass that takes it", fix="add --auto-shard")
     return tuple(items)
+
+
+def given_options(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the options for all passes that take them that were given, by name."""
+    return {name: text for name in _SHARED if (text := _given(options, name)) is not None}
 
 
 def _given(options: argparse.Namespace, name: str) -> str | None:
@@ -250,7 +269,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add("--micro-batches", dest="num", type=int, metavar="M", help="take the batch in M parts: a loop that accumulates gradients")
     add("--batch", action="append", metavar="N[:DIM]", help="arguments with names like N have the batch at DIM (0); repeatable")
     add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
-    add("--cluster", metavar="C", help="what to plan for: a preset or a cluster file (default cpu8)")
+    add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)")
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
     add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
@@ -260,12 +279,15 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
 
 def _add_plan(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--stages", type=int, metavar="D", help="how many stages")
+    add("--stages", type=int, metavar="D", help="how many stages; where this, --micro-batches or --mesh=auto is open, the best is found")
     add("--tolerance", metavar="E", help="how far above the most even division of work a stage may be, as a share")
     add("--schedule", metavar="S", choices=tuple(SCHEDULES), help=f"in which order ranks run: {', '.join(SCHEDULES)} (default {DEFAULT})")
     add("--chunks", type=int, metavar="C", help="stages on a rank, where the schedule allows several (there 2, else 1)")
     add("--plan", metavar="FOLDER", help="write the whole plan there; the module is then written only with -o")
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
+    add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")
+    add("--jobs", type=int, metavar="N", help="processes that search; the plan is the same (default: one a core)")
+    add("--candidates", type=int, metavar="N", help=f"how many plans are looked at, at most (default {MOST})")
 
 
 def _add_constraints(group: argparse._ArgumentGroup) -> None:

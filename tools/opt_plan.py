@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
@@ -13,12 +13,11 @@ from rhino.ir.plan_folder import digest_of, write_plan
 from rhino.ir.staged_module import is_staged
 from rhino.ir.timeline import render
 from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.whole_plan import Made, make_whole_plan
 from rhino.runtime.inputs import nonnegative_arguments
 from rhino.runtime.verify import Limits, verify
 from rhino.strategies.schedules import DEFAULT
-
-DEFAULT_CLUSTER: Final = "cpu8"
 
 
 def source_facts(module: ir.Module, data: bytes, file: str) -> dict[str, Any]:
@@ -26,12 +25,11 @@ def source_facts(module: ir.Module, data: bytes, file: str) -> dict[str, Any]:
     return {"source": Path(file).name, "source_sha256": digest_of(data), "nonnegative_arguments": sorted(nonnegative_arguments(module))}
 
 
-def write_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any], file: str, stderr: TextIO) -> None:
-    """Orders the programs of `staged`, proves that the step runs and fits, writes it and says what it comes to.
+def prove_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any], file: str) -> Made:
+    """Returns the plan of `staged`, whose programs are in an order that is proven to run and to fit.
 
     Raises:
-        RhinoError: RHI-SCHED-001, RHI-STEP-008 where a device has not enough memory, RHI-PLAN-003 where the folder cannot be written, and
-            what `make_whole_plan` raises.
+        RhinoError: RHI-SCHED-001, RHI-STEP-008 where a device has not enough memory, and what `make_whole_plan` raises.
     """
     if not is_staged(staged.operation):
         raise RhinoError("RHI-CLI-001", "--plan is given, and the module is no step in stages", Place(file), fix="add --auto-parallel")
@@ -41,8 +39,13 @@ def write_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any
     budget = parse_size(options.budget) if options.budget else load_cluster(cluster).device.usable_hbm_bytes
     limits = Limits(int(budget), made.costs.temp_bytes, tuple(one.name for one in plan.arguments))
     verify(plan.step, len(plan.arguments), len(plan.results), limits)
+    return made
+
+
+def write_whole_plan(made: Made, options: Namespace, stderr: TextIO) -> None:
+    """Writes a plan, and says what it comes to. Raises RHI-PLAN-003 where the folder cannot be written."""
     if options.plan:
-        write_plan(plan, Path(options.plan))
+        write_plan(made.plan, Path(options.plan))
     print(_summary(made), file=stderr)
     if options.timeline:
         print(render(made.simulation.timeline), file=stderr)
