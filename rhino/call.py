@@ -228,7 +228,7 @@ def leaf_kind(leaf: object) -> Leaf:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         kind = jax.typeof(leaf)
         return kind.shape, kind.dtype
-    extended = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     return tuple(leaf.shape), leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 

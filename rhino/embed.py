@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -44,7 +44,7 @@ def _lower(context: mlir.LoweringRuleContext, *leaves: Any, embedded: Embedded) 
             if isinstance(op, sdy.MeshOp) and not sdy.MeshAttr(op.attributes["mesh"]).axes:
                 op.operation.erase()
         name = mlir.merge_mlir_modules(outer.module, embedded.name, module, dst_symtab=outer.symbol_table)
-        entry = outer.symbol_table[name]
+        entry = cast(func.FuncOp, outer.symbol_table[name])
         call = func.CallOp(entry.type.results, ir.FlatSymbolRefAttr.get(name), leaves)
         return list(call.results)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal
 
 import jax
 
@@ -137,14 +137,6 @@ def _kinds(key: Key, titles: Sequence[str]) -> dict[str, str]:
     }
 
 
-@overload
-def parallelize(fn: Callable[..., Any], **options: Any) -> Parallelized: ...  # noqa: ANN401
-
-
-@overload
-def parallelize(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], Parallelized]: ...  # noqa: ANN401
-
-
 def parallelize(
     fn: Callable[..., Any] | None = None,
     *,
@@ -164,7 +156,7 @@ def parallelize(
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
     plan: Plan | None = None,
-) -> Parallelized | Callable[[Callable[..., Any]], Parallelized]:
+) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
     """Returns `fn` parallelized: the search chooses a sharding for every tensor of it, and calling it runs it so.
 
     Args:

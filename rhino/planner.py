@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Final, cast
 
-import numpy as np
 from jax.version import __version__ as jax_version
 
 from rhino.annotations import boundary_dims, read_annotations, write_annotations, write_boundary_dims
@@ -39,6 +38,8 @@ from rhino.traced import Traced, key_dims
 
 Pins = Callable[[Sequence[tuple[str, int]]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
+
+_Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 LOCALIZED, ANNOTATED = "localized", "annotated"
 _ALIAS: Final = "tf.aliasing_output"
@@ -226,7 +227,7 @@ def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
     return form, stream.getvalue()
 
 
-def _shapes(traced: Traced, module: ir.Module) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _shapes(traced: Traced, module: ir.Module) -> _Sides:
     """Returns arguments and results by path, lying whole."""
     entry = entry_function(module)
     ranks = [len(ir.RankedTensorType(kind).shape) for kind in (*entry.type.inputs, *entry.type.results)]
@@ -234,12 +235,12 @@ def _shapes(traced: Traced, module: ir.Module) -> tuple[tuple[Tensor, ...], tupl
     return _rows(traced, module, whole[: len(traced.in_avals)], whole[len(traced.in_avals) :])
 
 
-def _tensors(traced: Traced, module: ir.Module) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _tensors(traced: Traced, module: ir.Module) -> _Sides:
     entry = entry_function(module)
     return _rows(traced, module, boundary_dims(entry, "arg"), boundary_dims(entry, "res"))
 
 
-def _rows(traced: Traced, module: ir.Module, inputs: Sequence[Dims], outputs: Sequence[Dims]) -> tuple[tuple[Tensor, ...], ...]:
+def _rows(traced: Traced, module: ir.Module, inputs: Sequence[Dims], outputs: Sequence[Dims]) -> _Sides:
     entry = entry_function(module)
     arguments = tuple(
         Tensor(argument_name(value, n).replace('\\"', '"'), _kind(aval), dims, _bytes(aval), traced.alias.get(n))
@@ -262,7 +263,7 @@ def _kind(aval: Any) -> str:  # noqa: ANN401 - JAX's abstract array
 
 
 def _bytes(aval: Any) -> int:  # noqa: ANN401 - as above
-    return prod(aval.shape) * np.dtype(aval.dtype).itemsize if not key_dims(aval) else prod(aval.shape) * aval.dtype.itemsize
+    return prod(aval.shape) * int(aval.dtype.itemsize)
 
 
 def _kept_bytes(traced: Traced, plan: SpmdPlan) -> int:

@@ -45,16 +45,14 @@ def make_state(
         raise RhinoError("RHI-JAX-004", what, fix="give a tuple, or name one argument in argnums")
     for part, number, one in zip(parts, numbers, chosen, strict=True):
         _check(part, kinds[one], shape.title(number), shape.name, _name(init_fn))
-    shardings = tuple(entry.program.in_shardings[one] for one in chosen)
-    return jax.jit(init_fn, out_shardings=shardings[0] if single else shardings)(*args, **kwargs)
+    shardings = jax.tree.leaves([entry.program.in_shardings[one] for one in chosen])
+    return jax.jit(init_fn, out_shardings=jax.tree.unflatten(jax.tree.structure(made), shardings))(*args, **kwargs)
 
 
 def _check(made: Tree, wanted: Tree, title: str, fn: str, init: str) -> None:
     have, want = ({title + keystr(path): _kind(leaf) for path, leaf in tree_flatten_with_path(tree)[0]} for tree in (made, wanted))
     wrong = [f"{path}: {init} gives {have.get(path, 'nothing')}, {fn} takes {want.get(path, 'nothing')}" for path in {**want, **have}]
     notes = tuple(note for note, path in zip(wrong, {**want, **have}, strict=True) if have.get(path) != want.get(path))
-    if not notes and jax.tree.structure(made) != jax.tree.structure(wanted):
-        notes = (f"{init} gives {jax.tree.structure(made)}"[:300], f"{fn} takes {jax.tree.structure(wanted)}"[:300])
     if notes:
         what = f"what {init} gives is not argument {title} of {fn}, as it was planned"
         raise RhinoError("RHI-JAX-004", what, notes=notes[:5], fix="plan for what it gives: step.plan(jax.eval_shape(init_fn, key), ...)")

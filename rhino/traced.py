@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rhino.call import CallShape, Key, Pieces, shapes_of
 from rhino.carried import carried
@@ -55,7 +56,7 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
 
 def key_dims(aval: Any) -> int:  # noqa: ANN401 - JAX's abstract array
     """Returns how many dims an array has in a module behind those that JAX shows: those of a typed key's words."""
-    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return 0
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return len(words.shape) - len(aval.shape)

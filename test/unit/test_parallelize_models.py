@@ -1,0 +1,166 @@
+"""Models of flax and optimizers of optax train under `rhino.parallelize` as under jit: same losses, state where the plan wants it."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what they warn of when they are loaded
+    import optax
+    from flax import linen, nnx
+    from flax.training.train_state import TrainState
+
+VOCABULARY, LENGTH, WIDTH = 64, 16, 32
+
+
+class Block(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        mask = linen.make_causal_mask(jnp.ones(x.shape[:2]))
+        h = linen.MultiHeadDotProductAttention(4, dropout_rate=0.1, deterministic=not train)(linen.LayerNorm()(x), mask=mask)
+        x = x + linen.Dropout(0.1, deterministic=not train)(h)
+        h = linen.gelu(linen.Dense(4 * WIDTH)(linen.LayerNorm()(x)))
+        return x + linen.Dropout(0.1, deterministic=not train)(linen.Dense(WIDTH)(h))
+
+
+class Gpt(linen.Module):
+    @linen.compact
+    def __call__(self, tokens: jax.Array, train: bool) -> jax.Array:
+        embed = linen.Embed(VOCABULARY, WIDTH)
+        x = embed(tokens) + self.param("positions", linen.initializers.normal(0.02), (LENGTH, WIDTH))
+        for _ in range(2):
+            x = Block()(x, train)
+        return embed.attend(linen.LayerNorm()(x))
+
+
+def tokens_of(number: int) -> jax.Array:
+    return jax.random.randint(jax.random.key(number), (8, LENGTH + 1), 0, VOCABULARY // 4)
+
+
+def linen_init(key: jax.Array) -> TrainState:
+    model = Gpt()
+    params = model.init(key, jnp.zeros((1, LENGTH), int), False)["params"]
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 5, 40)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=1e-2))
+    return TrainState.create(apply_fn=APPLY, params=params, tx=FIXED.setdefault("tx", tx))
+
+
+APPLY = Gpt().apply
+FIXED: dict[str, Any] = {}
+
+
+def linen_step(state: TrainState, tokens: jax.Array, key: jax.Array) -> tuple[TrainState, jax.Array]:
+    def loss(params: Any) -> jax.Array:
+        logits = state.apply_fn({"params": params}, tokens[:, :-1], True, rngs={"dropout": key})
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    return state.apply_gradients(grads=grads), value
+
+
+def test_a_linen_gpt_with_optax_trains_for_twenty_steps():
+    expected, losses = linen_init(jax.random.key(0)), []
+    reference = jax.jit(linen_step)
+    for number in range(20):
+        expected, loss = reference(expected, tokens_of(number), jax.random.key(number))
+        losses.append(float(loss))
+
+    fast = rhino.parallelize(linen_step, cluster="cpu8", donate_argnums=0)
+    plan = fast.plan(jax.eval_shape(linen_init, jax.random.key(0)), tokens_of(0), jax.random.key(0))
+    state = fast.init(linen_init, jax.random.key(0))
+    assert jax.tree.map(lambda array: array.sharding, state) == plan.in_shardings[0]
+    got = []
+    for number in range(20):
+        state, loss = fast(state, tokens_of(number), jax.random.key(number))
+        got.append(float(loss))
+    np.testing.assert_allclose(got, losses, rtol=2e-4)
+    assert got[-1] < got[0] - 0.5
+    assert len(fast._entries) == 1
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(16, 64, rngs=rngs)
+        self.norm = nnx.LayerNorm(64, rngs=rngs)
+        self.outer = nnx.Linear(64, 16, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.outer(nnx.relu(self.norm(self.inner(x))))
+
+
+def nnx_loss(model: Net, x: jax.Array) -> jax.Array:
+    return ((model(x) - x) ** 2).mean()
+
+
+def test_nnx_modules_are_split_and_merged():
+    model = Net(nnx.Rngs(0))
+    graph, params = nnx.split(model, nnx.Param)
+    tx = optax.adam(1e-2)
+
+    def step(params: Any, moments: Any, x: jax.Array) -> tuple[Any, Any, jax.Array]:
+        value, grads = jax.value_and_grad(lambda params: nnx_loss(nnx.merge(graph, params), x))(params)
+        updates, moments = tx.update(grads, moments, params)
+        return optax.apply_updates(params, updates), moments, value
+
+    fast, reference = rhino.parallelize(step, cluster="cpu8", mesh="2x4", donate_argnums=(0, 1)), jax.jit(step)
+    ours = theirs = (params, tx.init(params))
+    ours = jax.tree.map(jnp.copy, ours)
+    for number in range(5):
+        x = jax.random.normal(jax.random.key(number), (32, 16))
+        *ours, got = fast(*ours, x)
+        *theirs, expected = reference(*theirs, x)
+        assert got == pytest.approx(float(expected), rel=2e-5)
+
+
+def test_nnx_modules_and_optimizers_are_arguments():
+    def step(model: Net, optimizer: nnx.Optimizer, x: jax.Array) -> tuple[Net, nnx.Optimizer, jax.Array]:
+        value, grads = nnx.value_and_grad(nnx_loss)(model, x)
+        optimizer.update(model, grads)
+        return model, optimizer, value
+
+    def made() -> tuple[Net, nnx.Optimizer]:
+        model = Net(nnx.Rngs(0))
+        return model, nnx.Optimizer(model, TX, wrt=nnx.Param)
+
+    fast, reference = rhino.parallelize(step, cluster="cpu8", donate_argnums=(0, 1)), jax.jit(step)
+    ours, theirs = made(), made()
+    for number in range(3):
+        x = jax.random.normal(jax.random.key(number), (32, 16))
+        *ours, got = fast(*ours, x)
+        *theirs, expected = reference(*theirs, x)
+        assert got == pytest.approx(float(expected), rel=2e-5)
+    assert len(fast._entries) == 1
+
+
+TX = optax.adam(1e-2)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adafactor", "lion"])
+def test_optimizers_of_optax_carry_their_state(name: str):
+    tx = getattr(optax, name)(1e-2, **({"momentum": 0.9} if name == "sgd" else {}))
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        params = {"w": jax.random.normal(key, (128, 256)) / 12, "b": jnp.zeros(256)}
+        return params, tx.init(params)
+
+    def step(state: tuple[Any, Any], x: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
+        params, moments = state
+        value, grads = jax.value_and_grad(lambda p: (jnp.tanh(x @ p["w"] + p["b"]) ** 2).mean())(params)
+        updates, moments = tx.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), value
+
+    fast, reference = rhino.parallelize(step, cluster="cpu8"), jax.jit(step)
+    x = jax.random.normal(jax.random.key(1), (16, 128))
+    plan = fast.plan(jax.eval_shape(init, jax.random.key(0)), x)
+    assert plan.in_shardings[0] == plan.out_shardings[0]
+    ours, theirs = fast.init(init, jax.random.key(0)), init(jax.random.key(0))
+    for _ in range(3):
+        ours, got = fast(ours, x)
+        theirs, expected = reference(theirs, x)
+        assert got == pytest.approx(float(expected), rel=2e-5)
