@@ -115,6 +115,9 @@ class Builder:
                 self.op(op)
         for number, value in enumerate(graph.returns):
             self.returned(number, value)
+        launch_s = self.model.launch_s(len(graph.arguments) + len(graph.returns))
+        if self.nodes and launch_s:  # whatever is chosen, so the first node takes it
+            self.costs[0] = self.intern(self.tables[self.costs[0]] + launch_s)
         u, v, table = self.edge_tables()
         memory = Memory(self)
         node_residents, edge_residents = memory.residents()
@@ -264,7 +267,8 @@ class Builder:
         if cls.is_view or (self.is_read_in_place(cls) and self.in_memory[self.result_start[op]]):
             return 0.0
         moved = self.moved_bytes(op, state)
-        seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes))
+        is_kernel = any(self.has_memory[value] for value in self.graph.results(op))
+        seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
         return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
 
