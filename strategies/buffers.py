@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from rhino.ir.graph import OpClass, TensorType
 from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.candidates import State
+from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, count_parts, way
 
 _ALIGNMENT: Final = 64
@@ -36,20 +39,26 @@ def rounded(num_bytes: int) -> int:
     return aligned + aligned // _GAPS
 
 
-@dataclass(frozen=True, slots=True)
-class _SizedStep:
-    """A step of a way, and into how many parts the tensor is split before and after it."""
+class _SizedStep(NamedTuple):
+    """A step of a way: into how many parts the tensor is split before and after it, and whether what it joins or cuts is one piece."""
 
-    step: Step
-    parts_before: int
-    parts_after: int
+    kind: str
+    before: int
+    after: int
+    is_major: bool
 
 
-@lru_cache(maxsize=1 << 16)
-def _sized_way(rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> tuple[_SizedStep, ...]:
-    """Returns the steps from one spec to another, none where there is no way."""
-    steps = way(rank, source, target, len(sizes)) or ()
-    return tuple([_SizedStep(step, count_parts(step.before, sizes), count_parts(step.after, sizes)) for step in steps])
+class Held(NamedTuple):
+    """The buffers of a move: before it, in each of its steps, and after it, each by how many of it make the tensor; 0 for none."""
+
+    before: int
+    during: tuple[tuple[int, ...], ...]
+    after: int
+
+    def num_bytes(self, whole: int) -> tuple[int, int, int]:
+        """Returns the bytes before, while and after a tensor of `whole` bytes is moved."""
+        during = max([sum([rounded(whole // parts) for parts in buffers]) for buffers in self.during], default=0)
+        return rounded(whole // self.before) if self.before else 0, during, rounded(whole // self.after) if self.after else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,8 @@ class Move:
     """How the bytes of a move are counted.
 
     Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read its target
-    (`read_in_any_order`) with their dims in any order.
+    (`read_in_any_order`) with their dims in any order. Before it, a fused loop that could write over what it reads takes memory of its own
+    where it writes its result in another order.
     """
 
     source_counted: bool
@@ -65,44 +75,64 @@ class Move:
     written_in_order: bool
     read_in_any_order: bool
 
-    def during(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
-        """Returns the bytes that bringing a tensor from one spec to another takes while it goes on."""
-        steps = _sized_way(len(kind.shape), source, target, sizes)
-        last = len(steps) - 1
-        return max([self._held(kind, step, number == 0, number == last, sizes) for number, step in enumerate(steps)], default=0)
+    def tables(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> Ints:
+        """Returns the bytes before, while and after a tensor is brought from each given spec to each needed one [given, needed, 3]."""
+        held, which = _all_held(self, _head(kind.shape, sizes), given, needed, sizes)
+        return np.array([one.num_bytes(kind.num_bytes) for one in held], dtype=np.int64)[which]
 
-    def after(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
-        """Returns the bytes that are left of it: what it led to."""
-        steps = _sized_way(len(kind.shape), source, target, sizes)
-        return rounded(kind.num_bytes // steps[-1].parts_after) if steps else 0
+    def held(self, shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> Held:
+        """Returns the buffers of bringing a tensor from one spec to another; none where there is nothing to do, or no way."""
+        steps = _sized_way(shape, source, target, sizes)
+        if not steps:
+            return Held(0, (), 0)
+        first, last = steps[0], len(steps) - 1
+        written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
+        during = tuple([self._buffers(step, number == 0, number == last) for number, step in enumerate(steps)])
+        return Held(first.before if written else 0, during, steps[-1].after)
 
-    def before(self, kind: TensorType, source: Spec, target: Spec, sizes: tuple[int, ...]) -> int:
-        """Returns the bytes that a fused loop, which could write over what it reads, takes to write its result in another order."""
-        steps = _sized_way(len(kind.shape), source, target, sizes) if self.written_in_order else ()
-        if not steps or steps[0].step.kind != "reduce_scatter":
-            return 0
-        step = steps[0].step
-        reordered = not _is_major(kind, step.target, step.before, sizes)
-        return rounded(kind.num_bytes // steps[0].parts_before) if reordered else 0
-
-    def _held(self, kind: TensorType, sized: _SizedStep, first: bool, last: bool, sizes: tuple[int, ...]) -> int:
-        step = sized.step
-        before, after = rounded(kind.num_bytes // sized.parts_before), rounded(kind.num_bytes // sized.parts_after)
-        total = 0 if first and self.source_counted else before
-        total += 0 if last and self.target_counted else after
+    def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
+        found = [] if first and self.source_counted else [step.before]
+        found += [] if last and self.target_counted else [step.after]
         match step.kind:
             case "all_to_all":  # its parts arrive as tensors of their own, which are then joined
-                total += after
-            case "all_gather" if not self.read_in_any_order and not _is_major(kind, step.source, step.after, sizes):
-                total += after  # parts arrive one after the other, and are put in order
-            case "reduce_scatter" if not (first and self.written_in_order) and not _is_major(kind, step.target, step.before, sizes):
-                total += before
-        return total
+                found.append(step.after)
+            case "all_gather" if not self.read_in_any_order and not step.is_major:
+                found.append(step.after)  # parts arrive one after the other, and are put in order
+            case "reduce_scatter" if not (first and self.written_in_order) and not step.is_major:
+                found.append(step.before)
+        return tuple(found)
 
 
-def _is_major(kind: TensorType, dim: int | None, layout: Layout, sizes: Sequence[int]) -> bool:
+@lru_cache(maxsize=4096)
+def _all_held(
+    move: Move, shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+) -> tuple[list[Held], Ints]:
+    """Returns the buffers that occur, and which of them each pair of specs has [given, needed]."""
+    number: dict[Held, int] = {}
+    which = [[number.setdefault(move.held(shape, g, n, sizes), len(number)) for n in needed] for g in given]
+    return list(number), np.array(which, dtype=np.int64)
+
+
+def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape up to the first dim of more elements than there are devices, and zeros: what `_is_major` needs of it."""
+    long = next((number for number, extent in enumerate(shape) if extent > prod(sizes)), len(shape))
+    return (*shape[:long], *(0 for _ in shape[long:]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _sized_way(shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> tuple[_SizedStep, ...]:
+    """Returns the steps from one spec to another, none where there is no way."""
+    return tuple([_sized(step, shape, sizes) for step in way(len(shape), source, target, len(sizes)) or ()])
+
+
+def _sized(step: Step, shape: tuple[int, ...], sizes: tuple[int, ...]) -> _SizedStep:
+    dim, layout = (step.source, step.after) if step.kind == "all_gather" else (step.target, step.before)
+    return _SizedStep(step.kind, count_parts(step.before, sizes), count_parts(step.after, sizes), _is_major(shape, dim, layout, sizes))
+
+
+def _is_major(shape: tuple[int, ...], dim: int | None, layout: Layout, sizes: Sequence[int]) -> bool:
     """Says whether blocks of `dim` lie one after the other, row by row, in a tensor split as `layout`."""
-    return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(kind.shape[:dim], layout[:dim], strict=True))
+    return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(shape[:dim], layout[:dim], strict=True))
 
 
 def selection_bytes(cls: OpClass, state: State, sizes: tuple[int, ...]) -> int:

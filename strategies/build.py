@@ -338,7 +338,9 @@ class Builder:
     def use_table(self, u: int, v: int, use: Use) -> Floats:
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
         given, needed = self.ends(u, v, use)
-        table = _times(reshard_seconds(self.model, self.graph.types[use.type], given, needed), use.times)
+        rows, columns = ({spec: place for place, spec in enumerate(dict.fromkeys(specs))} for specs in (given, needed))
+        seconds = reshard_seconds(self.model, self.graph.types[use.type], list(rows), list(columns))
+        table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
 
 

@@ -9,7 +9,7 @@ it is read no more. What an op needs in another way is one more tensor, from whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -60,7 +60,6 @@ class Memory:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.moves: dict[object, tuple[int | None, ...]] = {}
-        self.move_bytes: dict[tuple[TensorType, Move], dict[tuple[Spec, Spec], tuple[int, ...]]] = {}
         self.graph = graph = draft.graph
         self.schedule = schedule(graph, draft.in_memory)
         self.num_times = self.schedule.num_times
@@ -250,16 +249,8 @@ class Memory:
         """Returns the tables of bytes of a value's move [states of u, states of v]: before, while and after it goes on; None for none."""
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
-        known = self.move_bytes.setdefault((kind, move), {})
         rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}
-        for g, n in product(rows, columns):
-            if (g, n) not in known:
-                known[g, n] = (
-                    move.before(kind, g, n, draft.sizes),
-                    move.during(kind, g, n, draft.sizes),
-                    move.after(kind, g, n, draft.sizes),
-                )
-        bytes_of = np.array([[known[g, n] for n in columns] for g in rows], dtype=np.float64)
+        bytes_of = move.tables(kind, tuple(rows), tuple(columns), draft.sizes).astype(np.float64)
         places = np.ix_([rows[g] for g in given], [columns[n] for n in needed])
         found: list[int | None] = []
         for which in range(3):
