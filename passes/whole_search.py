@@ -30,7 +30,7 @@ from rhino.passes.problem import Target, build_choice, rank_target
 from rhino.passes.registry import before_choice
 from rhino.strategies.answer import Answer
 from rhino.strategies.build import Choice
-from rhino.strategies.controller import Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.controller import MOST, Estimate, Outcome, Refused, Shape, Space
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
@@ -212,7 +212,13 @@ def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
     return nodes, problem.cost(states) - nodes
 
 
-def make_space(setup: Setup, stages: Sequence[int], meshes: Sequence[tuple[int, ...]], micro_batches: Sequence[int], most: int) -> Space:
+def make_space(
+    setup: Setup,
+    stages: Sequence[int] = (),
+    meshes: Sequence[tuple[int, ...]] = (),
+    micro_batches: Sequence[int] = (),
+    most: int = MOST,
+) -> Space:
     """Returns what there is to choose from; what the caller leaves empty is every possibility.
 
     Raises:

@@ -1,0 +1,267 @@
+"""How good whole plans are: the controller's against a grid of what experts would write down, under the same model.
+
+    python bench/plan.py [--cases=gpt-medium,moe-8e-380m] [--clusters=m8] [--jobs=N] [--no-experts] [--check] [--json=FILE]
+
+Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there (`m8` has eight in a
+node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of Aceso's Table 2 on 32 V100s, batch 1024 in
+16 bits. An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel
+ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that
+of `bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous.
+
+Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search (wall, and
+processor seconds of all processes), shapes planned, the best expert, and our step over its.
+
+Exit code: with `--check`, 1 if an expert's plan is faster than ours by more than 0.1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from planning import zoo
+from quality import CASES, Case, pins
+from search import machine
+
+from rhino.ir.cluster import cluster_to_text, load_cluster
+from rhino.ir.hardware import Cluster
+from rhino.ir.mesh import mesh_of_shape
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.base import Remarks
+from rhino.passes.normalize import Normalize
+from rhino.passes.whole_search import Setup, Workers, bytecode, make_space
+from rhino.strategies.controller import Estimate, Explored, Space, explore
+
+TOLERANCE: Final = 1e-3
+"""By how much, relatively, an expert may be faster: below it lies the gap that a search may leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a paper: a model of `examples/export.py` with its preset and options, `roles` of `bench/quality.py`, and its devices."""
+
+    preset: str
+    roles: str
+    num_devices: int
+    options: tuple[tuple[str, str | int], ...] = ()
+
+
+def _rows() -> dict[str, Row]:
+    gpt = {"gpt-medium": 1, "gpt-large": 2, "gpt-xl": 4, "gpt-2.7b": 8, "gpt-6.7b": 16}
+    moe = {"moe-8e-380m": 1, "moe-8e-760m": 2, "moe-16e-1.3b": 4, "moe-16e-2.4b": 8, "moe-32e-10b": 16}
+    wide = {"wr-1.3b": 1, "wr-2.6b": 2, "wr-6b": 4, "wr-12b": 8}
+    found = {name: Row(name, "gpt", count) for name, count in gpt.items()}
+    found |= {name: Row(name, "moe", count) for name, count in moe.items()}
+    found |= {name: Row(name, "wide-resnet", count) for name, count in wide.items()}
+    large = (("layers", 40), ("hidden", 5120), ("heads", 40), ("ffn", 20480), ("seq", 2048), ("batch", 1024), ("dtype", "bf16"))
+    found["aceso-gpt-13b"] = Row("gpt", "gpt", 32, large)
+    found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "bf16"),))
+    return found
+
+
+ROWS: Final = _rows()
+
+CLUSTERS: Final = {"m8": "v100x8x2", "s1": "s1x8"}
+"""Platforms of the papers, by the preset that says what they are made of."""
+
+
+def platform(name: str, num_devices: int) -> Cluster:
+    """Returns so many devices of a platform: a part of a node, or whole nodes."""
+    whole = load_cluster(CLUSTERS[name])
+    *outer, inner = whole.levels
+    size = min(num_devices, inner.size)
+    reached = inner.reached_bytes_per_s(size) / inner.efficiency
+    partial = tuple(one for one in inner.partial_bytes_per_s if one[0] < size)
+    levels = [replace(inner, size=size, port_bytes_per_s=reached, partial_bytes_per_s=partial)]
+    if outer and num_devices > inner.size:
+        levels.insert(0, replace(outer[-1], size=num_devices // inner.size))
+    return replace(whole, name=f"{name}-{num_devices}", levels=tuple(levels))
+
+
+def step_text(row: Row) -> bytes:
+    """Returns the training step of a row."""
+    zoo()  # puts the examples where the next lines find them
+    from export import MODELS  # noqa: PLC0415
+    from training import export_step  # noqa: PLC0415
+
+    entry = next(entry for name, entry in MODELS.items() if row.preset == name or row.preset in entry.presets)
+    base = entry.presets.get(row.preset) or entry.config()
+    return export_step(entry.model(replace(base, **dict(row.options)))).encode()
+
+
+# Plans
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan: who says it, its shape and schedule, and what it is predicted to take."""
+
+    who: str
+    shape: str
+    step_s: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a case came to. `experts` are those that fit, best first; `ended` says whether the search came to its end."""
+
+    case: str
+    cluster: str
+    ours: Found | None
+    mfu: float
+    bound_s: float
+    wall_s: float
+    processor_s: float
+    num_shapes: int
+    ended: bool
+    experts: tuple[Found, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Returns our step over the best expert's; 0 where no expert fits."""
+        if self.ours is None:
+            return math.inf if self.experts else 0.0
+        return self.ours.step_s / self.experts[0].step_s if self.experts else 0.0
+
+
+def found(who: str, one: Estimate) -> Found:
+    """Returns an estimate as a plan of `who`."""
+    return Found(who, f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape), one.step_s, max(one.peak_bytes))
+
+
+def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
+    """Returns what the search of whole plans finds, and where it searched."""
+    space = make_space(setup)
+    workers = Workers(setup, jobs)
+    try:
+        return explore(space, workers.evaluate), space
+    finally:
+        workers.close()
+
+
+def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path) -> Iterator[Found]:
+    """Yields the best plan of each expert that has one that fits."""
+    for stages in sorted(space.meshes):
+        size = load_cluster(setup.cluster).num_devices // stages
+        for data in [count for count in range(1, size + 1) if size % count == 0]:
+            for kept in ("dp", "zero-1", "zero-3")[: 3 if data > 1 else 1]:
+                roles = [(count, role) for count, role in ((data, kept), (size // data, "tp")) if count > 1] or [(1, "dp")]
+                if not case.columns and any(role == "tp" for _, role in roles):
+                    continue
+                yield from _expert(case, module, setup, space, folder, stages, roles)
+
+
+def _expert(
+    case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, stages: int, roles: Sequence[tuple[int, str]]
+) -> Iterator[Found]:
+    mesh = tuple(count for count, _ in roles)
+    file = folder / "expert.toml"
+    file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
+    own = replace(setup, options={"constraints": str(file)}, schedules=("1f1b",))
+    evaluator = Workers(own, 1)
+    ranked = explore(replace(space, meshes={stages: (mesh,)}), evaluator.evaluate).ranked
+    if ranked:
+        yield found(" x ".join(f"{role} {count}" for count, role in roles), ranked[0])
+
+
+def measure(case: str, platform_name: str, options: argparse.Namespace) -> Result:
+    """Returns what a case comes to on a platform."""
+    row = ROWS[case]
+    cluster = platform(platform_name, row.num_devices)
+    text = step_text(row)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "cluster.toml"
+        file.write_text(cluster_to_text(cluster), encoding="utf-8")
+        before, spent = time.perf_counter(), _processor_s()
+        context = make_context()
+        module = read_module(text, case, context)
+        with context, ir.Location.unknown():
+            Normalize().run(module.operation, Remarks(case))
+        setup = Setup(bytecode(module), case, str(file), float(cluster.device.usable_hbm_bytes), {})
+        explored, space = search(setup, options.jobs)
+        wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
+        listed = [] if options.no_experts else sorted(experts(CASES[row.roles], module, setup, space, folder), key=lambda one: one.step_s)
+    best = explored.ranked[0] if explored.ranked else None
+    rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach
+    return Result(
+        case,
+        cluster.name,
+        found("rhino", best) if best else None,
+        space.least_s * rate / best.step_s if best else 0.0,
+        explored.bound_s,
+        wall_s,
+        processor_s,
+        len(explored.outcomes),
+        explored.is_complete,
+        tuple(listed),
+    )
+
+
+def _processor_s() -> float:
+    return sum(
+        resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+
+
+# The command
+
+
+def cells(result: Result) -> list[str]:
+    """Returns a line of the table."""
+    ours, best = result.ours, result.experts[0] if result.experts else None
+    return [
+        result.case,
+        result.cluster,
+        ours.shape if ours else "none fits",
+        format_seconds(ours.step_s) if ours else "",
+        f"{result.mfu:.0%}",
+        format_bytes(ours.peak_bytes) if ours else "",
+        f"{result.wall_s:.0f}, {result.processor_s:.0f}",
+        f"{result.num_shapes}{'' if result.ended else '+'}",
+        f"{best.who}; {best.shape}" if best else "none",
+        format_seconds(best.step_s) if best else "",
+        f"{result.ratio:.3f}" if best else "",
+    ]
+
+
+HEAD: Final = ["case", "devices", "plan", "step", "MFU", "peak", "wall, processor s", "shapes", "best expert", "its step", "ours / its"]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(ROWS), help=f"default all: {', '.join(ROWS)}")
+    parser.add_argument("--clusters", default="m8", help="m8, s1 or both (default m8)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that search (default one a core)")
+    parser.add_argument("--no-experts", action="store_true", help="only search")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if an expert is faster")
+    parser.add_argument("--json", metavar="FILE", help="write the results there")
+    options = parser.parse_args(argv)
+    print(machine())
+    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
+    results = []
+    for name in options.clusters.split(","):
+        for case in options.cases.split(","):
+            results.append(measure(case, name, options))
+            print(f"| {' | '.join(cells(results[-1]))} |", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(one) for one in results], indent=2), encoding="utf-8")
+    return int(options.check and any(one.ratio > 1 + TOLERANCE for one in results))
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
