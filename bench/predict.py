@@ -226,9 +226,9 @@ def _pipeline(pair: Pair, cluster: str) -> Ready:
     inputs = draw_inputs(signature, InputRule(0, 8, nonnegative), {})
     executor = Executor(step, made.plan.modules, devices_of_ranks(step, jax.devices()))
     temps = list(made.costs.temp_bytes)
-    for (program, _), executable in executor.programs.items():
-        temps[program] = executable.temp_bytes()
-    compiled = memory_of(step, tuple(temps))
+    for (program, _), compiled in executor.programs.items():
+        temps[program] = compiled.executable.temp_bytes()
+    held = memory_of(step, tuple(temps))
 
     def steps(count: int) -> list[float]:
         arguments: list[Any] = list(inputs)
@@ -243,7 +243,7 @@ def _pipeline(pair: Pair, cluster: str) -> Ready:
         return times_s
 
     predicted = max(memory.peak_bytes for memory in made.simulation.memory)
-    return Ready(pair, made.simulation.timeline.end_s, predicted, max(memory.peak_bytes for memory in compiled), steps)
+    return Ready(pair, made.simulation.timeline.end_s, predicted, max(memory.peak_bytes for memory in held), steps)
 
 
 # One number of devices: a process of its own

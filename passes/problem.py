@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rhino.ir.boundary import boundary_attributes
 from rhino.ir.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes
+from rhino.ir.cluster_age import stale_now
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh, parse_mesh
@@ -63,12 +64,19 @@ class PlanningPass(Pass):
             return (self.target(module, remarks),)
         if module_mesh(module) is not None:
             return (replace(self, mesh="").target(module, remarks),)
-        cluster = load_cluster(self.cluster)
+        cluster = self.load(remarks)
         return tuple(_target(cluster, MESH_NAME, mesh) for mesh in possible_meshes(cluster))
+
+    def load(self, remarks: Remarks) -> Cluster:
+        """Returns the cluster that is planned for, with a remark for each reason why its measurements may not hold."""
+        cluster = load_cluster(self.cluster)
+        for why in stale_now(cluster):
+            remarks.add(self.name, Place(self.cluster), why)
+        return cluster
 
     def target(self, module: ir.Operation, remarks: Remarks) -> Target:
         """Returns what to plan for; the module's own mesh must agree with the one asked for."""
-        cluster = load_cluster(self.cluster)
+        cluster = self.load(remarks)
         present = module_mesh(module)
         asked = parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
         if present is not None and asked is not None and asked.shape != present[1].shape:

@@ -54,7 +54,7 @@ def make_whole_plan(staged: ir.Module, schedule: str, cluster: str, about: Mappi
     costs = Costs(
         run_s=tuple(seconds for seconds, _ in priced),
         temp_bytes=tuple(size for _, size in priced),
-        links=equal_links(num_ranks, Link(outer.latency_s, outer.bytes_per_s)),
+        links=equal_links(num_ranks, Link(outer.link.fixed_s, outer.link.per_s)),
     )
     instructions = assemble(step, order, costs.run_s)
     simulation = simulate(instructions, costs)
@@ -74,8 +74,8 @@ def make_whole_plan(staged: ir.Module, schedule: str, cluster: str, about: Mappi
         "predicted_peak_bytes": [memory.peak_bytes for memory in simulation.memory],
         "predicted_run_s": list(costs.run_s),
         "predicted_temp_bytes": list(costs.temp_bytes),
-        "link_latency_s": outer.latency_s,
-        "link_bytes_per_s": outer.bytes_per_s,
+        "link_latency_s": outer.link.fixed_s,
+        "link_bytes_per_s": outer.link.per_s,
     }
     return Made(WholePlan(instructions, texts, arguments, results, said), simulation, costs)
 

@@ -21,6 +21,7 @@ from rhino.ir.locations import place_of
 from rhino.ir.manual import copy_module
 from rhino.ir.mlir import ir
 from rhino.ir.reader import entry_function, walk
+from rhino.runtime.barriers import order_by_barriers
 from rhino.runtime.signature import Signature, Value, read_signature
 
 Host = np.ndarray[Any, np.dtype[Any]]
@@ -165,7 +166,12 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
         RhinoError: RHI-RUN-001 where XLA refuses it, RHI-RUN-002 where no array can be an argument or result.
     """
     row = tuple(devices)
-    return _loaded(module, row, lambda named: row[0].client.compile_and_load(named, xla_client.DeviceList(row), compile_options(row)))
+
+    def load(named: ir.Module) -> Any:  # noqa: ANN401 - jaxlib's LoadedExecutable
+        ordered = order_by_barriers(named, len(row)) if row[0].platform == "cpu" else named
+        return row[0].client.compile_and_load(ordered, xla_client.DeviceList(row), compile_options(row))
+
+    return _loaded(module, row, load)
 
 
 def load_module(module: ir.Module, devices: Sequence[jax.Device], serialized: bytes) -> Executable:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 import jax
 import jaxlib
 
+from rhino.ir.cluster_age import machine_words
 from rhino.ir.hardware import FLOPS_KEYS, Cluster, Device, Level, Line, Operator, Origin
 from rhino.ir.tally import KINDS
 from rhino.runtime.profile import Sample
@@ -30,16 +28,6 @@ _ACCELERATOR_SHARE: Final = 0.75
 def origin_of(devices: Sequence[jax.Device], day: datetime.date) -> Origin:
     """Returns where and when these devices are measured."""
     return Origin(day.isoformat(), machine_words(), devices[0].platform, devices[0].device_kind, jaxlib.__version__)
-
-
-def machine_words() -> str:
-    """Returns what this machine is: its processor as the system calls it, and the number of cores that may be used."""
-    try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    except OSError:
-        found = None
-    name = found[1].strip() if found else platform.processor() or platform.machine()
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
 def make_cluster(name: str, samples: Sequence[Sample], devices: Sequence[jax.Device], origin: Origin) -> Cluster:

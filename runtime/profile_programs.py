@@ -110,7 +110,9 @@ def reductions() -> Family:
         yield Probe("memory", 4.0 * size, 4, lambda *xs: tuple(jnp.sum(x, axis=1) for x in xs), (shape,) * 4)
 
 
-_SIZES: Final = tuple(1 << power for power in (14, 16, 18, 20, 22, 24, 26))
+_SIZES: Final = (1 << 20, 1 << 21, 1 << 22)
+"""Elements: more than caches hold, and in memory that is new to the process, as the values of a step are."""
+
 _ELEMENTS: Final = (1 << 12, 1 << 14, 1 << 16)
 
 

@@ -66,7 +66,8 @@ def op_seconds(graph: Graph, model: CostModel) -> Floats:
             continue
         values = (*graph.operands(op).tolist(), *graph.results(op))
         moved = sum(graph.type_of(value).num_bytes for value in values if stands[value]) if cls.moved_bytes is None else cls.moved_bytes
-        seconds[op] = model.compute_s(cls, moved, 1)
+        is_kernel = any(stands[value] for value in graph.results(op))
+        seconds[op] = model.compute_s(cls, moved, 1, is_kernel=is_kernel)
     result: Floats = seconds * graph.times()
     return result
 
