@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rhino.ir.spmd_plan import Cost, SpmdPlan, Tensor, dims_text
+from rhino.ir.spmd_plan import Cost, SpmdPlan, Tensor, dims_text, folded
 from rhino.ir.units import format_bytes, format_seconds
 
 _SHOWN = 40
@@ -38,14 +38,14 @@ def _totals(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
 
 def _tensors(side: str, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Iterator[str]:
     then, now = ({one.path: one for one in tensors} for tensors in (a, b))
-    rows = []
+    sizes: dict[str, list[int]] = {}
     for path in {**then, **now}:
         old, new = then.get(path), now.get(path)
         if old is None or new is None or (old.kind, old.dims) != (new.kind, new.dims):
             size = max(one.num_bytes for one in (old, new) if one is not None)
-            rows.append((-size, f"{side} {path}: {_lies(old)} -> {_lies(new)}"))
-    lines = [line for _, line in sorted(rows)]
-    yield from lines[:_SHOWN]
+            sizes.setdefault(f"{side} {folded(path)}: {_lies(old)} -> {_lies(new)}", []).append(size)
+    lines = sorted((-sum(each), f"{words} ({len(each)} of them)" if len(each) > 1 else words) for words, each in sizes.items())
+    yield from (line for _, line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"and {len(lines) - _SHOWN} more {side}s"
 
@@ -72,7 +72,7 @@ def _costs(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
 def _by_place(costs: tuple[Cost, ...]) -> dict[tuple[str, str], tuple[int, int, float]]:
     found: dict[tuple[str, str], tuple[int, int, float]] = {}
     for one in costs:
-        place = (one.kind, f"of {one.tensor} for {one.reader}")
+        place = (one.kind, f"of {one.place}")
         count, num_bytes, seconds = found.get(place, (0, 0, 0.0))
         found[place] = (count + one.count, num_bytes + one.num_bytes, seconds + one.seconds)
     return found

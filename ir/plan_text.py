@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rhino.ir.spmd_plan import Cost, SpmdPlan, Tensor, dims_text, num_parts
+from rhino.ir.spmd_plan import Cost, Dims, SpmdPlan, Tensor, dims_text, folded, num_parts
 from rhino.ir.tally import EMPTY, Count, Tally
 from rhino.ir.units import format_bytes, format_seconds
 
 
 def explain_text(plan: SpmdPlan, num_rows: int = 20) -> str:
-    """Returns the totals of a plan, and `num_rows` of its arguments, results and collectives each."""
+    """Returns the totals of a plan, and `num_rows` of its arguments, results and collectives each; `[*]` stands for numbers that differ."""
     return "\n".join([*_totals(plan), *_tensors(plan, num_rows), *_collectives(plan, num_rows)])
 
 
@@ -31,14 +31,26 @@ def _totals(plan: SpmdPlan) -> list[str]:
 
 
 def _tensors(plan: SpmdPlan, num_rows: int) -> list[str]:
-    mesh = dict(plan.mesh)
     lines = []
     for title, tensors in (("arguments", plan.arguments), ("results that are no argument's next value", _new_results(plan))):
-        rows = sorted(tensors, key=lambda one: (-(one.num_bytes // num_parts(one, mesh)), one.path))
+        rows = _alike(plan, tensors)
         if rows:
-            table = [(format_bytes(one.num_bytes // num_parts(one, mesh)), one.kind, dims_text(one.dims), one.path) for one in rows]
-            lines += [f"{title}, bytes per device:", *_table(table[:num_rows]), *_more(len(rows), num_rows)]
+            lines += [f"{title}, bytes per device:", *_table(rows[:num_rows]), *_more(len(rows), num_rows)]
     return lines
+
+
+def _alike(plan: SpmdPlan, tensors: Sequence[Tensor]) -> list[tuple[str, ...]]:
+    """Returns a row for all tensors that differ in the numbers of their paths alone; what takes most memory comes first."""
+    mesh = dict(plan.mesh)
+    groups: dict[tuple[str, str, Dims], list[Tensor]] = {}
+    for one in tensors:
+        groups.setdefault((folded(one.path), one.kind, one.dims), []).append(one)
+    rows = []
+    for (path, kind, dims), ones in groups.items():
+        size = ones[0].num_bytes // num_parts(ones[0], mesh) * len(ones)
+        name = path if len(ones) > 1 else ones[0].path
+        rows.append((-size, (format_bytes(size), f"{len(ones)} x {kind}", dims_text(dims), name)))
+    return [row for _, row in sorted(rows)]
 
 
 def _new_results(plan: SpmdPlan) -> list[Tensor]:
@@ -50,7 +62,7 @@ def _collectives(plan: SpmdPlan, num_rows: int) -> list[str]:
     if not plan.costs:
         return ["no collectives"]
     table = [
-        (format_seconds(one.seconds), f"{one.count} x {one.kind}", format_bytes(one.num_bytes), f"{one.tensor} for {one.reader}")
+        (format_seconds(one.seconds), f"{one.count} x {one.kind}", format_bytes(one.num_bytes), one.place)
         for one in plan.costs[:num_rows]
     ]
     totals = [f"  {line}" for line in tally_of(plan.costs).table().splitlines()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -22,6 +23,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 VERSION: Final = 1
 _FORMAT: Final = "rhino-spmd-plan"
 _FIX: Final = "write it with Plan.save"
+_NUMBER: Final = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
 
 Dims = tuple[tuple[str, ...], ...]
 """The axes that split each dim of a tensor, outermost first."""
@@ -56,7 +58,7 @@ class Source:
 class Cost:
     """Collectives that are alike: `count` of them in a step, their payload in bytes per device and their seconds together.
 
-    `tensor` is what is moved and `reader` for what, by the user's names; `[*]` stands for numbers that differ.
+    `tensor` is what is moved and `reader` for what (empty: it is stored so), by the user's names; `[*]` stands for numbers that differ.
     """
 
     kind: str
@@ -65,6 +67,11 @@ class Cost:
     seconds: float
     tensor: str
     reader: str
+
+    @property
+    def place(self) -> str:
+        """What is moved, and for what."""
+        return f"{self.tensor} for {self.reader}" if self.reader else f"{self.tensor}, where it arises"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,11 @@ def num_parts(tensor: Tensor, mesh: Mapping[str, int]) -> int:
     for axis in (axis for axes in tensor.dims for axis in axes):
         parts *= mesh[axis]
     return parts
+
+
+def folded(name: str) -> str:
+    """Returns a tensor's or op's name with `[*]` for its numbers: those of layers, say, which are alike in all else."""
+    return _NUMBER.sub("[*]", name)
 
 
 def dims_text(dims: Dims) -> str:

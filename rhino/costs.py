@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from rhino.ir.locations import name_of
 from rhino.ir.program import Program
-from rhino.ir.spmd_plan import Cost
+from rhino.ir.spmd_plan import Cost, folded
 from rhino.strategies.cost import CostModel
 from rhino.strategies.plan import Plan, Transfer
-
-_NUMBER = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
 
 
 def collective_costs(plan: Plan, program: Program, model: CostModel) -> tuple[Cost, ...]:
@@ -19,14 +16,14 @@ def collective_costs(plan: Plan, program: Program, model: CostModel) -> tuple[Co
     found: dict[tuple[str, str, str, int], list[Cost]] = {}
     for one in plan.transfers():
         cost = _cost(one, program, model)
-        found.setdefault((cost.kind, _folded(cost.tensor), _folded(cost.reader), cost.num_bytes // cost.count), []).append(cost)
+        found.setdefault((cost.kind, folded(cost.tensor), folded(cost.reader), cost.num_bytes // cost.count), []).append(cost)
     together = [_together(key[1:3], costs) for key, costs in found.items()]
     return tuple(sorted(together, key=lambda one: (-one.seconds, one.tensor, one.reader, one.kind)))
 
 
 def _cost(one: Transfer, program: Program, model: CostModel) -> Cost:
     seconds = one.times * model.move_s(one.move)
-    reader = _name(program, one.reader) if one.reader is not None else "its place"
+    reader = _name(program, one.reader) if one.reader is not None else ""
     return Cost(one.move.kind, one.times, one.times * one.move.num_bytes, seconds, _tensor(program, one.value), reader)
 
 
@@ -44,7 +41,3 @@ def _together(names: Iterable[str], costs: list[Cost]) -> Cost:
     tensor, reader = names if len(costs) > 1 else (costs[0].tensor, costs[0].reader)
     count, num_bytes = (sum(getattr(one, field) for one in costs) for field in ("count", "num_bytes"))
     return Cost(costs[0].kind, count, num_bytes, sum(one.seconds for one in costs), tensor, reader)
-
-
-def _folded(name: str) -> str:
-    return _NUMBER.sub("[*]", name)

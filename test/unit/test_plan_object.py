@@ -1,0 +1,222 @@
+"""A plan is a file that says what it is of, runs elsewhere as it did here, and is refused where it is of something else by now."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import front_part
+import gpt
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from training import abstract_state, make_step
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.spmd_plan import plan_from_text, plan_to_text
+from rhino.tools.plan import run
+
+ARGUMENTS = (jax.eval_shape(front_part.init, jax.random.key(0)), front_part.host_batch(0), jax.random.key(0))
+
+
+def planned(fn: Any = front_part.step, **options: Any) -> rhino.Plan:
+    return rhino.parallelize(fn, **{"cluster": "cpu8", "donate_argnums": 0, **options}).plan(*ARGUMENTS)
+
+
+@pytest.fixture(scope="module")
+def plan() -> rhino.Plan:
+    return planned()
+
+
+def test_a_saved_plan_is_the_plan(plan: rhino.Plan, tmp_path: Path):
+    plan.save(tmp_path / "new" / "plan.json")
+    assert rhino.Plan.load(tmp_path / "new" / "plan.json") == plan
+    assert plan_to_text(plan_from_text(plan_to_text(plan.facts))) == plan_to_text(plan.facts)
+    assert planned() == plan
+    with pytest.raises(RhinoError, match="RHI-PLAN-003"):
+        plan.save(tmp_path)
+
+
+AGAIN = """
+import os, sys
+from rhino.runtime.devices import request_host_devices
+request_host_devices(8, os.environ)
+import jax, numpy as np, rhino, front_part
+from rhino.passes.choose_shardings import ChooseShardings
+ChooseShardings.run = None  # nothing is searched
+fast = rhino.parallelize(front_part.step, donate_argnums=0, plan=rhino.Plan.load(sys.argv[1]))
+key = jax.random.key(0)
+plan = fast.plan(jax.eval_shape(front_part.init, key), front_part.host_batch(0), key)
+state, loss = fast(front_part.init(key), front_part.host_batch(0), key)
+assert state["up"].sharding == plan.in_shardings[0]["up"]
+plan.save(sys.argv[2])
+np.savez(sys.argv[3], loss=loss, **state)
+"""
+
+
+def test_a_loaded_plan_runs_the_same_in_another_process(plan: rhino.Plan, tmp_path: Path):
+    plan.save(tmp_path / "a.json")
+    files = [str(tmp_path / name) for name in ("a.json", "b.json", "out.npz")]
+    folder = str(Path(front_part.__file__).parent)
+    subprocess.run([sys.executable, "-c", AGAIN, *files], check=True, cwd=folder, timeout=120)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    state, loss = rhino.parallelize(front_part.step, cluster="cpu8")(front_part.init(ARGUMENTS[2]), *ARGUMENTS[1:])
+    out = np.load(tmp_path / "out.npz")
+    np.testing.assert_allclose(out["loss"], loss, rtol=1e-6)
+    for name, array in state.items():
+        np.testing.assert_allclose(out[name], array, rtol=1e-5, atol=1e-6)
+
+
+def deeper(state: Any, batch: Any, key: Any) -> Any:
+    return front_part.step(state, jnp.tanh(batch), key)
+
+
+def other_constant(state: Any, batch: Any, key: Any) -> Any:
+    new, loss = front_part.step(state, batch * 2.0, key)
+    return new, loss
+
+
+def with_more(state: Any, batch: Any, key: Any) -> Any:
+    return front_part.step({name: state[name] for name in ("up", "down")}, batch, key)
+
+
+STALE = {
+    "op": (deeper, ARGUMENTS, {}, r"stablehlo\.tanh was 1 times, and is 2 times"),
+    "shape": (
+        front_part.step,
+        (ARGUMENTS[0], ARGUMENTS[1][:8], ARGUMENTS[2]),
+        {},
+        r"argument batch was float32\[16,32\], and is float32\[8,32\]",
+    ),
+    "argument": (
+        with_more,
+        ({**ARGUMENTS[0], "bias": jax.ShapeDtypeStruct((3,), jnp.float32)}, *ARGUMENTS[1:]),
+        {},
+        r"argument state\['bias'\] \(float32\[3\]\) is new",
+    ),
+    "cluster": (front_part.step, ARGUMENTS, {"cluster": "cpu4"}, r"another cluster.*\+name = \"cpu4\""),
+}
+
+
+@pytest.mark.parametrize("case", STALE)
+def test_a_stale_plan_is_refused_and_says_what_has_changed(plan: rhino.Plan, case: str):
+    fn, arguments, options, words = STALE[case]
+    with pytest.raises(RhinoError, match=rf"(?s)RHI-PLAN-004.*{words}"):
+        rhino.parallelize(fn, donate_argnums=0, plan=plan, **options).plan(*arguments)
+
+
+def test_a_changed_constant_is_a_change():
+    plan = rhino.parallelize(lambda x: x * 2.0, cluster="cpu8").plan(jnp.ones(8))
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*constants, or how ops follow"):
+        rhino.parallelize(lambda x: x * 3.0, plan=plan).plan(jnp.ones(8))
+
+
+def test_a_plan_leaves_nothing_else_to_be_said(plan: rhino.Plan):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*pins is given, and a plan"):
+        rhino.parallelize(front_part.step, plan=plan, pins=["up=[{}, {x}]"])
+    loaded = replace(plan, trees=None)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-006.*plan=plan"):
+        _ = loaded.in_shardings
+    assert loaded.partition_specs() == plan.partition_specs()
+
+
+def broken(plan: rhino.Plan, **changes: Any) -> str:
+    return json.dumps({**json.loads(plan_to_text(plan.facts)), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "rhino-plan"}, "its format is not"),
+        ({"version": 99}, "of version 99"),
+        ({"arguments": 3}, "malformed"),
+        ({"predicted": {}}, "malformed"),
+    ],
+)
+def test_what_is_no_plan_is_refused_when_it_is_read(plan: rhino.Plan, tmp_path: Path, changes: dict[str, Any], words: str):
+    (tmp_path / "plan.json").write_text(broken(plan, **changes))
+    with pytest.raises(RhinoError, match=rf"RHI-PLAN-001.*{words}"):
+        rhino.Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"words": ["{}"], "ops": "3x0"}, "are of 3 ops"),
+        ({"words": [], "ops": "{count}x0"}, "annotation 0 of 0"),
+        ({"words": ["{sdy.sharding = }"], "ops": "{count}x0"}, "is no annotation"),
+        ({"words": ['{evil = "x"}'], "ops": "{count}x0"}, "is no annotation"),
+    ],
+)
+def test_what_is_no_annotation_is_refused_when_it_is_used(plan: rhino.Plan, annotations: dict[str, Any], words: str):
+    ops = annotations["ops"].replace("{count}", str(len(plan.facts.annotations.ops)))
+    forged = rhino.Plan(plan_from_text(broken(plan, annotations={**annotations, "ops": ops})))
+    with pytest.raises(RhinoError, match=rf"RHI-PLAN-001.*{words}"):
+        rhino.parallelize(front_part.step, donate_argnums=0, plan=forged).plan(*ARGUMENTS)
+
+
+def test_files_that_are_not_there_or_not_json_are_refused(tmp_path: Path):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*No such file"):
+        rhino.Plan.load(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*not JSON"):
+        rhino.Plan.load(tmp_path / "bad.json")
+
+
+def test_diff_says_what_lies_otherwise_and_what_that_costs(plan: rhino.Plan):
+    other = planned(pins={"up": PartitionSpec("x"), "down": PartitionSpec()})
+    text = plan.diff(other)
+    assert "pin: not asked -> " in text
+    moved = [one.path for one, new in zip(plan.facts.arguments, other.facts.arguments, strict=True) if one.dims != new.dims]
+    assert moved
+    assert all(f"argument {path}: " in text for path in moved)
+    slower = other.facts.predicted.step_s - plan.facts.predicted.step_s
+    assert slower > 0
+    assert any(line.startswith("step: ") and "(+" in line for line in text.splitlines())
+    assert plan.diff(plan) == ""
+
+
+def called(*argv: str) -> tuple[int, str, str]:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    return run(argv, stdout, stderr), stdout.getvalue(), stderr.getvalue()
+
+
+def test_the_command_explains_and_compares(plan: rhino.Plan, tmp_path: Path):
+    a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    plan.save(a)
+    other = planned(pins={"up": PartitionSpec("x")})
+    other.save(b)
+    assert called("explain", a) == (0, plan.explain() + "\n", "")
+    assert called("explain", a, "--rows=1")[1] == plan.explain(1) + "\n"
+    assert called("diff", a, b) == (0, plan.diff(other) + "\n", "")
+    assert called("diff", a, a) == (0, "the plans are the same\n", "")
+    assert called("diff", a)[0] == 2
+    assert called("explain", str(tmp_path))[0] == 1
+    assert called("--help")[0] == 0
+
+
+def test_explain_counts_what_the_program_sends(plan: rhino.Plan):
+    """The collectives listed are those that XLA compiles."""
+    lowered = rhino.parallelize(front_part.step, plan=plan, donate_argnums=0).lower(*ARGUMENTS)
+    from rhino.ir.hlo_collectives import tally_hlo  # noqa: PLC0415
+    from rhino.ir.plan_text import tally_of  # noqa: PLC0415
+
+    assert tally_of(plan.facts.costs).counts == tally_hlo(lowered.compile().as_text()).counts
+
+
+def test_the_plan_of_a_deep_model_is_small():
+    """Rows grow with layers; 72 of them with all of Adam's state stay far below a megabyte."""
+    sizes = []
+    for layers in (2, 4):
+        model = gpt.model(gpt.GPTConfig(layers=layers, hidden=64, heads=8, ffn=128, vocab=128, seq=32, batch=8))
+        found = rhino.parallelize(make_step(model), cluster="v100x8", donate_argnums=0).plan(abstract_state(model), model.batch)
+        sizes.append(len(plan_to_text(found.facts)))
+        if layers == 4:
+            assert "[*]" in found.explain()
+    assert sizes[0] + 35 * (sizes[1] - sizes[0]) < 700_000
