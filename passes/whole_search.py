@@ -6,11 +6,16 @@ to is the search's own cost and memory of that plan; if it is a pipeline, as its
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from io import BytesIO
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from rhino.ir.accumulation import accumulation_loop
@@ -60,9 +65,10 @@ class Setup:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates shapes one after the other, and keeps what several have in common."""
+    """Evaluates shapes one after the other, and keeps what several have in common; in `folder`, for other processes too."""
 
     setup: Setup
+    folder: Path | None = None
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[tuple[int, float], bytes | RhinoError] = field(default_factory=dict)
@@ -86,17 +92,29 @@ class Evaluator:
         """Returns the step in so many micro-batches, ready for the choice of shardings."""
         key = (shape.micro_batches, shape.keep)
         if key not in self.modules:
-            module = ir.Module.parse(self.setup.module, self.context)
-            items = before_choice({**self.setup.options, **named_options(shape)})
-            try:
-                build_pass_manager(items, self.context, Remarks(self.setup.file)).run(module.operation)
-                self.modules[key] = bytecode(module)
-            except RhinoError as error:
-                self.modules[key] = error
+            self.modules[key] = self.fetched(shape)
         found = self.modules[key]
         if isinstance(found, RhinoError):
             raise found
         return ir.Module.parse(found, self.context)
+
+    def fetched(self, shape: Shape) -> bytes | RhinoError:
+        """Returns the step in so many micro-batches, from the folder if another process has put it there."""
+        file = self.folder / f"{shape.micro_batches}-{shape.keep:g}.mlirbc" if self.folder else None
+        if file and file.exists():
+            return file.read_bytes()
+        module = ir.Module.parse(self.setup.module, self.context)
+        items = before_choice({**self.setup.options, **named_options(shape)})
+        try:
+            build_pass_manager(items, self.context, Remarks(self.setup.file)).run(module.operation)
+        except RhinoError as error:
+            return error
+        found = bytecode(module)
+        if file:
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_bytes(found)
+            part.replace(file)  # whole or not at all: others may look at any time
+        return found
 
     def target(self, shape: Shape) -> Target:
         """Returns the mesh of a rank, on the links that it has where every rank has one."""
@@ -189,8 +207,6 @@ def named_options(shape: Shape) -> dict[str, str]:
 
 def bytecode(module: ir.Module) -> bytes:
     """Returns a module as MLIR bytecode, for this process and its likes."""
-    from io import BytesIO  # noqa: PLC0415
-
     stream = BytesIO()
     module.operation.write_bytecode(stream)
     return stream.getvalue()
@@ -278,31 +294,49 @@ class Workers:
 
     def __init__(self, setup: Setup, num_processes: int) -> None:
         self.local = Evaluator(setup) if num_processes == 1 else None
-        self.pool = None if self.local else ProcessPoolExecutor(num_processes, get_context("spawn"), _start, (setup,))
+        self.folder = None if self.local else TemporaryDirectory(prefix="rhino-")
+        self.pool = None
+        if self.folder:
+            self.pool = ProcessPoolExecutor(num_processes, get_context("spawn"), _start, (setup, Path(self.folder.name)))
 
     def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order."""
         if self.pool is None:
             assert self.local is not None
             return [self.local.outcome(shape) for shape in shapes]
-        return list(self.pool.map(_outcome, shapes))
+        order = _apart(shapes)
+        found = dict(zip(order, self.pool.map(_outcome, [shapes[number] for number in order]), strict=True))
+        return [found[number] for number in range(len(shapes))]
 
     def close(self) -> None:
         """Ends the processes."""
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
+        if self.folder is not None:
+            self.folder.cleanup()
+
+
+def _apart(shapes: Sequence[Shape]) -> list[int]:
+    """Returns the shapes by number, those with equal steps before the choice of shardings far apart: the second finds what the first made."""
+    seen: dict[tuple[int, float], int] = {}
+    place = []
+    for number, shape in enumerate(shapes):
+        key = (shape.micro_batches, shape.keep)
+        place.append((seen.get(key, 0), number))
+        seen[key] = seen.get(key, 0) + 1
+    return [number for _, number in sorted(place)]
 
 
 _evaluator: list[Evaluator] = []
 """In a worker process: its evaluator."""
 
 
-def _start(setup: Setup) -> None:
-    import gc  # noqa: PLC0415
-
-    gc.disable()
-    _evaluator.append(Evaluator(setup))
+def _start(setup: Setup, folder: Path) -> None:
+    gc.disable()  # as in rhino-opt: much is made while planning, and hardly a cycle
+    _evaluator.append(Evaluator(setup, folder))
 
 
 def _outcome(shape: Shape) -> Outcome:
-    return _evaluator[0].outcome(shape)
+    found = _evaluator[0].outcome(shape)
+    gc.collect()  # what MLIR holds for the module of the shape
+    return found
