@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 import math
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from io import BytesIO
 from multiprocessing import get_context
@@ -290,34 +292,40 @@ def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
 
 
 class Workers:
-    """Processes that evaluate shapes; with one, this process does. To be closed."""
+    """Processes that evaluate shapes; with one, or where one of them dies (of lack of memory), this process does. To be closed."""
 
     def __init__(self, setup: Setup, num_processes: int) -> None:
-        self.local = Evaluator(setup) if num_processes == 1 else None
-        self.folder = None if self.local else TemporaryDirectory(prefix="rhino-")
+        self.setup = setup
+        self.local: Evaluator | None = None
+        self.folder = TemporaryDirectory(prefix="rhino-") if num_processes > 1 else None
         self.pool = None
         if self.folder:
             self.pool = ProcessPoolExecutor(num_processes, get_context("spawn"), _start, (setup, Path(self.folder.name)))
 
     def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order."""
-        if self.pool is None:
-            assert self.local is not None
-            return [self.local.outcome(shape) for shape in shapes]
-        order = _apart(shapes)
-        found = dict(zip(order, self.pool.map(_outcome, [shapes[number] for number in order]), strict=True))
-        return [found[number] for number in range(len(shapes))]
+        if self.pool is not None:
+            order = _apart(shapes)
+            try:
+                found = dict(zip(order, self.pool.map(_outcome, [shapes[number] for number in order]), strict=True))
+                return [found[number] for number in range(len(shapes))]
+            except BrokenProcessPool:
+                self.pool = None
+        self.local = self.local or Evaluator(self.setup)
+        return [self.local.outcome(shape) for shape in shapes]
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes, whatever they are at."""
         if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(self.pool._processes.values()):
+                process.terminate()
+            self.pool.shutdown(wait=True, cancel_futures=True)
         if self.folder is not None:
             self.folder.cleanup()
 
 
 def _apart(shapes: Sequence[Shape]) -> list[int]:
-    """Returns the shapes by number, those with equal steps before the choice of shardings far apart: the second finds what the first made."""
+    """Returns the shapes by number, those with one step before the choice of shardings far apart: the second finds what the first made."""
     seen: dict[tuple[int, float], int] = {}
     place = []
     for number, shape in enumerate(shapes):
@@ -332,6 +340,7 @@ _evaluator: list[Evaluator] = []
 
 
 def _start(setup: Setup, folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that asked, which ends this one
     gc.disable()  # as in rhino-opt: much is made while planning, and hardly a cycle
     _evaluator.append(Evaluator(setup, folder))
 
