@@ -20,6 +20,7 @@ Source: sequential tree-reweighted message passing (Kolmogorov 2006), in the for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -70,11 +71,15 @@ class _Visit(NamedTuple):
     pushes: list[_Push]
 
 
+Start = Callable[[int], tuple[Floats, Floats] | None]
+"""The prices at the ends of an edge that an ascent begins with, None for none."""
+
+
 class Ascent:
     """Prices of one problem, raised pass by pass. `bound` is the best so far, infinite once nothing is found to be legal."""
 
-    def __init__(self, lifted: Lifted, start: Ascent | None = None) -> None:
-        """Starts from the prices of `start`, on the same problem with other classes, or from none."""
+    def __init__(self, lifted: Lifted, start: Start | None = None) -> None:
+        """Starts from the prices that `start` gives, or from none."""
         self.lifted = lifted
         problem = lifted.problem
         used = np.bincount(np.concatenate([problem.node_table, problem.edge_table]), minlength=len(problem.tables))
@@ -93,12 +98,16 @@ class Ascent:
         self._all_paid, self.paid = self._vector()
         if start is not None:
             for pair, first in zip(self.prices, lifted.edge, strict=True):
-                for price, old in zip(pair, start.prices[int(start.lifted.classes.edge[first])], strict=True):
+                for price, old in zip(pair, start(first) or (), strict=False):
                     price[:] = old
         self._visits = [self._plan(backward=False), self._plan(backward=True)]
         self._pull_all()
         self._best, self._step = self._all_prices.copy(), 1.0
         self.bound = self._value()
+
+    def at(self, edge: int) -> tuple[Floats, Floats]:
+        """Returns the prices at the ends of an edge of the problem."""
+        return self.prices[int(self.lifted.classes.edge[edge])]
 
     def _vector(self) -> tuple[Floats, list[tuple[Floats, Floats]]]:
         """Returns room for a number for each state at each end of each edge, as one vector and as views of it."""

@@ -15,7 +15,6 @@ import numpy as np
 from scipy.optimize import linprog
 
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
-from rhino.strategies.lp import solve_milp
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
 from rhino.strategies.solver import Prices, Solved, Solver
@@ -203,6 +202,8 @@ class PricedSearch:
         problem, best = self.solver.problem, self.best
         open_gap = best is None or best.cost - self.bound > self.solver.limits.gap * abs(best.cost)
         if open_gap and int(problem.num_states().sum()) <= self.solver.limits.exact_below_states:
+            from rhino.strategies.lp import solve_milp  # noqa: PLC0415 - loads another solver, and is for small problems
+
             outcome = solve_milp(problem, self.budget)
             if not isinstance(outcome, Unsolved):
                 return outcome

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from rhino.strategies.answer import Answer
+from rhino.strategies.ascent import Ascent, Start
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.guide import narrowed
 from rhino.strategies.lift import Lifted
@@ -111,6 +112,9 @@ class Solver:
     last: Ints | None = None
     """The choice of the last solve where it was, with which the next one starts."""
 
+    charged: _Charged | None = None
+    """What edges charged their ends at its end, with which the next one starts too."""
+
     @property
     def method(self) -> str:
         """How choices are found, in a few words."""
@@ -190,6 +194,8 @@ class Solver:
             return Solved(elimination.read_back(), base, base)
         start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else elimination.positions(nodes, self.last)
         wide = Wide(core, self.store, limits.table_entries, limits.gap, start)
+        if self.charged is not None:
+            wide.start = self.charged.on(elimination, nodes, core)
         refinements = list(wide.lifted(limits.rounds))
         if refinements:
             wide.ascend(refinements[0], limits.passes)
@@ -197,6 +203,8 @@ class Solver:
             wide.sweep()
         solved = Left(elimination, nodes, base, wide, tuple(refinements[1:])).solved()
         self.last = solved.states
+        if wide.ascent is not None:
+            self.charged = _Charged.of(wide.ascent, elimination, nodes, core)
         return solved
 
     def tighten(self, solved: Solved) -> Solved:
@@ -211,6 +219,40 @@ class Solver:
         solved = solved.left.solved()
         self.last = solved.states
         return solved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Charged:
+    """The prices at the ends of edges at the end of an ascent, and the states that their nodes had then, as numbered in the problem."""
+
+    prices: dict[tuple[int, int], tuple[Floats, Floats]]
+    masks: dict[int, Ints]
+    num_states: Ints
+
+    @staticmethod
+    def of(ascent: Ascent, elimination: Elimination, nodes: list[int], core: Problem) -> _Charged:
+        ends = zip(core.edge_u.tolist(), core.edge_v.tolist(), strict=True)
+        prices = {(nodes[u], nodes[v]): ascent.at(edge) for edge, (u, v) in enumerate(ends)}
+        masks = {n: np.array(elimination.masks[n], dtype=np.int64) for n in nodes}
+        return _Charged(prices, masks, elimination.problem.num_states())
+
+    def on(self, elimination: Elimination, nodes: list[int], core: Problem) -> Start:
+        """Returns the prices for a core of the same problem; none for states that were not there."""
+
+        def at(edge: int) -> tuple[Floats, Floats] | None:
+            ends = nodes[int(core.edge_u[edge])], nodes[int(core.edge_v[edge])]
+            found = self.prices.get(ends)
+            if found is None:
+                return None
+            first, second = (self.spread(n, price)[list(elimination.masks[n])] for n, price in zip(ends, found, strict=True))
+            return first, second
+
+        return at
+
+    def spread(self, node: int, price: Floats) -> Floats:
+        every = np.zeros(int(self.num_states[node]))
+        every[self.masks[node]] = price
+        return every
 
 
 def _by_milp(reduced: Reduced) -> Solved:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino.strategies.ascent import Ascent
+from rhino.strategies.ascent import Ascent, Start
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.guide import best_near, narrowed, states_within
 from rhino.strategies.lift import Lifted, lift, refinements
@@ -23,6 +23,9 @@ from rhino.strategies.sweep import Sweep
 
 _LEG = 30
 """Passes of an ascent between looks at what they are worth."""
+
+_FIRST = 9
+"""Passes of the first leg of an ascent that begins with the prices of one on a problem nearly the same."""
 
 _PROGRESS = 0.05
 """An ascent goes on while a leg closes this share of the gap."""
@@ -49,6 +52,7 @@ class Wide:
     bound: float = -np.inf
     cost: float = field(init=False)
     ascent: Ascent | None = None
+    start: Start | None = None
 
     def __post_init__(self) -> None:
         self.cost = self.problem.cost(self.states)
@@ -68,11 +72,12 @@ class Wide:
 
     def ascend(self, lifted: Lifted, passes: int) -> None:
         """Raises the bound, and looks near it for a better choice."""
-        ascent = self.ascent = Ascent(lifted, self.ascent)
+        begun = self.ascent is None and self.start is not None
+        ascent = self.ascent = Ascent(lifted, self.ascent.at if self.ascent else self.start)
         self.bound = max(self.bound, ascent.bound)
-        for _ in range(0, passes, _LEG):
+        for number in range(0, passes, _LEG):
             before = self.bound
-            self.bound = max(before, ascent.run(_LEG))
+            self.bound = max(before, ascent.run(_FIRST if begun and not number else _LEG))
             if self.bound == np.inf:
                 return
             self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))

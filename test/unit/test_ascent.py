@@ -93,7 +93,7 @@ def test_finer_classes_go_on_from_the_prices_of_coarser_ones():
     for seed in BATCHES[1]:
         problem = layered(random_joint_problem(seed), 3, seed)
         coarse = raised(problem, 1)
-        fine = raised(problem, 3, 0, coarse)
+        fine = raised(problem, 3, 0, coarse.at)
         if np.isfinite(coarse.bound):
             assert fine.bound == pytest.approx(coarse.bound, rel=1e-9, abs=1e-9 * coarse.barred)
 

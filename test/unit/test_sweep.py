@@ -6,13 +6,16 @@ from itertools import product
 
 import numpy as np
 import pytest
-from joint_problems import random_joint_problem
+from joint_problems import layered, random_joint_problem
 from problems import random_budget
 
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.ascent import Ascent
 from rhino.strategies.brute import brute_force
 from rhino.strategies.eliminate import TableStore
+from rhino.strategies.lift import find_classes, lift
 from rhino.strategies.search import Limits, Search
+from rhino.strategies.solver import Solver
 from rhino.strategies.sweep import Sweep
 
 NUM_PROBLEMS, NUM_BATCHES = 240, 4
@@ -183,3 +186,21 @@ def test_the_same_problem_gives_the_same_answer():
         if isinstance(first, Answer):
             np.testing.assert_array_equal(first.states, second.states)
             assert (first.cost, first.bound, first.method) == (second.cost, second.bound, second.method)
+
+
+def test_the_next_solve_begins_with_the_prices_of_the_last_one():
+    """Solved again at the same prices of memory, all that was proven is proven before the first pass."""
+    begun = 0
+    for seed in range(40):
+        solver = Solver(layered(random_joint_problem(seed), 3, seed), limits(8))
+        first = solver.solve(solver.reduce())
+        if solver.charged is None or not np.isfinite(first.bound):
+            continue
+        reduced = solver.reduce()
+        elimination, base = reduced.elimination, reduced.elimination.constant + reduced.offset
+        nodes, core = elimination.core_problem()
+        classes = find_classes(core, solver.limits.rounds[0])
+        again = Ascent(lift(core, classes), solver.charged.on(elimination, nodes, core))
+        assert again.bound + base >= first.bound - ROUNDING * abs(first.bound)
+        begun += 1
+    assert begun > 10
