@@ -31,6 +31,9 @@ _CALLS: Final = 3
 _OPCODE: Final = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = .*?[\]})] ([a-z][\w-]*)\(", re.MULTILINE)
 _NO_KERNELS: Final = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element"})
 
+_LEAST_SHARE: Final = 0.05
+"""Of a program's time, what at least is not its launch: so that noise leaves no work that takes no time."""
+
 _TRANSFERS: Final = tuple(1 << power for power in (10, 14, 18, 20, 22, 24))
 """Bytes of the arrays that go from one device to another."""
 
@@ -183,5 +186,4 @@ def _samples(timed: Sequence[_Timed]) -> Iterator[Sample]:
     for one in timed:
         low, high = one.quartiles_s()
         net_s = low if one.group in ("launch", "transfer") else low - launch_s - one.num_arrays * array_s
-        if net_s > 0:
-            yield Sample(one.group, one.inner, one.work, net_s / one.repeats, (high - low) / low)
+        yield Sample(one.group, one.inner, one.work, max(net_s, low * _LEAST_SHARE) / one.repeats, (high - low) / low)
