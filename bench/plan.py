@@ -42,7 +42,8 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.whole_search import Setup, Workers, bytecode, make_space
-from rhino.strategies.controller import Estimate, Explored, Space, explore
+from rhino.strategies.whole import explore
+from rhino.strategies.whole.base import Estimate, Explored, Space
 
 TOLERANCE: Final = 1e-3
 """By how much, relatively, an expert may be faster: below it lies the gap that a search may leave."""

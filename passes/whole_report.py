@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.strategies.controller import Estimate, Explored, Refused, Shape
+from rhino.strategies.whole.base import Estimate, Explored, Refused, Shape
 
 SHOWN: Final = 5
 """How many of the shapes that lost are printed, best first, and how many of those that are none; the JSON has them all."""

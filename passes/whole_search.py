@@ -37,7 +37,6 @@ from rhino.passes.problem import Target, build_choice, rank_target
 from rhino.passes.registry import before_choice
 from rhino.strategies.answer import Answer
 from rhino.strategies.build import Choice
-from rhino.strategies.controller import MOST, Estimate, Outcome, Refused, Shape, Space
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
@@ -48,6 +47,7 @@ from rhino.strategies.sharded import local_bytes, op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
 from rhino.strategies.step_time import most_in_flight, step_seconds
+from rhino.strategies.whole.base import MOST, Estimate, Outcome, Refused, Shape, Space
 
 LEVEL: Final = 2
 """How far shardings are searched for while shapes are compared."""

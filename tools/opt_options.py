@@ -18,8 +18,8 @@ from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.pipeline import parse_pipeline
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
-from rhino.strategies.controller import MOST
 from rhino.strategies.schedules import DEFAULT, SCHEDULES, find_schedule
+from rhino.strategies.whole.base import MOST
 
 _SHARED: Final = (
     "cluster",

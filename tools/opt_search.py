@@ -21,8 +21,9 @@ from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL
 from rhino.passes.whole_report import Chosen, Report
 from rhino.passes.whole_search import Setup, Workers, bytecode, make_space, pipeline_of
-from rhino.strategies.controller import MOST, Estimate, Explored, Refused, explore
 from rhino.strategies.schedules import SCHEDULES
+from rhino.strategies.whole import explore
+from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused
 from rhino.tools.files import write_output
 from rhino.tools.opt_options import settle
 

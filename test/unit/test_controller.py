@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from hypothesis import strategies as st
 from training import export_step
 from zoo import GPT
 
-from rhino.strategies.controller import PAYS, ROUND, Estimate, Outcome, Refused, Shape, Space, explore
+from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
 from rhino.strategies.step_time import StageTimes, most_in_flight, step_seconds
+from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.whole.rhino import PAYS
 from rhino.tools import opt
+
+explore = partial(whole.explore, strategy="rhino")
 
 MESHES = {1: ((2, 2), (4,)), 2: ((2,),), 4: ((1,),)}
 NUMBERS = (1, 2, 4, 8, 16, 32)

@@ -1,0 +1,195 @@
+"""Alleviate the bottleneck of a plan, again and again (Aceso).
+
+From a start, by default the balanced one, `_hop` looks for a better configuration at most `HOPS` primitives away (Aceso's Algorithm 2), and
+the search goes on from there; where there is none, from the best configuration that was evaluated and not yet gone on from (Algorithm 1).
+
+- *Heuristic 1*, where the bottleneck is: memory first, if the plan does not fit. Otherwise the longest stage; as our stages are even and
+  have one mesh, it stands for all, and what is left to find is the resource.
+- *Heuristic 2*, which primitives first: those that relieve the resource that takes the largest share of the step, beyond the least that any
+  configuration so far takes of it (the share in all stages, for Aceso, which here says nothing); and of these the one that comes to the
+  best step. Memory counts with the seconds that it costs: shardings are slower where they must be small.
+- *Combined primitives*: each goes with inc-rc where memory then binds, and with dec-rc where it does not.
+- *Deduplication*: a configuration is known by what it means; meshes that are one mesh have one name, and what was evaluated or cannot be
+  better by a proven bound is not asked for again.
+- *Fine-tuning*, at the end: numbers of micro-batches in between those stepped in, and shares kept in between. What Aceso tunes op by op (dp
+  and tp within a stage, the dimension of each split) is what the search of shardings finds for each configuration in the first place.
+
+The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An estimate takes a
+search of shardings here, seconds and not microseconds, so that hops are fewer than the paper's seven.
+
+Source: Aceso sections 3.1, 3.2, 4 and appendix B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rhino.strategies.whole.base import Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
+from rhino.strategies.whole.moves import Resource, balanced, is_legal, keep_less, keep_more, moves
+
+HOPS: Final = 3
+"""Primitives in a row of which only the last need pay: MaxHops."""
+
+FAILS: Final = 24
+"""Configurations that may be evaluated in a row without a better one."""
+
+BISECTIONS: Final = 2
+"""How often the share that is kept is refined."""
+
+Rank = tuple[int, float]
+"""Orders outcomes, best first: by step, then by how far they are from fitting."""
+
+
+def search(trials: Trials) -> None:
+    """Alleviates from the balanced start."""
+    alleviate(trials, balanced(trials.space))
+
+
+STRATEGY: Final = Strategy("aceso", "bottlenecks alleviated one by one, from a balanced plan", search)
+
+
+def alleviate(trials: Trials, start: Shape, fails: int = FAILS) -> None:
+    """Searches from `start`, until `fails` configurations in a row were no better than the best before."""
+    _Alleviation(trials, fails).run(start)
+
+
+def rank_of(outcome: Outcome) -> Rank:
+    """Returns where an outcome stands among others."""
+    if isinstance(outcome, Estimate):
+        return 0, outcome.step_s
+    return (1, outcome.needs_bytes) if outcome.by_memory else (2, 0.0)
+
+
+@dataclass(eq=False)
+class _Alleviation:
+    """One search: `best` so far, `failed` configurations since, and those `unexplored`, evaluated but not gone on from."""
+
+    trials: Trials
+    fails: int
+    best: Outcome | None = None
+    failed: int = 0
+    seen: dict[Shape, Outcome] = field(default_factory=dict)
+    unexplored: dict[Shape, Outcome] = field(default_factory=dict)
+
+    def run(self, start: Shape) -> None:
+        """Searches from `start` (Algorithm 1)."""
+        (now,) = self.evaluated([start])
+        while not self.is_over:
+            found = self.hop(now, 0, rank_of(now))
+            if found is None and not self.unexplored:
+                break
+            now = found or min(self.unexplored.values(), key=_order)
+        if isinstance(self.best, Estimate):
+            self.tune(self.best)
+
+    @property
+    def is_over(self) -> bool:
+        """Says whether enough was tried in vain."""
+        return self.failed >= self.fails
+
+    def hop(self, now: Outcome, hops: int, start: Rank) -> Outcome | None:
+        """Returns a configuration better than the start's rank, at most so many hops on (Algorithm 2)."""
+        self.unexplored.pop(now.shape, None)
+        if hops == HOPS:
+            return None
+        for resource in self.bottleneck(now):
+            found = self.relieved(now.shape, resource)
+            if found and rank_of(found[0]) < start:
+                return found[0]
+            for one in found:
+                if self.is_over:
+                    return None
+                if better := self.hop(one, hops + 1, start):
+                    return better
+        return None
+
+    def bottleneck(self, now: Outcome) -> list[Resource | None]:
+        """Returns the resources that a configuration lacks, that first which takes most beyond what it need take (heuristics 1 and 2)."""
+        if isinstance(now, Refused):
+            return ["memory"] if now.by_memory else [None]
+        uses = _uses(now)
+        known = [_uses(one) for one in self.seen.values() if isinstance(one, Estimate)]
+        excess = {name: seconds - min(one[name] for one in known) for name, seconds in uses.items()}
+        return sorted((name for name, seconds in uses.items() if seconds > 0), key=lambda name: (-excess[name], -uses[name]))
+
+    def relieved(self, shape: Shape, resource: Resource | None) -> list[Outcome]:
+        """Returns what the primitives that relieve a resource lead to, best first."""
+        space = self.trials.space
+        found = self.evaluated(moves(space, shape, resource))
+        fitted = [
+            to
+            for one in found
+            if (binds := bound_by_memory(one)) is not None
+            for to in (keep_less if binds else keep_more)(space, one.shape)
+            if to != shape
+        ]
+        return sorted(found + self.evaluated(fitted), key=_order)
+
+    def evaluated(self, shapes: list[Shape]) -> list[Outcome]:
+        """Returns what those of the shapes come to that were not seen here and may be better than the best."""
+        new = [one for one in shapes if one not in self.seen and self.may_pay(one)]
+        found = self.trials.outcomes(new) if new else []
+        for one in found:
+            self.seen[one.shape] = self.unexplored[one.shape] = one
+            if self.best is None or rank_of(one) < rank_of(self.best):
+                self.best, self.failed = one, 0
+            else:
+                self.failed += 1
+        return found
+
+    def may_pay(self, shape: Shape) -> bool:
+        """Says whether no bound proves that a shape is slower than the best."""
+        return not isinstance(self.best, Estimate) or self.bound_s(shape) < self.best.step_s
+
+    def bound_s(self, shape: Shape) -> float:
+        """Returns what a shape cannot fall below: a bound without regard to memory holds with more micro-batches and less kept, too."""
+        known = [
+            one.free_bound_s
+            for other, one in self.seen.items()
+            if (other.stages, other.mesh) == (shape.stages, shape.mesh)
+            and other.micro_batches <= shape.micro_batches
+            and other.keep >= shape.keep
+        ]
+        return max(known, default=self.trials.space.least_s)
+
+    def tune(self, best: Estimate) -> None:
+        """Tries what lies between the steps that primitives take."""
+        numbers = sorted({*self.trials.space.micro_batches, *self.trials.space.finer})
+        for step in (1, -1):
+            place = numbers.index(best.shape.micro_batches) + step
+            while 0 <= place < len(numbers) and is_legal(best.shape.stages, numbers[place]):
+                tried = self.better(best, replace(best.shape, micro_batches=numbers[place]))
+                if tried is None:
+                    break
+                best, place = tried, place + step
+        for edge in _neighbours(best.shape.keep, self.trials.space.keeps):
+            for _ in range(BISECTIONS):
+                keep = (best.shape.keep + edge) / 2
+                tried = self.better(best, replace(best.shape, keep=keep))
+                best, edge = (tried, edge) if tried else (best, keep)
+
+    def better(self, best: Estimate, shape: Shape) -> Estimate | None:
+        """Returns what a shape comes to, if that is better than the best."""
+        (one,) = self.trials.outcomes([shape])
+        return one if isinstance(one, Estimate) and one.step_s < best.step_s else None
+
+
+def _uses(one: Estimate) -> dict[Resource, float]:
+    """Returns the seconds of a step that each resource takes; memory, what it makes shardings slower by."""
+    return {
+        "memory": one.bound_s - one.free_bound_s,
+        "compute": one.compute_s,
+        "collectives": one.collectives_s,
+        "idle": one.idle_s,
+    }
+
+
+def _order(one: Outcome) -> tuple[Rank, Shape]:
+    return rank_of(one), one.shape
+
+
+def _neighbours(keep: float, keeps: tuple[float, ...]) -> list[float]:
+    """Returns the next larger and the next smaller share."""
+    larger, smaller = sorted(one for one in keeps if one > keep), sorted(one for one in keeps if one < keep)
+    return larger[:1] + smaller[-1:]

@@ -1,0 +1,225 @@
+"""What every search of whole plans has in common: shapes, what they come to, the space that they are from, and one place to ask.
+
+A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the way back that is kept: all of a whole plan but
+its schedule, which is chosen with it, and its shardings and stage boundaries, which are the best ones of a shape. What a shape comes to is
+found by planning it, so strategies differ in what they ask for, and in what order; they ask `Trials`, which plans no shape twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+ROUND: Final = 8
+"""Shapes in a round: enough for the cores of a workstation, few enough that a round learns from the one before."""
+
+SEED: Final = 4
+"""Micro-batches per stage to begin with: 1F1B is then idle for less than a fifth of the step."""
+
+BINDS: Final = 0.005
+"""Relative: by how much memory must slow a shape down for recomputation to be looked at."""
+
+MOST: Final = 64
+"""Shapes that are evaluated at most, if nothing else is said."""
+
+KEEPS: Final = (1.0, 0.5, 0.0)
+"""Shares of what is saved for the way back that may be kept; 1 is no recomputation."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """A whole plan but for its schedule: `mesh` is that of one rank, `keep` the share of what the way back needs that is not recomputed."""
+
+    stages: int
+    mesh: tuple[int, ...]
+    micro_batches: int
+    keep: float = 1.0
+
+    @property
+    def family(self) -> Shape:
+        """The shape that stands for all that differ from this one in micro-batches alone."""
+        return Shape(self.stages, self.mesh, 0, self.keep)
+
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh))
+        parts = [f"{self.stages} stages of {mesh}" if self.stages > 1 else f"mesh {mesh}"]
+        if self.micro_batches > 1:
+            parts.append(f"{self.micro_batches} micro-batches")
+        if self.keep < 1:
+            parts.append(f"{self.keep:.0%} of the activations kept")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a shape comes to.
+
+    Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
+    time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
+    Shapes: `peak_bytes` [ranks].
+    """
+
+    shape: Shape
+    schedule: str
+    step_s: float
+    bound_s: float
+    free_bound_s: float
+    compute_s: float
+    collectives_s: float
+    peak_bytes: tuple[float, ...]
+
+    @property
+    def idle_s(self) -> float:
+        """The seconds in which a rank waits, in the mean."""
+        return max(0.0, self.step_s - self.compute_s - self.collectives_s)
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Says whether the shape would be faster with more memory."""
+        return self.bound_s > self.free_bound_s * (1 + BINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a shape is none: `by_memory`, or for another reason that holds for all shapes with as many micro-batches or more.
+
+    `needs_bytes` is what a device would have to hold at least, where that is what stands against it.
+    """
+
+    shape: Shape
+    why: str
+    by_memory: bool
+    free_bound_s: float = 0.0
+    needs_bytes: float = 0.0
+
+
+Outcome = Estimate | Refused
+
+
+def bound_by_memory(outcome: Outcome) -> bool | None:
+    """Says whether more memory would make a shape faster or possible; None where it is impossible with any."""
+    if isinstance(outcome, Refused):
+        return True if outcome.by_memory else None
+    return outcome.is_bound_by_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What there is to choose from.
+
+    `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
+    those in between. `least_s` is the time of the step's arithmetic on all devices at their full rate; `most` how many shapes are evaluated
+    at most.
+    """
+
+    meshes: dict[int, tuple[tuple[int, ...], ...]]
+    micro_batches: tuple[int, ...]
+    least_s: float
+    keeps: tuple[float, ...] = KEEPS
+    most: int = MOST
+    finer: tuple[int, ...] = ()
+
+    def seed(self, stages: int) -> int:
+        """Returns the place of the number of micro-batches to begin with."""
+        wanted = SEED * stages if stages > 1 else 1
+        return next((place for place, number in enumerate(self.micro_batches) if number >= wanted), len(self.micro_batches) - 1)
+
+
+@dataclass(slots=True)
+class Explored:
+    """What was looked at, and for which strategy. `passed_over` are families that ended with nothing evaluated or by their bound."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    asked_by: dict[Shape, str] = field(default_factory=dict)
+    passed_over: dict[Shape, float] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def ranked(self) -> list[Estimate]:
+        """The shapes that can be had, best first."""
+        found = [one for one in self.outcomes if isinstance(one, Estimate)]
+        return sorted(found, key=lambda one: (one.step_s, one.shape))
+
+    @property
+    def refused(self) -> list[Refused]:
+        """The shapes that cannot be had."""
+        return [one for one in self.outcomes if isinstance(one, Refused)]
+
+    @property
+    def bound_s(self) -> float:
+        """Returns what no shape that was looked at or passed over falls below."""
+        return min([one.bound_s for one in self.ranked] + list(self.passed_over.values()), default=0.0)
+
+    @property
+    def num_asked(self) -> dict[str, int]:
+        """Returns how many shapes were evaluated for each strategy, in the order in which they came to it."""
+        found: dict[str, int] = {}
+        for name in self.asked_by.values():
+            found[name] = found.get(name, 0) + 1
+        return found
+
+
+Evaluate = Callable[[Sequence[Shape]], Iterable[Outcome]]
+"""Gives the outcomes of a round of shapes, in their order."""
+
+
+class SpentError(Exception):
+    """Raised when a strategy asks for more shapes than may be evaluated."""
+
+
+@dataclass(eq=False)
+class Trials:
+    """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round."""
+
+    space: Space
+    evaluate: Evaluate
+    told: Callable[[Explored], None] = lambda _: None
+    explored: Explored = field(default_factory=Explored)
+    known: dict[Shape, Outcome] = field(default_factory=dict)
+    asker: str = ""
+
+    @property
+    def left(self) -> int:
+        """The number of shapes that may yet be evaluated."""
+        return max(0, self.space.most - len(self.explored.outcomes))
+
+    def outcomes(self, shapes: Sequence[Shape]) -> list[Outcome]:
+        """Returns the outcomes of shapes, in their order.
+
+        Raises:
+            SpentError: after the last that may be evaluated, where that is not all.
+        """
+        new = [one for one in dict.fromkeys(shapes) if one not in self.known]
+        allowed = new[: self.left]
+        for start in range(0, len(allowed), ROUND):
+            for outcome in self.evaluate(allowed[start : start + ROUND]):
+                self.known[outcome.shape] = outcome
+                self.explored.outcomes.append(outcome)
+                self.explored.asked_by[outcome.shape] = self.asker
+            self.told(self.explored)
+        if len(allowed) < len(new):
+            raise SpentError
+        return [self.known[one] for one in shapes]
+
+    @contextmanager
+    def asked_by(self, name: str) -> Iterator[None]:
+        """What is evaluated within is for the strategy of that name."""
+        before, self.asker = self.asker, name
+        yield
+        self.asker = before
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to search: `search` asks `Trials` for shapes until it has enough. `doc` is a phrase for --help."""
+
+    name: str
+    doc: str
+    search: Callable[[Trials], None]
+
+    def run(self, trials: Trials) -> None:
+        """Searches; what is evaluated is noted as asked for by this strategy, or by those that it calls."""
+        with trials.asked_by(self.name):
+            self.search(trials)

@@ -1,0 +1,139 @@
+"""Walk the families of shapes, those of the lowest bounds first (Rhino 3).
+
+Evaluating a shape means planning its shardings, so the order matters, and what need not be looked at:
+
+- A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time and save less for the
+  way back, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A family
+  starts with `SEED` micro-batches per stage, goes up while that pays or memory asks for it, and else down.
+- No shape takes less than its family's bound: all arithmetic at the devices' full rate; once a member was planned without regard to memory,
+  the bound of that, shared by the ranks. A family whose bound is not below the best shape found ends.
+- Families that keep less for the way back than another are looked at where memory binds that one.
+
+Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same input, same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
+
+PAYS: Final = 0.005
+"""Relative: what more micro-batches must save to be worth another look."""
+
+
+def search(trials: Trials) -> None:
+    """Walks every family of the space."""
+    walk = _Walk(trials)
+    while shapes := walk.proposals():
+        for outcome in trials.outcomes(shapes):
+            walk.take(outcome)
+
+
+STRATEGY: Final = Strategy("rhino", "every family of shapes that its bound does not rule out", search)
+
+
+@dataclass(slots=True)
+class _Family:
+    """Where the search of one family stands: what came of the numbers of micro-batches tried, by their place in the space's list."""
+
+    shape: Shape
+    bound_s: float
+    seed: int
+    is_open: bool
+    tried: dict[int, Outcome] = field(default_factory=dict)
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.shape.stages > 1
+
+    def step_s(self, place: int) -> float:
+        """Returns the step of a shape that was tried, infinite where it cannot be had."""
+        outcome = self.tried[place]
+        return outcome.step_s if isinstance(outcome, Estimate) else inf
+
+    def following(self, num_places: int) -> int | None:
+        """Returns the next place to try: up from the seed while that pays or memory asks for it, else down from it while that pays."""
+        if not self.tried:
+            return self.seed
+        low, high = min(self.tried), max(self.tried)
+        if self.wants_more(high) and high + 1 < num_places:
+            return high + 1
+        return low - 1 if self.wants_fewer(low) and low > 0 else None
+
+    def wants_more(self, high: int) -> bool:
+        """Says whether more micro-batches than any tried may be better."""
+        binds = bound_by_memory(self.tried[high])
+        if isinstance(self.tried[high], Refused):
+            return bool(binds)
+        before_s = min((self.step_s(place) for place in self.tried if place != high), default=inf)
+        return (bool(binds) or self.is_pipeline) and self.step_s(high) < before_s * (1 - PAYS)
+
+    def wants_fewer(self, low: int) -> bool:
+        """Says whether fewer micro-batches than any tried may be better."""
+        others_s = min((self.step_s(place) for place in self.tried if place != low), default=inf)
+        is_best = self.step_s(low) < others_s or bound_by_memory(self.tried[low]) is None
+        return self.is_pipeline and is_best and not bound_by_memory(self.tried[low])
+
+
+class _Walk:
+    def __init__(self, trials: Trials) -> None:
+        self.trials = trials
+        self.space = trials.space
+        self.explored = trials.explored
+        self.families = {one.shape: one for one in self.every_family()}
+
+    def every_family(self) -> Iterator[_Family]:
+        for stages, meshes in sorted(self.space.meshes.items()):
+            for mesh in meshes:
+                for keep in self.space.keeps:
+                    shape = Shape(stages, mesh, 0, keep)
+                    yield _Family(shape, self.space.least_s, self.space.seed(stages), is_open=keep == max(self.space.keeps))
+
+    def proposals(self) -> list[Shape]:
+        """Returns the shapes of the next round, none at the end."""
+        best_s = self.explored.ranked[0].step_s if self.explored.ranked else inf
+        waiting: list[tuple[float, bool, Shape, _Family]] = []
+        for family in self.families.values():
+            if not family.is_open or (shape := self.next_shape(family)) is None:
+                continue
+            if family.bound_s < best_s:
+                waiting.append((family.bound_s, bool(family.tried), shape, family))
+            else:
+                self.explored.passed_over[family.shape] = family.bound_s
+                family.is_open = False
+        left = min(ROUND, self.trials.left)
+        if waiting and not left:
+            self.explored.is_complete = False
+            self.explored.passed_over.update({one.shape: bound_s for bound_s, _, _, one in waiting})
+        return [shape for _, _, shape, _ in sorted(waiting, key=lambda one: one[:3])[:left]]
+
+    def next_shape(self, family: _Family) -> Shape | None:
+        """Returns the shape of a family to try next, None where there is none left that may pay."""
+        place, one = family.following(len(self.space.micro_batches)), family.shape
+        if place is None:
+            return None
+        number = self.space.micro_batches[place]
+        is_legal = number > 1 or not family.is_pipeline  # a pipeline of one micro-batch is idle but for one rank at a time
+        return Shape(one.stages, one.mesh, number, one.keep) if is_legal else None
+
+    def take(self, outcome: Outcome) -> None:
+        """Notes an outcome."""
+        family = self.families[outcome.shape.family]
+        family.tried[self.space.micro_batches.index(outcome.shape.micro_batches)] = outcome
+        if len(family.tried) == 1:
+            family.bound_s = max(family.bound_s, outcome.free_bound_s)
+        if bound_by_memory(outcome):
+            self.keep_less(family)
+
+    def keep_less(self, family: _Family) -> None:
+        """Opens the family that keeps the next smaller share."""
+        smaller = [keep for keep in self.space.keeps if keep < family.shape.keep]
+        if smaller:
+            one = family.shape
+            other = self.families[Shape(one.stages, one.mesh, 0, max(smaller))]
+            if not other.tried and other.shape not in self.explored.passed_over:
+                other.is_open, other.bound_s = True, max(other.bound_s, family.bound_s)
