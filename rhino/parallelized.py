@@ -16,32 +16,14 @@ from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
 from rhino.plan import Plan
 from rhino.planner import Wish
-from rhino.program import NewShapesError
+from rhino.program import Getter, NewShapesError
 from rhino.state import make_state
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
 
-_MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError)
-"""What a call of jit's function raises for arrays that it was not made for: the first is ours, the others are JAX's."""
-
-
-class _Fast:
-    """Calls of jit's function. On host devices the process ends where a donated argument comes again: whole ones are noticed here."""
-
-    __slots__ = ("donated", "gone", "run")
-
-    def __init__(self, run: Any, donated: tuple[int, ...], values: tuple[Any, ...]) -> None:  # noqa: ANN401 - what jit gives
-        self.run, self.donated = run, donated
-        self.gone = [values[number] for number in donated]
-
-    def __call__(self, *values: Any) -> Any:  # noqa: ANN401 - the function's own
-        for number, gone in zip(self.donated, self.gone, strict=True):
-            if values[number] is gone:
-                raise NewShapesError
-        result = self.run(*values)
-        self.gone = [values[number] for number in self.donated]
-        return result
+_MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
+"""What a call raises for arrays that its program was not made for: types and values are JAX's, the last two those of `Getter`s."""
 
 
 class Parallelized:
@@ -55,13 +37,18 @@ class Parallelized:
         functools.update_wrapper(self, fn)
         self._fn, self._shape, self._asked, self._on_new_shapes = fn, shape, asked, on_new_shapes
         self._entries: dict[Key, Entry] = {}
-        self._fast: _Fast | None = None
+        self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
+        self._watched: tuple[Getter, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
         """Runs the function on the devices of its plan."""
-        if self._fast is not None and not kwargs:
+        run = self._run
+        if run is not None and not kwargs:
             try:
-                return self._fast(*args)
+                for get in self._watched:
+                    if get(args).is_deleted():
+                        raise NewShapesError
+                return run(*args)
             except _MAY_HAVE_CHANGED:
                 pass  # what has, is seen below
         return self._dispatch(self._shape.split(args, kwargs))
@@ -101,7 +88,8 @@ class Parallelized:
             result = program.run(*own.values)
         except ValueError:  # some of it is committed to another place
             result = program.run(*program.place(own.values))
-        self._fast = None if self._shape.static or pieces.names else _Fast(program.run, entry.donated, pieces.values)
+        self._run = None if self._shape.static or pieces.names else program.run
+        self._watched = program.watched
         return result
 
     def _entry(self, pieces: Pieces) -> Entry:

@@ -263,7 +263,7 @@ def _kind(aval: Any) -> str:  # noqa: ANN401 - JAX's abstract array
 
 
 def _bytes(aval: Any) -> int:  # noqa: ANN401 - as above
-    return prod(aval.shape) * int(aval.dtype.itemsize)
+    return int(prod(aval.shape) * aval.dtype.itemsize)
 
 
 def _kept_bytes(traced: Traced, plan: SpmdPlan) -> int:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
 from rhino.call import Key
 from rhino.embed import Embedded
 from rhino.plan import Plan
 from rhino.traced import Traced
+
+Getter = Callable[[tuple[Any, ...]], Any]
+"""Takes one array out of the arguments of a call."""
 
 
 class NewShapesError(Exception):
@@ -19,12 +25,17 @@ class NewShapesError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpmdProgram:
-    """One program for the arrays that `key` says; `run` takes them as `Pieces.values` and is what jit gave."""
+    """One program for the arrays that `key` says; `run` takes them as `Pieces.values` and is what jit gave.
+
+    `watched` gives an array of each donated argument. On several host devices XLA ends the process where that was donated before
+    (jaxlib 0.10.2; elsewhere JAX raises an error): so each call looks at it.
+    """
 
     key: Key
     plan: Plan
     run: Any
     in_shardings: tuple[Any, ...]
+    watched: tuple[Getter, ...]
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the arguments with every array that is committed to another place moved to that of the plan."""
@@ -55,4 +66,38 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     run.__name__ = run.__qualname__ = traced.name
     shardings = plan.in_shardings
     jitted = jax.jit(run, in_shardings=shardings, out_shardings=plan.out_shardings, donate_argnums=donated)
-    return SpmdProgram(key, plan, jitted, shardings)
+    on_host = plan.mesh.devices.flat[0].platform == "cpu"
+    return SpmdProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
+
+
+def _watched(traced: Traced, donated: tuple[int, ...]) -> Iterator[Getter]:
+    """Yields what gives an array of each donated argument that a result takes over, the one that is reached in the fewest steps."""
+    values = jax.tree.unflatten(traced.key.tree, range(len(traced.in_avals)))
+    paths = [path for path, leaf in tree_flatten_with_path(values)[0] if leaf in traced.alias and all(map(_step, path))]
+    for number in donated:
+        own = [path for path in paths if path[0].idx == number]
+        if own:
+            yield _getter(min(own, key=len))
+
+
+def _step(key: object) -> Getter | None:
+    """Returns what follows one key of a path, None where only its node knows how."""
+    match key:
+        case DictKey(key=one):
+            return itemgetter(one)
+        case SequenceKey(idx=number):
+            return itemgetter(number)
+        case GetAttrKey(name=name):
+            return attrgetter(name)
+    return None
+
+
+def _getter(path: tuple[Any, ...]) -> Getter:
+    steps = [step for key in path if (step := _step(key)) is not None]
+
+    def get(values: Any) -> Any:  # noqa: ANN401 - any node
+        for step in steps:
+            values = step(values)
+        return values
+
+    return get

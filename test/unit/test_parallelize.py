@@ -138,7 +138,10 @@ def test_a_donated_state_is_not_taken_twice():
     after, _ = fast(state, batch, key)
     with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-007.*state\.params\['layers'\]\[0\]\['up'\] of step is gone.*state = step"):
         fast(state, batch, key)
-    fast(after, batch, key)
+    with pytest.raises(RhinoError, match="RHI-JAX-007"):
+        fast(dataclasses.replace(state), batch, key)
+    after, _ = fast(after, batch, key)
+    assert int(fast(after, batch, key)[0].count) == 4
 
 
 def test_what_is_kept_beside_the_new_state_counts_as_memory():
@@ -183,7 +186,7 @@ def test_calls_after_the_first_are_calls_of_jit():
     fast = rhino.parallelize(counted, cluster="cpu8", donate_argnums=0)
     train(fast, make_state(jax.random.key(0)), num_steps=5)
     assert len(traces) == 1
-    assert fast._fast.run._cache_size() <= 2  # of arrays that lie anywhere, and of its own
+    assert fast._run._cache_size() <= 2  # of arrays that lie anywhere, and of its own
 
 
 def test_other_shapes_are_planned_for_and_both_are_kept():
