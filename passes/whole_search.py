@@ -138,7 +138,7 @@ class Evaluator:
         least = _least_bytes(problem)
         if least > budget:
             why = f"needs at least {format_bytes(least / ranks)} per device"
-            return Refused(shape, why, by_memory=True, free_bound_s=free.bound / ranks)
+            return Refused(shape, why, True, free.bound / ranks, least / ranks)
         answer = free if free.peak_bytes <= budget else Search(problem, LEVELS[LEVEL]).run(budget)
         if not isinstance(answer, Answer):
             return Refused(shape, "no choice of shardings that fits was found", by_memory=True, free_bound_s=free.bound / ranks)
@@ -189,7 +189,9 @@ class Evaluator:
         if found:
             return min(found, key=lambda one: one.step_s)
         if too_large:
-            return Refused(shape, f"its largest stage needs about {format_bytes(min(too_large))} per device", True, bounds[1])
+            return Refused(
+                shape, f"its largest stage needs about {format_bytes(min(too_large))} per device", True, bounds[1], min(too_large)
+            )
         return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
 
 
@@ -250,7 +252,7 @@ def make_space(
         program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
     counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
-    return Space(found, numbers, arithmetic_s(program.graph, cluster), keeps=(1.0,), most=most)
+    return Space(found, numbers, arithmetic_s(program.graph, cluster), keeps=(1.0,), most=most, budget_bytes=setup.budget_bytes)
 
 
 def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:

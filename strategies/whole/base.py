@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 ROUND: Final = 8
@@ -111,7 +112,7 @@ class Space:
 
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
     those in between. `least_s` is the time of the step's arithmetic on all devices at their full rate; `most` how many shapes are evaluated
-    at most.
+    at most; `budget_bytes` what a device may hold.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -119,6 +120,7 @@ class Space:
     least_s: float
     keeps: tuple[float, ...] = KEEPS
     most: int = MOST
+    budget_bytes: float = inf
     finer: tuple[int, ...] = ()
 
     def seed(self, stages: int) -> int:

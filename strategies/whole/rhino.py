@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
+from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Space, Strategy, Trials, bound_by_memory
 
 PAYS: Final = 0.005
 """Relative: what more micro-batches must save to be worth another look."""
@@ -55,14 +55,20 @@ class _Family:
         outcome = self.tried[place]
         return outcome.step_s if isinstance(outcome, Estimate) else inf
 
-    def following(self, num_places: int) -> int | None:
+    def following(self, space: Space) -> int | None:
         """Returns the next place to try: up from the seed while that pays or memory asks for it, else down from it while that pays."""
         if not self.tried:
             return self.seed
         low, high = min(self.tried), max(self.tried)
-        if self.wants_more(high) and high + 1 < num_places:
-            return high + 1
+        if self.wants_more(high) and (more := self.large_enough(space, high)) is not None:
+            return more
         return low - 1 if self.wants_fewer(low) and low > 0 else None
+
+    def large_enough(self, space: Space, high: int) -> int | None:
+        """Returns the next place at which a step may fit: with k times the micro-batches it needs at least a k-th of the memory."""
+        outcome, numbers = self.tried[high], space.micro_batches
+        times = outcome.needs_bytes / space.budget_bytes if isinstance(outcome, Refused) else 1.0
+        return next((place for place in range(high + 1, len(numbers)) if numbers[place] >= times * numbers[high]), None)
 
     def wants_more(self, high: int) -> bool:
         """Says whether more micro-batches than any tried may be better."""
@@ -113,7 +119,7 @@ class _Walk:
 
     def next_shape(self, family: _Family) -> Shape | None:
         """Returns the shape of a family to try next, None where there is none left that may pay."""
-        place, one = family.following(len(self.space.micro_batches)), family.shape
+        place, one = family.following(self.space), family.shape
         if place is None:
             return None
         number = self.space.micro_batches[place]
