@@ -34,6 +34,9 @@ _NO_KERNELS: Final = frozenset({"parameter", "constant", "bitcast", "tuple", "ge
 _LEAST_SHARE: Final = 0.05
 """Of a program's time, what at least is not its launch: so that noise leaves no work that takes no time."""
 
+_LAUNCHED: Final = (1, 64)
+"""Arrays of the programs that do next to nothing: few, and as many as a small training step has."""
+
 _TRANSFERS: Final = tuple(1 << power for power in (10, 14, 18, 20, 22, 24))
 """Bytes of the arrays that go from one device to another."""
 
@@ -103,7 +106,7 @@ def measure(devices: Sequence[jax.Device], settings: Settings, note: Callable[[s
 
 
 def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
-    yield programs.launch()
+    yield from map(programs.launch, _LAUNCHED)
     yield programs.ops()
     for dtype in dtypes:
         yield programs.products(dtype)

@@ -2,7 +2,7 @@
 
 What counts is how far a line is off as a share of the measured time, summed over all samples: small sizes count as large ones do, and a
 sample that a disturbance has spoilt weighs no more than any other. Some line with the least sum goes through two of the samples, or through
-one and the origin, or is a constant through one; there are few enough to try them all.
+one and the origin, or is a constant through one; there are few enough to try them all. One sample alone is a rate.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def errors(line: Line, points: Sequence[tuple[float, float]]) -> list[float]:
 
 def _candidates(points: Sequence[tuple[float, float]]) -> list[Line]:
     lines = [Line(LEAST_S, work / seconds) for work, seconds in points if work > 0]
-    lines += [Line(seconds, _FASTEST) for _, seconds in points]
+    lines += [Line(seconds, _FASTEST) for _, seconds in points if len(points) > 1]
     for (w0, s0), (w1, s1) in combinations(sorted(points), 2):
         if w1 > w0 and s1 > s0:
             per_s = (w1 - w0) / (s1 - s0)

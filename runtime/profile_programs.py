@@ -43,10 +43,9 @@ Family = Iterator[Probe]
 """The programs of one kind of work, from small to large; to be taken until one takes too long."""
 
 
-def launch() -> Family:
-    """Yields programs that do next to nothing, with few arrays and with as many as a small training step; work is their number."""
-    for count in (1, 64):
-        yield Probe("launch", 2.0 * count, 1, lambda *arrays: tuple(a + 1 for a in arrays), ((8,),) * count)
+def launch(count: int) -> Family:
+    """Yields a program that does next to nothing with `count` arrays; work is how many it takes and gives."""
+    yield Probe("launch", 2.0 * count, 1, lambda *arrays: tuple(a + 1 for a in arrays), ((8,),) * count)
 
 
 _LAYERS: Final = 24

@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import BinaryIO, NoReturn, TextIO
 
 from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
@@ -39,20 +39,20 @@ class _Parser(argparse.ArgumentParser):
         raise RhinoError("RHI-CLI-001", message, fix="see rhino-profile --help")
 
 
-def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
+def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
     """Runs the command line `argv`; a file of `-` goes to `stdout`, progress and errors to `stderr`. Returns the exit code."""
 
     def work() -> int:
         options = _parser().parse_args(argv)
         if options.help:
-            _parser().print_help(stdout)
+            stdout.write(_parser().format_help().encode())
             return int(ExitCode.OK)
         _check(options)
         operators = _read_operators(options.operators) if options.operators else ()
         base = load_cluster(options.base) if options.base else _measured(options, stderr)
         text = cluster_to_text(_with_operators(base, operators))
         parse_cluster(text, options.output)
-        write_output(options.output, text.encode(), stdout.buffer)
+        write_output(options.output, text.encode(), stdout)
         return int(ExitCode.OK)
 
     return exit_code_of("rhino-profile", work, lambda: shlex.join(["rhino-profile", *argv]), stdout, stderr)
@@ -60,7 +60,7 @@ def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
 
 def main() -> None:
     """Runs the process's command line."""
-    sys.exit(run(sys.argv[1:], sys.stdout, sys.stderr))
+    sys.exit(run(sys.argv[1:], sys.stdout.buffer, sys.stderr))
 
 
 def _check(options: Namespace) -> None:

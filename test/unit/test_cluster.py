@@ -23,7 +23,7 @@ from rhino.ir.cluster import (
     preset_table,
 )
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.hardware import FLOPS_KEYS, TOPOLOGIES, Device, flops_key
+from rhino.ir.hardware import FLOPS_KEYS, TOPOLOGIES, Device, Line, Operator, Origin, flops_key
 from rhino.ir.mesh import Mesh, mesh_of_shape, parse_mesh
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 
@@ -148,6 +148,82 @@ def test_malformed_file(old, new, says):
     assert error.value.fix
 
 
+MEASURED = """
+[measured]
+date = "2026-11-22"
+machine = "a box"
+platform = "gpu"
+device_kind = "a GPU"
+jaxlib = "0.10.2"
+
+[[operator]]
+op = "stablehlo.convolution"
+dtype = "f32"
+points = [[1e6, 1e-4], [1e8, 2e-3]]
+source = "measured"
+"""
+
+COLLECTIVES = """
+[level.transfer]
+latency_s = 4e-5
+bytes_per_s = 1e10
+source = "measured"
+[level.collectives.all_reduce]
+2 = { latency_s = 1e-5, bytes_per_s = 2e10, source = "measured" }
+4 = { latency_s = 2e-5, bytes_per_s = 3e10, source = "measured" }
+"""
+
+
+def measured_example() -> str:
+    op_s = 'op_s = { value = 2e-6, source = "measured" }'
+    text = example().replace("version = 1", "version = 2").replace("\n[device.flops_per_s]", f"{op_s}\n\n[device.flops_per_s]", 1)
+    return text.replace("\n[device]", f"{MEASURED}\n[device]", 1) + COLLECTIVES
+
+
+def test_what_is_measured_is_read():
+    cluster = parse_cluster(measured_example())
+    assert cluster.measured == Origin("2026-11-22", "a box", "gpu", "a GPU", "0.10.2")
+    assert cluster.device.op_s == 2e-6
+    assert cluster.device.launch_s is None
+    assert cluster.device.operator("stablehlo.convolution", "f32").seconds(1e8) == pytest.approx(2e-3)
+    assert cluster.levels[1].transfer == Line(4e-5, 1e10)
+    assert cluster.levels[1].collectives == (("all_reduce", 2, Line(1e-5, 2e10)), ("all_reduce", 4, Line(2e-5, 3e10)))
+    assert parse_cluster(cluster_to_text(cluster)) == cluster
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("version = 2", "version = 1", "'version': got 1, expected 2, for the file has measurements"),
+        ('date = "2026-11-22"', 'date = "yesterday"', "'measured.date': got 'yesterday', expected a day, as 2026-01-31"),
+        ('machine = "a box"\n', "", "'measured.machine': got nothing"),
+        ("op_s = { value = 2e-6", "op_s = { value = -1", "'device.op_s.value': got -1"),
+        ("[1e8, 2e-3]", "[1e5, 2e-3]", "'operator[0].points': got"),
+        ("[[operator]]", "[operator]", "'operator': got"),
+        ("collectives.all_reduce", "collectives.allreduce", "did you mean 'all_reduce'?"),
+        ("4 = { latency_s", "5 = { latency_s", "'level[1].collectives.all_reduce.5': got"),
+        ("latency_s = 2e-5", "latency_s = 0", "'level[1].collectives.all_reduce.4.latency_s': got 0"),
+        ("bytes_per_s = 1e10", "rate = 1e10", "'level[1].transfer.rate': got"),
+    ],
+)
+def test_malformed_measurements(old, new, says):
+    assert old in measured_example()
+    with pytest.raises(RhinoError) as error:
+        parse_cluster(measured_example().replace(old, new, 1), "my.toml")
+    assert error.value.id == "RHI-CLUSTER-002"
+    assert error.value.place.file == "my.toml"
+    assert says in error.value.render()
+    assert error.value.fix
+
+
+def test_an_axis_over_two_levels_has_no_measured_collectives():
+    cluster = parse_cluster(measured_example())
+    assert mesh_axes(cluster, (8,))[0].measured == ()
+    assert mesh_axes(cluster, (2, 4))[1].line("all_reduce") == Line(2e-5, 3e10)
+    assert mesh_axes(cluster, (2, 4))[0].line("all_reduce") is None
+    assert mesh_axes(cluster, (2, 4))[0].link == Line(4e-6, 12.5e9 * 0.88 / 4)
+
+
 def test_toml_error_has_its_line():
     with pytest.raises(RhinoError) as error:
         parse_cluster("version = 1\nname = \n", "my.toml")
@@ -202,8 +278,12 @@ def devices(draw):
     keys = draw(st.lists(st.sampled_from(FLOPS_KEYS), min_size=1, unique=True))
     flops = tuple((key, draw(RATES)) for key in FLOPS_KEYS if key in keys)
     figures = ("hbm_bytes", "usable_hbm_fraction", "hbm_bytes_per_s", "matmul_efficiency", "memory_efficiency")
-    sources = tuple((key, draw(TEXTS)) for key in (*figures, *(f"flops_per_s.{key}" for key, _ in flops)))
-    return Device(draw(TEXTS), flops, draw(COUNTS), draw(FRACTIONS), draw(RATES), draw(FRACTIONS), draw(FRACTIONS), sources)
+    measured = {key: draw(RATES) for key in draw(st.sets(st.sampled_from(("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s"))))}
+    sources = {key: draw(TEXTS) for key in (*figures, *measured, *(f"flops_per_s.{key}" for key, _ in flops))}
+    measured["operators"] = draw(st.sampled_from([(), (Operator("stablehlo.dot", "f8E4M3FN", ((1.0, 2e-9), (2.5, 2e-9)), "s"),)]))
+    order = (*figures, "launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s", *(key for key in sources if "." in key))
+    rates = (draw(COUNTS), draw(FRACTIONS), draw(RATES), draw(FRACTIONS), draw(FRACTIONS))
+    return Device(draw(TEXTS), flops, *rates, tuple((key, sources[key]) for key in order if key in sources), **measured)
 
 
 @st.composite
@@ -212,8 +292,12 @@ def levels(draw, name):
     units = draw(st.lists(st.integers(2, size - 1), unique=True)) if topology == "ring" and size > 2 else []
     partial = tuple((k, draw(RATES)) for k in sorted(units))
     figures = ("latency_s", "port_bytes_per_s", "efficiency", *(f"partial_bytes_per_s.{k}" for k, _ in partial))
+    lines = st.builds(Line, RATES, RATES)
+    collectives = (("all_reduce", size, draw(lines)), ("all_to_all", size, draw(lines))) if size > 1 and draw(st.booleans()) else ()
+    transfer = draw(st.none() | lines)
+    figures += tuple(f"collectives.{kind}.{k}" for kind, k, _ in collectives) + (("transfer",) if transfer else ())
     sources = tuple((key, draw(TEXTS)) for key in figures)
-    return Level(name, size, topology, draw(RATES), draw(RATES), draw(FRACTIONS), 1, partial, sources)
+    return Level(name, size, topology, draw(RATES), draw(RATES), draw(FRACTIONS), 1, partial, sources, collectives, transfer)
 
 
 @st.composite

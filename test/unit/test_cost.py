@@ -1,13 +1,14 @@
 """Seconds worked out by hand: collectives as rings step by step, reshards by their collective, ops under the roofline."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rhino.ir.cluster import MeshAxis
 from rhino.ir.graph import OpClass, TensorType
-from rhino.ir.hardware import Device
+from rhino.ir.hardware import Device, Line, Operator
 from rhino.ir.spec import PARTIAL, REPLICATED, split
 from rhino.strategies.cost import CostModel, reshard_seconds
 from rhino.strategies.reshard import Move, moves
@@ -135,3 +136,51 @@ def op(name, flops, dtype="f32"):
 )
 def test_an_op_takes_the_longer_of_its_work_and_its_bytes(cls, num_bytes, divided_by, seconds):
     assert model(4).compute_s(cls, num_bytes, divided_by) == pytest.approx(seconds, rel=1e-12)
+
+
+# What is measured
+
+
+MEASURED = replace(DEVICE, launch_s=1e-4, array_s=1e-6, op_s=5e-6, vector_per_s=1e8, costly_per_s=1e7)
+LINES = (("all_reduce", Line(1e-5, 1e6)), ("all_gather", Line(2e-5, 2e6)), ("collective_permute", Line(3e-5, 3e6)))
+
+
+def test_measured_lines_come_before_the_formula():
+    axis = MeshAxis("x", 4, 1e-6, 1e9, 0.5e9, "ring", ("link",), LINES)
+    one = CostModel(DEVICE, (axis,))
+    assert one.move_s(Move("all_reduce", (0,), 100)) == pytest.approx(1e-5 + 1e-4)
+    assert one.move_s(Move("all_gather", (0,), 100)) == pytest.approx(2e-5 + 5e-5)
+    assert one.move_s(Move("collective_permute", (0,), 300)) == pytest.approx(3e-5 + 1e-4)
+    assert one.move_s(Move("reduce_scatter", (0,), 384)) == model(4).move_s(Move("reduce_scatter", (0,), 384))
+    table = table_of(one, KIND)  # a reshard is still affine in the bytes: the sum of a tensor of 384
+    assert table[1, 0] == pytest.approx(1e-5 + 384e-6)
+
+
+def op_class(name, operands, results, flops):
+    return OpClass(name, operands, results, None, None, (), free=False, fusible=False, flops=flops)
+
+
+def test_fixed_times_are_those_of_kernels_and_launches():
+    add = op_class("stablehlo.add", (KIND, KIND), (KIND,), 96)
+    one, preset = CostModel(MEASURED, ()), CostModel(DEVICE, ())
+    assert one.compute_s(add, 0, 1, is_kernel=True) - one.compute_s(add, 0, 1) == pytest.approx(5e-6)
+    assert preset.compute_s(add, 0, 1, is_kernel=True) == preset.compute_s(add, 0, 1)
+    assert (one.launch_s(10), preset.launch_s(10)) == (pytest.approx(1.1e-4), 0)
+
+
+def test_arithmetic_of_other_ops_has_rates_of_its_own():
+    one = CostModel(MEASURED, ())
+    add, tanh = (op_class(f"stablehlo.{name}", (KIND,), (KIND,), 96) for name in ("add", "tanh"))
+    assert one.compute_s(add, 0, 2) == pytest.approx(48 / 1e8)
+    assert one.compute_s(tanh, 0, 2) == pytest.approx(48 / 1e7)
+
+
+def test_a_table_comes_before_rates_and_fixed_times():
+    tables = tuple(Operator(f"stablehlo.{op}", "f32", ((100.0, 1e-3), (10000.0, 1e-2)), "here") for op in ("dot_general", "tanh"))
+    one = CostModel(replace(MEASURED, operators=tables), ())
+    product, tanh = (op_class(f"stablehlo.{name}", (KIND,), (KIND,), 2000) for name in ("dot_general", "tanh"))
+    assert one.compute_s(product, 0, 2, is_kernel=True) == pytest.approx(1e-3 * math.sqrt(10))
+    assert one.compute_s(product, 10**9, 2) == pytest.approx(1)  # its bytes take longer
+    assert one.compute_s(tanh, 10000, 2, is_kernel=True) == pytest.approx(1e-2)
+    half = op_class("stablehlo.dot_general", (TensorType((8, 12), "bf16", 2),), (KIND,), 2000)
+    assert one.compute_s(half, 0, 1) == pytest.approx(2000 / 2e12)
