@@ -17,6 +17,11 @@ from hypothesis import strategies as st
 from training import export_step
 from zoo import GPT
 
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.normalize import Normalize
+from rhino.passes.whole_search import Evaluator, Setup, bytecode, make_space
 from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
@@ -184,6 +189,26 @@ def optimize(step: Path, *options: str) -> tuple[int, str, str]:
     out, err = io.BytesIO(), io.StringIO()
     code = opt.run(["--auto-parallel", "--cluster=cpu4", str(step), *options], io.BytesIO(), out, err)
     return code, out.getvalue().decode(), err.getvalue()
+
+
+def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
+    context = make_context()
+    module = read_module(step.read_bytes(), step.name, context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    evaluator = Evaluator(Setup(bytecode(module), step.name, "cpu4", 2.0**31, {}))
+    space = make_space(evaluator.setup)
+    assert space.micro_batches == (1, 2, 4, 8)
+    assert {stages: len(meshes) for stages, meshes in space.meshes.items()} == {1: 1, 2: 1, 4: 1}
+    every = [evaluator.outcome(shape) for shape in every_shape(space)]
+    explored = explore(space, lambda shapes: [evaluator.outcome(shape) for shape in shapes])
+    best_s = min(one.step_s for one in every if isinstance(one, Estimate))
+    assert explored.ranked[0].step_s <= best_s * (1 + PAYS)
+    assert explored.bound_s <= best_s
+    for one in explored.ranked:
+        assert one.bound_s <= one.step_s
+        assert one.free_bound_s <= one.bound_s * (1 + 1e-9)
+        assert one.compute_s + one.collectives_s <= one.step_s * (1 + 1e-9)
 
 
 def test_the_plan_is_the_same_with_any_number_of_processes(step: Path):
