@@ -23,6 +23,7 @@ from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
 from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline_stages import PipelineStages
+from rhino.passes.recompute import Recompute
 from rhino.passes.segments import AnnotateSegments
 from rhino.passes.split_stages import SplitStages
 from rhino.passes.strip import Strip
@@ -43,6 +44,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     OpRules,
     PinShardings,
     PipelineStages,
+    Recompute,
     AnnotateSegments,
     SplitStages,
     Strip,
@@ -62,14 +64,15 @@ class Pipeline:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseShardings, PinShardings, OpRules)
+_CHOICE: Final = (ChooseShardings, PinShardings, OpRules, Recompute)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
-    choose, pin, rules = make_passes(_CHOICE, options, "auto-shard")
+    choose, pin, rules, again = make_passes(_CHOICE, options, "auto-shard")
     return (
         Normalize(),  # First: a sharding has to be chosen across calls, and dead or doubled ops would count as work and memory.
         rules,  # Before Shardy's own rules, which spare what has one.
+        *((again,) if "keep" in options else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads from the rules what each op can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
         choose,  # From here on attributes alone change.
@@ -77,26 +80,27 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
-BEFORE_CHOICE: Final = (MicroBatch, PinShardings, OpRules)
+BEFORE_CHOICE: Final = (MicroBatch, PinShardings, OpRules, Recompute)
 
 
 def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
     """Returns what makes of a step the program that shardings are chosen for, in micro-batches if `options` has their number."""
-    micro, pin, rules = make_passes(BEFORE_CHOICE, options, PARALLEL)
+    micro, pin, rules, again = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
+        *((again,) if "keep" in options else ()),  # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
     )
 
 
-_STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages)
+_STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages, Recompute)
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
-    micro, choose, pin, rules, stages, split = make_passes(_STAGED, options, PARALLEL)
+    micro, choose, pin, rules, stages, split, again = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
     cluster = load_cluster(stages.cluster)
@@ -114,11 +118,19 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         choose,
         "func.func(sdy-drop-sharding-rules)",
     )
-    return (
+    begin = (
         Normalize(),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
         micro,
-        *(shard if rank.num_devices > 1 else ()),
+    )
+    shard = shard if rank.num_devices > 1 else ()
+    if "keep" in options:
+        # Stages come first, for what each keeps is its own, and a cut through what is put before its way back would move gradients. They
+        # have no limit: what is saved has not been taken off yet.
+        return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)
+    return (
+        *begin,
+        *shard,
         stages,  # It counts whole tensors, whatever their shardings; the search before it need not know of stages.
         split,  # Last: it makes functions, one a program.
     )

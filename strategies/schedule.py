@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rhino.ir.graph import COPIED_UPDATE, COSTLY, MOVES, UPDATES, WHILE, YIELD, Graph
+from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
 
 _REDUCE = "stablehlo.reduce"
@@ -67,6 +67,8 @@ class _Scheduler:
         self.kept = {value for loop in graph.loops for value, kept in zip(graph.results(loop.op), loop.kept, strict=True) if kept}
         self.over: set[int] = set()
         self.sources: list[dict[int, bool]] = [{} for _ in range(graph.num_values)]
+        self.behind: list[dict[int, None]] = [{} for _ in range(graph.num_values)]
+        self.waits: dict[int, dict[int, None]] = {}
         self.reads = [self.read(op) for op in range(graph.num_ops)]
 
     def read(self, op: int) -> dict[int, bool]:
@@ -78,6 +80,7 @@ class _Scheduler:
             inside = {value: True} if self.stands(value) else self.sources[value]
             for source, elementwise in inside.items():
                 found[source] = found.get(source, True) and elementwise and alike
+        self.wait(op)
         for position, value in enumerate(self.results[op]):
             if cls.is_view or value in self.kept:
                 held = self.operands[op][position]
@@ -85,6 +88,18 @@ class _Scheduler:
             elif not self.runs[op]:
                 self.sources[value] = found
         return found
+
+    def wait(self, op: int) -> None:
+        """Notes which values behind barriers must be there before an op runs: all that each of these barriers takes."""
+        waits = {source: None for value in self.operands[op] for source in self.behind[value]}
+        if self.classes[op].name == BARRIER:
+            for value in self.operands[op]:
+                waits |= dict.fromkeys([value] if self.stands(value) else self.sources[value])
+        if self.runs[op]:
+            self.waits[op] = waits
+        else:
+            for value in self.results[op]:
+                self.behind[value] = waits
 
     def stands(self, value: int) -> bool:
         """Says whether a value is read from memory; what depends on constants alone is computed for each reader."""
@@ -209,7 +224,7 @@ class _Scheduler:
         graph = self.graph
         needs = self.needs = [dict[int, None]() for _ in range(graph.num_ops + 1)]
         for op in range(graph.num_ops):
-            for value in self.reads[op] if self.runs[op] else ():
+            for value in (*self.reads[op], *self.waits[op]) if self.runs[op] else ():
                 self.need(op, value, needs)
         root = graph.num_ops
         for value in graph.returns:

@@ -1,0 +1,136 @@
+"""Compute values of the way forward again for the way back, instead of keeping them.
+
+Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; `rhino.stage`
+          on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
+Writes    copies of ops of the way forward, with their attributes, right before the first op of the way back that reads what their piece
+          makes; these reads go to the copies. What a copy reads of the way forward goes through an `optimization_barrier`, with a value of
+          the way back that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of virtual stage v
+          is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
+Errors    RHI-RECOMPUTE-001 `keep` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
+          function, RHI-SHARD-001 a sharding that the module's mesh does not have.
+Source    strategies/recompute.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost"
+          (2016).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from rhino.ir.accumulation import MICRO_BATCHES, STAGE
+from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph import WHILE, Loop
+from rhino.ir.locations import place_of
+from rhino.ir.mlir import ir
+from rhino.ir.program import Program
+from rhino.ir.staged_module import NUM_STAGES
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.recompute_write import write_blocks
+from rhino.passes.whole import WHOLE_ERRORS, whole_program
+from rhino.strategies.cost import CostModel
+from rhino.strategies.recompute import StageChoice, choose
+from rhino.strategies.recompute_graph import ONE_STAGE, Stash, stash_of
+from rhino.strategies.stage_parts import parts_of
+
+_SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
+
+_LARGE_SHARE: Final = 0.2
+"""A loop that makes more than this share of the stash is worth a remark: it is made again as a whole or not at all."""
+
+
+@dataclass(frozen=True)
+class Recompute(Pass):
+    """Compute values of the way forward again for the way back, instead of keeping them."""
+
+    name: ClassVar[str] = "rhino-recompute"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS)
+
+    keep: str = opt("0", "the largest share of what the way back reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0")
+    cluster: str = opt("cpu8", "a preset's name or a cluster file")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Rewrites `module` in place."""
+        shares = _shares(self.keep)
+        cluster = load_cluster(self.cluster)
+        model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
+        with whole_program(module, remarks) as program:
+            loop = _accumulation_loop(program)
+            stages = _stages(program, loop)
+            num_stages = _num_stages(module, stages)
+            keep = dict(enumerate(_for_stages(shares, num_stages if stages is not None else None)))
+            parts = parts_of(program.graph, loop, model)
+            stash = stash_of(program.graph, parts, stages)
+            count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+            choices = choose(stash, keep, {stage: min(count, num_stages - stage) for stage in keep})
+            write_blocks(program, parts, stash, [block for choice in choices for block in choice.blocks], 2 * num_stages - 2)
+            for place, text in _said(program, stash, choices, staged=stages is not None):
+                remarks.add(self.name, place, text)
+        remarks.statistics["recompute"] = choices
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = []
+    for word in text.split(";"):
+        if not _SHARE.fullmatch(word) or float(word) > 1:
+            raise _malformed(f"keep '{text}' is no share of what the way back reads", "say a number from 0 to 1")
+        shares.append(float(word))
+    return tuple(shares)
+
+
+def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
+    """Returns the share of each stage."""
+    if len(shares) == 1:
+        return shares * (num_stages or 1)
+    if len(shares) != num_stages:
+        found = "the step is in no stages" if num_stages is None else f"the step is in {num_stages} stages"
+        raise _malformed(f"keep has {len(shares)} shares, and {found}", "say one share, or one for each stage")
+    return shares
+
+
+def _malformed(what: str, fix: str) -> RhinoError:
+    return RhinoError("RHI-RECOMPUTE-001", what, fix=fix)
+
+
+def _accumulation_loop(program: Program) -> Loop | None:
+    return next((loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes), None)
+
+
+def _stages(program: Program, loop: Loop | None) -> list[int] | None:
+    """Returns the virtual stage of each op of a micro-batch, or None where it is in none; ops without one cost nothing."""
+    inside = range(len(program.ops)) if loop is None else range(loop.op + 1, loop.end)
+    found = [ONE_STAGE] * len(program.ops)
+    marked = [number for number in inside if STAGE in program.ops[number].attributes]
+    for number in marked:
+        found[number] = ir.IntegerAttr(program.ops[number].attributes[STAGE]).value
+    return found if marked else None
+
+
+def _num_stages(module: ir.Operation, stages: list[int] | None) -> int:
+    if stages is None:
+        return 1
+    return ir.IntegerAttr(module.attributes[NUM_STAGES]).value if NUM_STAGES in module.attributes else max(stages) // 2 + 1
+
+
+def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, staged: bool) -> list[tuple[Place, str]]:
+    """Returns what there is to say: of each stage, and of loops that make much of the stash."""
+    said = []
+    for one in choices:
+        num_ops = sum(len(block.ops) for block in one.blocks)
+        where = f"stage {one.stage}: " if staged else ""
+        kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} are kept for the way back"
+        again = (
+            f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch (gap {one.gap:.2%})"
+        )
+        said.append((Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.held_bytes)} are held"))
+    for unit in stash.units:
+        size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)
+        whole = max(stash.total_bytes(unit.stage), 1)
+        if program.graph.cls(unit.op).name == WHILE and size > _LARGE_SHARE * whole:
+            share = f"{size / whole:.0%} of what the way back reads"
+            what = f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at all"
+            said.append((place_of(program.ops[unit.op].location, program.file), what))
+    return said

@@ -1,0 +1,254 @@
+"""Write ops of the way forward a second time, right before the way back reads what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from rhino.ir.accumulation import STAGE, AnyValue, reads_of
+from rhino.ir.boundary import boundary_attributes
+from rhino.ir.graph import BARRIER, materialized
+from rhino.ir.mlir import ir, sdy, stablehlo
+from rhino.ir.program import CARRIED, Program
+from rhino.ir.reader import maker_of, walk
+from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute
+from rhino.ir.spots import open_attribute
+from rhino.strategies.recompute import Block
+from rhino.strategies.recompute_graph import Stash
+from rhino.strategies.stage_parts import Parts
+
+
+def write_blocks(program: Program, parts: Parts, stash: Stash, blocks: Sequence[Block], last_stage: int) -> None:
+    """Writes the copies that `blocks` ask for, and points the way back at them."""
+    if blocks:
+        _Writer(program, parts, stash, last_stage).write(blocks)
+
+
+@dataclass(eq=False)
+class _Draft:
+    """Copies to be: the ops by number, the values that go through the barrier, and what the copies are once they stand."""
+
+    stage: int
+    ops: list[int]
+    fenced: list[AnyValue]
+    made: dict[AnyValue, AnyValue] = field(default_factory=dict)
+
+
+class _Writer:
+    def __init__(self, program: Program, parts: Parts, stash: Stash, last_stage: int) -> None:
+        self.program, self.graph, self.parts, self.last_stage = program, program.graph, parts, last_stage
+        stands = materialized(self.graph)
+        self.units = {unit.op for unit in stash.units}
+        tops = self._tops()
+        self.early = [number for number in tops if number <= stash.turn]
+        self.number = {result: number for number in self.early for result in program.ops[number].results}
+        ops = [view.operation for view in program.ops[tops[0]].block.operations]
+        self.late = ops[len(self.early) :]
+        self.readers: dict[AnyValue, list[int]] = {}
+        """Where on the way back each value is read."""
+        for at, op in enumerate(self.late):
+            for value in reads_of(op):
+                self.readers.setdefault(value, []).append(at)
+        self.stands = {
+            value
+            for number in tops[len(self.early) :]
+            for value, result in zip(program.ops[number].results, self.graph.results(number), strict=True)
+            if stands[result] and _rank(value)
+        }
+        """What the way back makes in memory."""
+        self.sharding = _Shardings(program)
+        self.through: dict[AnyValue, AnyValue] = {}
+        """What has gone through a barrier, and what it is behind it."""
+
+    def _tops(self) -> list[int]:
+        """Returns the numbers of the ops of a micro-batch, without those in its loops."""
+        loop, ends = self.parts.loop, {loop.op: loop.end for loop in self.graph.loops}
+        number, end = (0, self.graph.num_ops) if loop is None else (loop.op + 1, loop.end)
+        found = []
+        while number < end:
+            found.append(number)
+            number = ends.get(number, number) + 1
+        return found
+
+    def write(self, blocks: Sequence[Block]) -> None:
+        """Goes along the way back; at the first op that reads what a block makes, the block is put before it."""
+        draft_of: dict[AnyValue, _Draft] = {}
+        for block in blocks:
+            draft, made = self._draft(block)
+            draft_of.update(dict.fromkeys(made, draft))
+        since = 0
+        for at, op in enumerate(self.late):
+            for value in reads_of(op):
+                draft = draft_of.get(value)
+                if draft is not None and not draft.made:
+                    self._put(draft, since, at)
+                    since = at
+            self._point(op, draft_of)
+
+    def _point(self, op: ir.Operation, draft_of: Mapping[AnyValue, _Draft]) -> None:
+        """Lets an op of the way back read copies, and what has gone through a barrier since it was made."""
+        stage = _stage(op)
+        for inner in walk(op) if len(op.regions) else (op,):
+            for position, value in enumerate(inner.operands):
+                if value in draft_of:
+                    inner.operands[position] = draft_of[value].made[value]
+                elif value in self.through and _stage(maker_of(self.through[value])) == stage:
+                    inner.operands[position] = self.through[value]
+
+    # What a block needs
+
+    def _draft(self, block: Block) -> tuple[_Draft, list[AnyValue]]:
+        """Returns the draft of a block, and the values of which the way back reads copies."""
+        again = set(block.ops)
+        follows: set[int] = set()
+        wanted: list[AnyValue] = []
+        for number in self.early:
+            op = self.program.ops[number]
+            if number in again or (self._is_inside(number) and any(self.number.get(value) in follows for value in reads_of(op))):
+                follows.add(number)
+                wanted += [value for value in op.results if value in self.readers]
+        ops: dict[int, None] = {}
+        fenced: dict[AnyValue, None] = {}
+        for number in sorted(again | {self.number[value] for value in wanted}):
+            self._need(number, again, ops, fenced)
+        for number in sorted(again):
+            leaves = list(self._leaves(number))
+            if not any(value in fenced or self.number.get(value) in again for value in leaves):
+                fenced[min(leaves, key=_num_elements)] = None  # one is enough to tell the copy from the original
+        return _Draft(self.last_stage - block.stage, sorted(ops), list(fenced)), wanted
+
+    def _is_inside(self, number: int) -> bool:
+        """Says whether an op is computed inside its readers, and depends on more than constants."""
+        cls = self.graph.cls(number)
+        return number not in self.units and not cls.free and not self.parts.constant[number] and cls.name != BARRIER
+
+    def _need(self, number: int, again: set[int], ops: dict[int, None], fenced: dict[AnyValue, None]) -> None:
+        """Notes that an op is copied, with what is computed inside it, and what it reads of what is kept."""
+        waiting = [number]
+        while waiting:
+            one = waiting.pop()
+            if one in ops:
+                continue
+            ops[one] = None
+            for value in reads_of(self.program.ops[one]):
+                made_by = self.number.get(value)
+                if made_by is None or made_by in again or not _rank(value) or self.parts.constant[made_by] or self.graph.cls(made_by).free:
+                    continue
+                if self._is_inside(made_by):
+                    waiting.append(made_by)
+                else:
+                    fenced[value] = None
+
+    def _leaves(self, number: int) -> Iterable[AnyValue]:
+        """Yields what an op reads behind the ops that are computed inside it, but for constants."""
+        waiting = [number]
+        while waiting:
+            for value in reads_of(self.program.ops[waiting.pop()]):
+                made_by = self.number.get(value)
+                if made_by is not None and self._is_inside(made_by):
+                    waiting.append(made_by)
+                elif made_by is None or not self.parts.constant[made_by]:
+                    made = maker_of(value)
+                    if made is None or made.operands or made_by is not None:
+                        yield value
+
+    # Writing
+
+    def _put(self, draft: _Draft, since: int, at: int) -> None:
+        """Puts the copies before op `at` of the way back, behind all that this has made from op `since` on and reads later."""
+        reader = self.late[at]
+        before = _stage(reader)
+        waiting = self._waiting(since, at)
+        made = [
+            result
+            for number in range(since, at)
+            if number not in waiting
+            for result in self.late[number].results
+            if result in self.stands
+            and any((one >= at or one in waiting) and _stage(self.late[one]) in (None, draft.stage) for one in self.readers.get(result, ()))
+        ]
+        with ir.InsertionPoint(reader), reader.location:
+            barrier = stablehlo.OptimizationBarrierOp([*draft.fenced, *made]).operation
+        self.sharding.write(barrier)
+        if before is not None:
+            barrier.attributes[STAGE] = _number(draft.stage)
+        results = list(barrier.results)
+        fenced = dict(zip(draft.fenced, results, strict=False))
+        self.through.update(zip(made, results[len(fenced) :], strict=True))
+        for number in waiting:
+            self.late[number].move_before(reader)
+            self._point(self.late[number], {})
+        for number in draft.ops:
+            self._copy(self.program.ops[number], draft, fenced, reader)
+
+    def _waiting(self, since: int, at: int) -> list[int]:
+        """Returns the ops from `since` on that are computed inside others, none of which stands before `at`."""
+        found: set[int] = set()
+        for number in range(at - 1, since - 1, -1):
+            op = self.late[number]
+            read = [one for result in op.results for one in self.readers.get(result, ())]
+            if read and all(one >= at or one in found for one in read) and not any(result in self.stands for result in op.results):
+                found.add(number)
+        return sorted(found)
+
+    def _copy(self, op: ir.Operation, draft: _Draft, fenced: Mapping[AnyValue, AnyValue], reader: ir.Operation) -> None:
+        copy = op.clone(ip=ir.InsertionPoint(reader))
+        for inner in walk(copy) if len(copy.regions) else (copy,):
+            for position, value in enumerate(inner.operands):
+                new = draft.made.get(value, fenced.get(value))
+                if new is not None:
+                    inner.operands[position] = new
+        if STAGE in copy.attributes:
+            copy.attributes[STAGE] = _number(draft.stage)
+        draft.made.update(zip(op.results, copy.results, strict=True))
+
+
+class _Shardings:
+    """The shardings of values of a program that has some."""
+
+    def __init__(self, program: Program) -> None:
+        module = program.entry.operation.parent
+        found = module_mesh(module) if module is not None else None
+        self.mesh_name = found[0] if found is not None else None
+        self.arguments = [attributes.get(SHARDING) for attributes in boundary_attributes(program.entry, "arg")]
+        self.entry = program.entry
+
+    def write(self, barrier: ir.Operation) -> None:
+        """Gives a barrier the shardings of its operands, if any has one."""
+        found = [self.of(value) for value in barrier.operands]
+        if self.mesh_name is not None and any(found):
+            every = [one or open_attribute(self.mesh_name, _rank(value)) for one, value in zip(found, barrier.operands, strict=True)]
+            barrier.attributes[SHARDING] = per_value_attribute(every)
+
+    def of(self, value: AnyValue) -> ir.Attribute | None:
+        """Returns the sharding of a value, or None."""
+        if isinstance(value, ir.BlockArgument):
+            owner = value.owner.owner
+            if owner.operation == self.entry.operation:
+                return self.arguments[value.arg_number]
+            return ir.ArrayAttr(owner.attributes[CARRIED])[value.arg_number] if CARRIED in owner.attributes else None
+        made, at = maker_of(value), ir.OpResult(value).result_number
+        assert made is not None
+        if CARRIED in made.attributes:
+            return ir.ArrayAttr(made.attributes[CARRIED])[at]
+        if SHARDING in made.attributes and not isinstance(made.attributes[SHARDING], sdy.TensorShardingAttr):
+            sharding: ir.Attribute = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[at]
+            return sharding
+        return None
+
+
+def _rank(value: AnyValue) -> int:
+    return len(ir.RankedTensorType(value.type).shape) if isinstance(value.type, ir.RankedTensorType) else 0
+
+
+def _num_elements(value: AnyValue) -> int:
+    return prod(ir.RankedTensorType(value.type).shape)
+
+
+def _stage(op: ir.Operation | None) -> int | None:
+    return None if op is None or STAGE not in op.attributes else int(ir.IntegerAttr(op.attributes[STAGE]).value)
+
+
+def _number(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
