@@ -127,12 +127,9 @@ class Ready:
 
     def row(self) -> Row:
         """Returns the pair's row, once all rounds are over."""
-        measured_s = quantiles(self.times_s, n=4, method="inclusive")[0]
-        return Row(**asdict(self.pair), predicted_s=self.predicted_s, measured_s=measured_s, **self.sizes())
-
-    def sizes(self) -> dict[str, int]:
-        """Returns both peaks by the names that rows have for them."""
-        return {"predicted_bytes": self.predicted_bytes, "xla_bytes": self.xla_bytes}
+        pair, measured_s = self.pair, quantiles(self.times_s, n=4, method="inclusive")[0]
+        sizes = (self.predicted_bytes, self.xla_bytes)
+        return Row(pair.model, pair.num_devices, pair.mesh, pair.plan, self.predicted_s, measured_s, *sizes)
 
 
 def prepare(pair: Pair, cluster: str) -> Ready:

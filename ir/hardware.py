@@ -84,7 +84,8 @@ class Operator:
         if after == len(works) or len(works) == 1:
             return self.points[-1][1] * work / works[-1]
         (w0, s0), (w1, s1) = self.points[max(after - 1, 0)], self.points[max(after, 1)]
-        return s0 * (work / w0) ** (math.log(s1 / s0) / math.log(w1 / w0))
+        power = math.log(s1 / s0) / math.log(w1 / w0)
+        return s0 * math.pow(work / w0, power)
 
 
 @dataclass(frozen=True, slots=True)

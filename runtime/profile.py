@@ -7,7 +7,6 @@ quartile counts, which a disturbance of less than three quarters of the rounds l
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,11 @@ from rhino.ir.tally import KINDS
 from rhino.runtime import profile_programs as programs
 from rhino.runtime.executable import Executable, compile_module, wait
 from rhino.runtime.profile_fit import LEAST_S
+from rhino.runtime.profile_hlo import kernels
 from rhino.runtime.profile_programs import DTYPES, Family, Probe
 
 _CALLS: Final = 3
 """Timed launches of a program in each round, behind one that brings its data back into the caches."""
-
-_OPCODE: Final = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = .*?[\]})] ([a-z][\w-]*)\(", re.MULTILINE)
-_NO_KERNELS: Final = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element"})
 
 _LEAST_SHARE: Final = 0.05
 """Of a program's time, what at least is not its launch: so that noise leaves no work that takes no time."""
@@ -113,6 +110,7 @@ def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
     yield programs.elementwise()
     yield programs.copies()
     yield programs.reductions()
+    yield programs.norms()
     yield programs.arithmetic()
     yield programs.roots()
     yield programs.convolutions("f32")
@@ -124,8 +122,15 @@ def _families(num_devices: int, dtypes: Iterable[str]) -> Iterator[Family]:
 def _prepared(family: Family, devices: Sequence[jax.Device], limit_s: float) -> Iterator[_Timed]:
     for probe in family:
         executable, arguments = _compiled(probe, devices)
-        repeats = probe.repeats or num_kernels(executable.hlo_text())
-        one = _Timed(probe.group, probe.inner, probe.work, repeats, _num_arrays(executable), _launcher(executable, arguments))
+        number, moved = kernels(executable.hlo_text())
+        one = _Timed(
+            probe.group,
+            probe.inner,
+            probe.work or moved,
+            probe.repeats or number,
+            _num_arrays(executable),
+            _launcher(executable, arguments),
+        )
         one.launch()
         yield one
         if one.once_s() > limit_s:
@@ -134,12 +139,6 @@ def _prepared(family: Family, devices: Sequence[jax.Device], limit_s: float) -> 
 
 def _num_arrays(executable: Executable) -> int:
     return len(executable.signature.arguments) + len(executable.signature.results)
-
-
-def num_kernels(hlo: str) -> int:
-    """Returns how many instructions of a compiled program's entry do something."""
-    entry = hlo[hlo.index("\nENTRY ") :].split("\n}", 1)[0]
-    return sum(opcode not in _NO_KERNELS for opcode in _OPCODE.findall(entry))
 
 
 def _launcher(executable: Executable, arguments: list[jax.Array]) -> Callable[[], object]:

@@ -6,11 +6,11 @@ import datetime
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate
 from typing import Final
 
 import jax
-import jaxlib
 
 from rhino.ir.cluster_age import machine_words
 from rhino.ir.hardware import FLOPS_KEYS, Cluster, Device, Level, Line, Operator, Origin
@@ -27,7 +27,7 @@ _ACCELERATOR_SHARE: Final = 0.75
 
 def origin_of(devices: Sequence[jax.Device], day: datetime.date) -> Origin:
     """Returns where and when these devices are measured."""
-    return Origin(day.isoformat(), machine_words(), devices[0].platform, devices[0].device_kind, jaxlib.__version__)
+    return Origin(day.isoformat(), machine_words(), devices[0].platform, devices[0].device_kind, version("jaxlib"))
 
 
 def make_cluster(name: str, samples: Sequence[Sample], devices: Sequence[jax.Device], origin: Origin) -> Cluster:
@@ -57,7 +57,8 @@ class _Maker:
         return f"measured {origin.date}, jaxlib {origin.jaxlib}, {count} devices at once on {origin.machine}; {what}{sure}"
 
     def device(self) -> Device:
-        memory, vector, costly = self.fit("memory"), self.fit("vector"), self.fit("costly")
+        memory, step = self.fit("memory"), self.fit("step memory")
+        vector, costly = self.fit("vector"), self.fit("costly")
         few, many = self.of("launch")
         (op,) = self.of("op")
         array_s = max(many.seconds - few.seconds, LEAST_S) / (many.work - few.work)
@@ -70,7 +71,7 @@ class _Maker:
             usable_hbm_fraction=fraction,
             hbm_bytes_per_s=memory.line.per_s,
             matmul_efficiency=1.0,
-            memory_efficiency=1.0,
+            memory_efficiency=min(1.0, step.line.per_s / memory.line.per_s),
             launch_s=max(few.seconds - few.work * array_s, LEAST_S),
             array_s=array_s,
             op_s=op.seconds,
@@ -82,7 +83,7 @@ class _Maker:
                 ("usable_hbm_fraction", memory_sources[1]),
                 ("hbm_bytes_per_s", self.said("sums, transposes and reductions, bytes read plus written", memory)),
                 ("matmul_efficiency", _RATE),
-                ("memory_efficiency", _RATE),
+                ("memory_efficiency", self.said("the training step of a net of norms, by what its kernels move, over that rate", step)),
                 ("launch_s", self.said("a program of one array", spread=few.spread)),
                 ("array_s", self.said(f"a program of {many.work / 2:.0f} arrays against it, arguments and results", spread=many.spread)),
                 ("op_s", self.said("the training step of a net of small layers, by kernel", spread=op.spread)),

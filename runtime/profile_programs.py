@@ -26,7 +26,7 @@ class Probe:
     """One program to time.
 
     `group` is the kind of work, `work` what each of `repeats` links of the chain does on a device: FLOPs, elements or bytes; 0 `repeats`
-    stand for as many as the program has kernels. `local` takes
+    stand for as many as the program has kernels, 0 `work` for the bytes that these move. `local` takes
     and gives arrays of `shapes`, one device's. `inner` is the size of the groups that collectives run in (axis "inner").
     """
 
@@ -110,9 +110,26 @@ def reductions() -> Family:
 
 
 _SIZES: Final = (1 << 20, 1 << 21, 1 << 22)
-"""Elements: more than caches hold, and in memory that is new to the process, as the values of a step are."""
+"""Elements: more than caches hold."""
 
 _ELEMENTS: Final = (1 << 12, 1 << 14, 1 << 16)
+
+
+def norms() -> Family:
+    """Yields the training step of a net that has norms alone: kernels that move memory, among values that a step keeps for long."""
+    for rows in (1024, 4096):
+        yield Probe("step memory", 0.0, 1, _train_norms, ((rows, 1024), *((1024,) for _ in range(12))))
+
+
+def _train_norms(x: jax.Array, *scales: jax.Array) -> Arrays:
+    def net(x: jax.Array, *scales: jax.Array) -> jax.Array:
+        for scale in scales:
+            centred = x - jnp.mean(x, axis=1, keepdims=True)
+            x = x + jnp.maximum(centred * lax.rsqrt(jnp.mean(centred * centred, axis=1, keepdims=True) + 1) * scale, 0)
+        return x
+
+    y, back = jax.vjp(net, x, *scales)
+    return tuple(back(y))
 
 
 def arithmetic() -> Family:
@@ -155,18 +172,19 @@ def collective(kind: str, inner: int) -> Family:
 
 def _collective(kind: str, y: jax.Array, inner: int) -> jax.Array:
     """One collective whose result has the operand's shape; where it has not, a copy makes it so."""
+    found: jax.Array
     match kind:
         case "all_reduce":
-            return lax.psum(y, "inner") * (1 / inner)
+            found = lax.psum(y, "inner") * (1 / inner)
         case "all_gather":  # the payload is the result
-            return lax.all_gather(y[: y.shape[0] // inner], "inner", tiled=True)
+            found = lax.all_gather(y[: y.shape[0] // inner], "inner", tiled=True)
         case "reduce_scatter":
-            part = lax.psum_scatter(y, "inner", tiled=True)
-            return jnp.tile(part, inner)
+            found = jnp.tile(lax.psum_scatter(y, "inner", tiled=True), inner)
         case "all_to_all":
-            return lax.all_to_all(y, "inner", 0, 0, tiled=True)
+            found = lax.all_to_all(y, "inner", 0, 0, tiled=True)
         case _:
-            return lax.ppermute(y, "inner", [(i, (i + 1) % inner) for i in range(inner)])
+            found = lax.ppermute(y, "inner", [(i, (i + 1) % inner) for i in range(inner)])
+    return found
 
 
 def _chain(repeats: int, link: Callable[..., jax.Array]) -> Callable[..., Arrays]:

@@ -18,9 +18,10 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.hardware import Line, Origin
 from rhino.ir.operators import parse_operators
 from rhino.ir.tally import KINDS
-from rhino.runtime.profile import Sample, num_kernels
+from rhino.runtime.profile import Sample
 from rhino.runtime.profile_cluster import make_cluster
 from rhino.runtime.profile_fit import errors, fit_line
+from rhino.runtime.profile_hlo import kernels
 from rhino.tools import opt
 from rhino.tools.profile import run
 
@@ -73,7 +74,8 @@ def samples(count=4):
     found += [Sample("product f32", 1, work, 1e-6 + work / 1e10, 0.1) for work in SIZES]
     found += [Sample("convolution f32", 1, work, 1e-5 + work / 5e9, 0.1) for work in SIZES]
     found += [Sample("memory", 1, work, work / 2e9, 0.1) for work in SIZES]
-    found += [Sample(group, 1, work, work / rate, 0.1) for group, rate in (("vector", 8e9), ("costly", 1e9)) for work in SIZES]
+    rates = (("vector", 8e9), ("costly", 1e9), ("step memory", 1e9))
+    found += [Sample(group, 1, work, work / rate, 0.1) for group, rate in rates for work in SIZES]
     found += [Sample("transfer", 2, work, 40e-6 + work / 3e9, 0.1) for work in SIZES]
     groups = [inner for inner in range(2, count + 1) if count % inner == 0]
     return [*found, *(Sample(kind, inner, work, 1e-5 * inner + work / 1e9, 0.1) for inner in groups for kind in KINDS for work in SIZES)]
@@ -88,7 +90,7 @@ def test_a_cluster_has_what_was_measured(measured):
     device, (level,) = measured.device, measured.levels
     assert measured.num_devices == 4
     assert device.matmul_flops_per_s("f32") == pytest.approx(1e10)
-    assert device.memory_bytes_per_s == pytest.approx(2e9)
+    assert (device.hbm_bytes_per_s, device.memory_bytes_per_s) == (pytest.approx(2e9), pytest.approx(1e9))
     assert (device.launch_s, device.array_s, device.op_s) == (pytest.approx(110e-6), pytest.approx(5e-6), 3e-6)
     assert (device.vector_per_s, device.costly_per_s) == (pytest.approx(8e9), pytest.approx(1e9))
     assert device.operator("stablehlo.convolution", "f32").seconds(1e5) == pytest.approx(3e-5)
@@ -98,7 +100,7 @@ def test_a_cluster_has_what_was_measured(measured):
 
 def test_every_figure_says_when_and_where_it_was_measured(measured):
     sources = [*measured.device.sources, *measured.levels[0].sources, *((one.op, one.source) for one in measured.device.operators)]
-    own = ("hbm_bytes", "usable_hbm_fraction", "matmul_efficiency", "memory_efficiency", "efficiency")
+    own = ("hbm_bytes", "usable_hbm_fraction", "matmul_efficiency", "efficiency")
     for key, source in sources:
         if key not in own:
             assert "2026-11-22, jaxlib 0.10.2, 4 devices at once on a machine, 2 cores" in source, key
@@ -146,7 +148,7 @@ ENTRY %main (a: f32[8]) -> (f32[8], f32[8]) {
   ROOT %r = (f32[8]{0}, f32[8]{0}) tuple(%f, %a)
 }
 """
-    assert num_kernels(hlo) == 2
+    assert kernels(hlo) == (2, 32 + 32 + 32 + 32 + 32)  # a result and what it is made of, each once: 8 elements of 4 bytes
 
 
 # Tables from elsewhere
