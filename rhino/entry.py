@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
 from rhino.ir.diagnostics import RhinoError
@@ -22,10 +23,14 @@ from rhino.traced import Traced, trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What the user said beside the function: a wish, whose cluster may be left out, or a plan that was kept; and devices."""
+    """What the user said beside the function: a wish, whose cluster may be left out, or a plan that was kept.
+
+    `mesh` and `devices` are those of JAX, where they are given.
+    """
 
     wish: Wish
     plan: Plan | None
+    mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
 
 
@@ -48,10 +53,10 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     """Returns `fn` planned for a call: by search, or as the kept plan says."""
     if asked.plan is None:
         wish = _settled(asked.wish, asked.devices)
-        traced = trace(fn, shape, pieces, key, wish.named_mesh())
+        traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(wish.named_mesh()))
         planned = search_plan(traced, wish)
     else:
-        traced = trace(fn, shape, pieces, key, Mesh(asked.plan.facts.mesh))
+        traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(Mesh(asked.plan.facts.mesh)))
         planned = adopt_plan(traced, asked.plan.facts, asked.wish.cluster or None, asked.wish.op_rules)
     devices = asked.devices
     if devices is not None:
@@ -62,6 +67,10 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
         devices = devices[:num_devices]
     plan = Plan(planned.plan, Trees(key.tree, traced.out_tree), devices)
     return Entry(replace(traced, code=b""), plan, planned.code, shape.donated_pieces(pieces))
+
+
+def _abstract(mesh: Mesh | None) -> AbstractMesh | None:
+    return AbstractMesh(mesh.shape, mesh.names) if mesh is not None else None
 
 
 def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:

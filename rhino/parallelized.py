@@ -12,6 +12,7 @@ import jax
 from rhino.call import CallShape, Key, Pieces
 from rhino.entry import Asked, Entry, make_entry
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mesh import parse_mesh
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
 from rhino.plan import Plan
@@ -176,7 +177,9 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not a {type(fn).__name__}", fix="parallelize(step, cluster=...)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
-    said = [name for name, one in (("mesh", mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
+    text = _mesh_text(mesh)
+    other_mesh = text and plan is not None and parse_mesh(text).axes != plan.facts.mesh
+    said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     if plan is not None and said:
         raise RhinoError("RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out")
@@ -185,7 +188,7 @@ def parallelize(
         devices = list(mesh.devices.flat)
     wish = Wish(
         cluster=cluster or "",
-        mesh=_mesh_text(mesh),
+        mesh=text,
         budget="" if budget is None else str(budget),
         level=level,
         pins=functools.partial(pin_texts, pins),
@@ -194,11 +197,18 @@ def parallelize(
         constraints="" if constraints is None else str(constraints),
         op_rules="" if op_rules is None else str(op_rules),
     )
-    return Parallelized(fn, shape, Asked(wish, plan, None if devices is None else tuple(devices)), on_new_shapes)
+    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), None if devices is None else tuple(devices)), on_new_shapes)
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several
     return (given,) if isinstance(given, int | str) else tuple(given)
+
+
+def _abstract_mesh(mesh: MeshLike | None) -> jax.sharding.AbstractMesh | None:
+    """Returns JAX's mesh without its devices; None where it is not JAX's, or where types are to be split over it."""
+    if mesh is None or isinstance(mesh, str) or any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types):
+        return None
+    return mesh.abstract_mesh
 
 
 def _mesh_text(mesh: MeshLike | None) -> str:

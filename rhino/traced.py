@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces, shapes_of
 from rhino.carried import carried
-from rhino.ir.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,15 +33,15 @@ class Traced:
     kept: frozenset[int]
 
 
-def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, mesh: Mesh | None) -> Traced:
-    """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at; what it says of `mesh`, if one is known, is kept."""
+def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, mesh: AbstractMesh | None) -> Traced:
+    """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at; a bare PartitionSpec in it speaks of `mesh`."""
     leaves, tree = jax.tree.flatten(pieces.values)
     blank = Pieces(jax.tree.unflatten(tree, shapes_of(leaves)), pieces.names, pieces.static)
     numbers = [one for one in shape.static if isinstance(one, int)]
     names = [one for one in shape.static if isinstance(one, str)]
     args, kwargs = blank.whole()
     jitted = jax.jit(fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True)
-    with _inside(mesh):
+    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
         traced = jitted.trace(*args, **kwargs)
         module = traced.lower().compiler_ir("stablehlo")
     avals = tuple(traced.jaxpr.in_avals)
@@ -60,10 +60,3 @@ def key_dims(aval: Any) -> int:  # noqa: ANN401 - JAX's abstract array
         return 0
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return len(words.shape) - len(aval.shape)
-
-
-def _inside(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
-    """While it is entered, a bare PartitionSpec in the function speaks of `mesh`."""
-    if mesh is None:
-        return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(mesh.shape, mesh.names))

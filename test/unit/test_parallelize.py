@@ -256,6 +256,15 @@ def test_sharding_constraints_in_the_function_are_honoured(is_named: bool):
     same(fast(w, x), jnp.tanh(x @ w))
 
 
+@pytest.mark.parametrize("given", [None, "mesh"])
+def test_parts_that_are_parallel_by_hand_are_kept(given: str | None):
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
+    x = jnp.arange(64.0).reshape(16, 4)
+    fast = rhino.parallelize(lambda x: jnp.sin(by_hand(x)) * 2, cluster="cpu8", mesh=given and mesh)
+    same(fast(x), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
+
+
 def test_devices_are_those_of_a_mesh_or_those_given():
     devices = jax.devices()[::-1]
     mesh = Mesh(np.array(devices), ("x",))
@@ -288,6 +297,43 @@ def test_it_lowers_and_compiles_ahead_as_jit_does():
     assert "all-" in compiled.as_text()
     placed = jax.device_put((state, batch, key), fast.plan(state, batch, key).in_shardings)
     same(compiled(*placed), jax.jit(step)(state, batch, key))
+
+
+def test_functions_of_any_kind():
+    class Scale:
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x * 3
+
+        def method(self, x: jax.Array, *rest: jax.Array, **named: jax.Array) -> jax.Array:
+            return x + sum(rest) + named["z"]
+
+    x = jnp.arange(8.0)
+    for fn in (Scale(), partial(lambda a, x: a * x, 3.0), jax.jit(lambda x: x * 3), partial(Scale().method, z=x)):
+        same(rhino.parallelize(fn, cluster="cpu8")(x), fn(x))
+    same(rhino.parallelize(Scale().method, cluster="cpu8")(x, 1.0, x, z=2), x + 1.0 + x + 2)
+    assert rhino.parallelize(lambda: jnp.arange(8.0).sum(), cluster="cpu8")() == 28
+    assert rhino.parallelize(lambda x: None, cluster="cpu8")(x) is None
+    with jax.enable_x64(True):
+        assert rhino.parallelize(lambda x: x + 1, cluster="cpu8")(np.int64(2**40)) == 2**40 + 1
+
+
+def test_errors_of_the_function_come_out_as_they_are():
+    def fails(x: jax.Array) -> jax.Array:
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        rhino.parallelize(fails, cluster="cpu8")(1.0)
+
+
+def test_where_a_program_cannot_be_localized_xla_chooses_the_collectives(monkeypatch: pytest.MonkeyPatch):
+    def refuse(module: object) -> None:
+        raise RhinoError("RHI-LOCAL-001", "not this one")
+
+    monkeypatch.setattr("rhino.planner.localized_copy", refuse)
+    state, batch, key = make_state(jax.random.key(0)), make_batch(jax.random.key(1)), jax.random.key(2)
+    fast = rhino.parallelize(step, cluster="cpu8", mesh="2x4")
+    same(fast(state, batch, key), jax.jit(step)(state, batch, key))
+    assert fast.plan(state, batch, key).facts.form == "annotated"
 
 
 def test_without_a_cluster_the_host_devices_are_one():
