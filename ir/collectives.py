@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rhino.ir.elements import element_bytes
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
 from rhino.ir.tally import EMPTY, KINDS, Tally, one_collective, one_of, payload_bytes
@@ -32,7 +33,7 @@ def tensor_bytes(kind: ir.Type) -> int:
     """Returns the bytes of a tensor of static shape; booleans and sub-byte elements take a byte each, and tokens none."""
     if not isinstance(kind, ir.RankedTensorType):
         return 0
-    return math.prod(kind.shape) * element_bytes(kind.element_type)
+    return math.prod(kind.shape) * element_bytes(str(kind.element_type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,3 @@ def _rows(attribute: ir.Attribute) -> Iterator[tuple[int, int]]:
     pairs = ir.DenseIntElementsAttr(attribute)
     flat = [int(pairs[i]) for i in range(len(pairs))]
     return zip(flat[::2], flat[1::2], strict=True)
-
-
-def element_bytes(kind: ir.Type) -> int:
-    """Returns the bytes that one element takes in memory."""
-    if isinstance(kind, ir.ComplexType):
-        return 2 * element_bytes(kind.element_type)
-    width = kind.width if isinstance(kind, ir.IntegerType | ir.FloatType) else 0
-    return -(-int(width) // 8)

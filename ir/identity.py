@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from rhino.ir.mlir import ir, stablehlo
+from rhino.ir.reader import maker_of
 
 _INFINITE: Final = (ir.F16Type, ir.BF16Type, ir.F32Type, ir.F64Type)
 
@@ -68,15 +69,15 @@ def _integer_text(element: ir.IntegerType, number: int) -> str:
 
 def is_constant(value: ir.Value[Any], number: float) -> bool:
     """Says whether all elements of a value are known to be `number`."""
-    owner = value.owner
-    if not isinstance(owner, ir.Operation | ir.OpView) or owner.operation.name != "stablehlo.constant":
+    made = maker_of(value)
+    if made is None or made.name != "stablehlo.constant":
         return False
     element = ir.RankedTensorType(value.type).element_type
     if isinstance(element, ir.ComplexType):
-        return f"dense<({number:e},0.000000e+00)>" in str(owner.operation)  # the bindings do not read complex constants
+        return f"dense<({number:e},0.000000e+00)>" in str(made)  # the bindings do not read complex constants
     if not isinstance(element, ir.FloatType | ir.IntegerType):
         return False
-    attribute = owner.operation.attributes["value"]
+    attribute = made.attributes["value"]
     if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
         return False
     splat = attribute.get_splat_value()

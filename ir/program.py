@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, entries
-from rhino.ir.collectives import element_bytes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.elements import element_bytes
 from rhino.ir.fixed_region import MANUAL, Held, held_specs
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
 from rhino.ir.graph import WHILE, Argument, Graph, Loop, OpClass, TensorType
@@ -345,7 +345,7 @@ def _tensor_type(kind: ir.Type) -> TensorType:
     if not isinstance(kind, ir.RankedTensorType):
         return TensorType((), str(kind), 0)  # a token: nothing to place
     element = kind.element_type
-    return TensorType(tuple(kind.shape), str(element), element_bytes(element))
+    return TensorType(tuple(kind.shape), str(element), element_bytes(str(element)))
 
 
 def _flops(op: ir.Operation, rule: Rule | None, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:

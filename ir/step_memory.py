@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rhino.ir.elements import element_bytes
 from rhino.ir.instructions import Free, Global, Layout, Run, Step, rank_of, writes
 from rhino.ir.mesh import Mesh
 
@@ -30,15 +30,6 @@ def local_bytes(layout: Layout, mesh: Mesh) -> int:
     sizes = dict(mesh.axes)
     parts = [-(-size // math.prod(sizes[axis] for axis in axes)) for size, axes in zip(layout.shape, layout.dims, strict=True)]
     return math.prod(parts) * element_bytes(layout.dtype)
-
-
-def element_bytes(dtype: str) -> int:
-    """Returns the bytes of an element of MLIR type `dtype`: "f32", "i1", "f8E4M3FN", "complex<f32>"."""
-    if dtype.startswith("complex<"):
-        return 2 * element_bytes(dtype.removeprefix("complex<").removesuffix(">"))
-    bits = re.search(r"\d+", dtype)
-    assert bits, dtype
-    return -(-int(bits[0]) // 8)
 
 
 def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, ...]:

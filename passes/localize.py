@@ -29,7 +29,7 @@ from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
 from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
 from rhino.ir.program import CARRIED, COST, RULE, Program, read_program
-from rhino.ir.reader import entry_function, walk
+from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.shardings import (
     FORBIDDEN,
     SAID,
@@ -368,7 +368,8 @@ def _join_first(exchange: ir.Operation) -> None:
     all-to-all has operands with different shapes"): one of them transposed is enough.
     """
     joined = exchange.operands[0]
-    if not isinstance(joined.owner, ir.Block) and joined.owner.name in _JOINED:
+    made = maker_of(joined)
+    if made is not None and made.name in _JOINED:
         with ir.InsertionPoint(exchange), exchange.location:
             exchange.operands[0] = stablehlo.OptimizationBarrierOp([joined]).results[0]
 

@@ -58,7 +58,7 @@ def _without_constants(loop: ir.Operation) -> ir.Operation:
         stablehlo.ReturnOp([last.operands[n] for n in kept])
     last.erase()
     with ir.InsertionPoint(loop), loop.location:
-        new = stablehlo.WhileOp([loop.results[n].type for n in kept], [loop.operands[n] for n in kept]).operation
+        new: ir.Operation = stablehlo.WhileOp([loop.results[n].type for n in kept], [loop.operands[n] for n in kept]).operation
     for name in loop.attributes:
         new.attributes[name] = loop.attributes[name]
     for number, one in enumerate(kept):

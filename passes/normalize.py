@@ -18,7 +18,7 @@ from rhino.ir.identity import make_constant
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
-from rhino.ir.reader import entry_function, walk
+from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.branches import select_branches
 from rhino.passes.loop_values import own_values
@@ -59,8 +59,8 @@ def _nested(module: ir.Operation, pipeline: str) -> None:
 def _unpack_tuples(entry: func.FuncOp) -> None:
     """Replaces the elements taken from tuples by what the tuples were made of, outer tuples first."""
     for op in [op for op in walk(entry.operation) if op.name == "stablehlo.get_tuple_element"]:
-        made = op.operands[0].owner
-        if not isinstance(made, ir.Block) and made.name == "stablehlo.tuple":
+        made = maker_of(op.operands[0])
+        if made is not None and made.name == "stablehlo.tuple":
             op.results[0].replace_all_uses_with(made.operands[ir.IntegerAttr(op.attributes["index"]).value])
             op.erase()
 

@@ -13,7 +13,7 @@ from rhino.ir.graph import WHILE
 from rhino.ir.identity import is_constant, make_constant
 from rhino.ir.mlir import ir, stablehlo
 from rhino.ir.program import CUSTOM_CALL
-from rhino.ir.reader import walk
+from rhino.ir.reader import maker_of, walk
 
 Value = ir.Value[Any]
 
@@ -68,25 +68,23 @@ def _counted(table: ir.DenseElementsAttr, part: Value, element: ir.Type) -> Valu
 
 
 def _is_part(value: Value) -> bool:
-    owner = value.owner
-    while not isinstance(owner, ir.Block) and owner.name == "stablehlo.convert":
-        owner = owner.operands[0].owner
-    return not isinstance(owner, ir.Block) and owner.name == "stablehlo.partition_id"
+    made = maker_of(value)
+    while made is not None and made.name == "stablehlo.convert":
+        made = maker_of(made.operands[0])
+    return made is not None and made.name == "stablehlo.partition_id"
 
 
 def _constant(value: Value) -> ir.DenseElementsAttr | None:
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+    made = maker_of(value)
+    if made is None or made.name != "stablehlo.constant":
         return None
-    attribute = owner.attributes["value"]
+    attribute = made.attributes["value"]
     return attribute if isinstance(attribute, ir.DenseElementsAttr) else None
 
 
 def _is_zero(value: Value) -> bool:
-    owner = value.owner
-    while not isinstance(owner, ir.Block) and owner.name == "stablehlo.broadcast_in_dim":
-        value = owner.operands[0]
-        owner = value.owner
+    while (made := maker_of(value)) is not None and made.name == "stablehlo.broadcast_in_dim":
+        value = made.operands[0]
     return is_constant(value, 0)
 
 

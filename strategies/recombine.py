@@ -11,6 +11,7 @@ import numpy as np
 from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import coo_array
 
+from rhino.strategies.components import components
 from rhino.strategies.problem import Floats, Ints, Problem
 
 _NODE_LIMIT = 20_000
@@ -46,20 +47,10 @@ def _components(problem: Problem, nodes: Ints) -> list[list[int]]:
     inside = np.zeros(problem.num_nodes, dtype=bool)
     inside[nodes] = True
     both = inside[problem.edge_u] & inside[problem.edge_v]
-    parent = {int(n): int(n) for n in nodes}
-
-    def root(n: int) -> int:
-        while parent[n] != n:
-            parent[n] = parent[parent[n]]
-            n = parent[n]
-        return n
-
-    for u, v in zip(problem.edge_u[both].tolist(), problem.edge_v[both].tolist(), strict=True):
-        a, b = root(u), root(v)
-        parent[max(a, b)] = min(a, b)
+    component = components(problem.num_nodes, np.stack([problem.edge_u[both], problem.edge_v[both]], axis=1))
     groups: dict[int, list[int]] = {}
-    for n in sorted(parent):
-        groups.setdefault(root(n), []).append(n)
+    for node, number in zip(nodes.tolist(), component[nodes].tolist(), strict=True):
+        groups.setdefault(number, []).append(node)
     return list(groups.values())
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from rhino.ir.graph import Graph, Ints
 from rhino.ir.rules import Mapping, Rule
 from rhino.ir.spec import Spec, entry, split_dim
+from rhino.strategies.components import components
 
 
 class Roles:
@@ -30,23 +31,21 @@ class Roles:
         self.start = np.concatenate([[0], np.cumsum([len(graph.type_of(value).shape) for value in range(graph.num_values)])]).tolist()
         made_by = [graph.cls(op).free for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and made_by[op] for op in graph.value_op.tolist()]
-        joined = _Joined(self.start[-1])
+        joined: list[Sequence[int]] = []
         for op in range(graph.num_ops):
             rule = graph.cls(op).rule
             if rule is not None:
-                for dims in self.places(op, rule):
-                    joined.join(dims)
+                joined += self.places(op, rule)
         for loop in graph.loops:
             for values in zip(graph.operands(loop.op), graph.results(loop.op), graph.operands(loop.end), strict=True):
-                for same in zip(*(self.dims(int(value)) for value in values if not self.is_free[value]), strict=True):
-                    joined.join(same)
+                joined += zip(*(self.dims(int(value)) for value in values if not self.is_free[value]), strict=True)
+        self.group = components(self.start[-1], [(dims[0], other) for dims in joined for other in dims[1:]]).tolist()
+        """Of every dim a number that it shares with the dims that it becomes or comes from."""
         inputs, carried = (
-            {joined.root(dim) for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
+            {self.group[dim] for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
             for reads in (True, False)
         )
         batch = inputs - carried
-        self.group = [joined.root(dim) for dim in range(self.start[-1])]
-        """Of every dim a number that it shares with the dims that it becomes or comes from."""
         self.is_batch = [group in batch for group in self.group]
 
     def dims(self, value: int) -> range:
@@ -95,22 +94,3 @@ def _allowed(role: str, is_batch: bool, has_batch: bool) -> bool:
         case "model":
             return not is_batch
     return True
-
-
-class _Joined:
-    """Things joined into classes (union-find, by path halving)."""
-
-    def __init__(self, count: int) -> None:
-        self.parent = list(range(count))
-
-    def root(self, one: int) -> int:
-        parent = self.parent
-        while parent[one] != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
-
-    def join(self, things: Sequence[int]) -> None:
-        for other in things[1:]:
-            a, b = self.root(things[0]), self.root(other)
-            self.parent[max(a, b)] = min(a, b)

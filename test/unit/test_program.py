@@ -3,8 +3,8 @@
 import pytest
 from snippets import class_of, function, parse, program_of, tensor
 
-from rhino.ir.collectives import element_bytes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.elements import element_bytes
 from rhino.ir.graph import materialized
 from rhino.ir.spec import PARTIAL, REPLICATED, split
 
@@ -277,7 +277,7 @@ def test_flops_of_the_rest_count_what_is_written_or_read():
 )
 def test_elements_take_whole_bytes(kind, num_bytes):
     module = parse(f"func.func @main(%a: tensor<{kind}>) {{ return }}")
-    assert element_bytes(module.body.operations[0].type.inputs[0].element_type) == num_bytes
+    assert element_bytes(str(module.body.operations[0].type.inputs[0].element_type)) == num_bytes
 
 
 def test_a_token_takes_no_memory():

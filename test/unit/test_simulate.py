@@ -8,7 +8,7 @@ from staged_steps import MESH, NUMBER, ROW, SMALL, WEIGHT, Builder, chain, order
 
 from rhino.ir.instructions import Fetch, Layout, Run, Task
 from rhino.ir.mesh import Mesh
-from rhino.ir.step_memory import element_bytes, local_bytes, memory_of, slots_held
+from rhino.ir.step_memory import local_bytes, memory_of, slots_held
 from rhino.ir.timeline import Span, Timeline, render
 from rhino.strategies.assemble import RECEIVE_AHEAD, assemble
 from rhino.strategies.schedules import Pipeline, make_order
@@ -128,13 +128,6 @@ def test_spans_follow_from_the_list(seed):
                 made[one.target] = moved[one.uid].end_s
         for one, span in zip(runs, timeline.spans, strict=True):
             assert all(span.start_s >= made.get(slot, 0.0) for slot in one.inputs)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [("f32", 4), ("bf16", 2), ("i1", 1), ("ui8", 1), ("f8E4M3FN", 1), ("i4", 1), ("complex<f32>", 8), ("f64", 8)]
-)
-def test_element_bytes(dtype, expected):
-    assert element_bytes(dtype) == expected
 
 
 def test_local_bytes():
