@@ -101,22 +101,34 @@ class _Writer:
     def _draft(self, block: Block) -> tuple[_Draft, list[AnyValue]]:
         """Returns the draft of a block, and the values of which the way back reads copies."""
         again = set(block.ops)
+        ops: dict[int, None] = {}
+        fenced: dict[AnyValue, None] = {}
+        for number in block.ops:
+            self._need(number, again, ops, fenced)
+        for number in block.ops:
+            leaves = list(self._leaves(number))
+            if not any(value in fenced or self.number.get(value) in again for value in leaves):
+                fenced[min(leaves, key=_num_elements)] = None  # one is enough to tell the copy from the original
+        wanted = self._wanted(block, again, fenced)
+        for value in wanted:
+            self._need(self.number[value], again, ops, fenced)
+        return _Draft(self.last_stage - block.stage, sorted(ops), list(fenced)), wanted
+
+    def _wanted(self, block: Block, again: set[int], fenced: Mapping[AnyValue, None]) -> list[AnyValue]:
+        """Returns the values of which the way back reads copies: what runs again, and what is computed inside readers from such.
+
+        And what these compute in the block's piece from what is kept, for it goes through the barrier, and the original is not to stay.
+        """
         follows: set[int] = set()
         wanted: list[AnyValue] = []
         for number in self.early:
             op = self.program.ops[number]
-            if number in again or (self._is_inside(number) and any(self.number.get(value) in follows for value in reads_of(op))):
+            own = block.first <= number <= block.last
+            inside = self._is_inside(number) and any(self.number.get(v) in follows or (own and v in fenced) for v in reads_of(op))
+            if number in again or inside:
                 follows.add(number)
                 wanted += [value for value in op.results if value in self.readers]
-        ops: dict[int, None] = {}
-        fenced: dict[AnyValue, None] = {}
-        for number in sorted(again | {self.number[value] for value in wanted}):
-            self._need(number, again, ops, fenced)
-        for number in sorted(again):
-            leaves = list(self._leaves(number))
-            if not any(value in fenced or self.number.get(value) in again for value in leaves):
-                fenced[min(leaves, key=_num_elements)] = None  # one is enough to tell the copy from the original
-        return _Draft(self.last_stage - block.stage, sorted(ops), list(fenced)), wanted
+        return wanted
 
     def _is_inside(self, number: int) -> bool:
         """Says whether an op is computed inside its readers, and depends on more than constants."""
@@ -169,18 +181,24 @@ class _Writer:
             and any((one >= at or one in waiting) and _stage(self.late[one]) in (None, draft.stage) for one in self.readers.get(result, ()))
         ]
         with ir.InsertionPoint(reader), reader.location:
-            barrier = stablehlo.OptimizationBarrierOp([*draft.fenced, *made]).operation
+            barrier = stablehlo.OptimizationBarrierOp([*(self._now(value, draft) for value in draft.fenced), *made]).operation
         self.sharding.write(barrier)
         if before is not None:
             barrier.attributes[STAGE] = _number(draft.stage)
         results = list(barrier.results)
         fenced = dict(zip(draft.fenced, results, strict=False))
+        self.through.update((value, new) for value, new in fenced.items() if value in self.number)  # no original stays beside it
         self.through.update(zip(made, results[len(fenced) :], strict=True))
         for number in waiting:
             self.late[number].move_before(reader)
             self._point(self.late[number], {})
         for number in draft.ops:
             self._copy(self.program.ops[number], draft, fenced, reader)
+
+    def _now(self, value: AnyValue, draft: _Draft) -> AnyValue:
+        """Returns what a value is behind the last barrier of the draft's stage that it went through."""
+        new = self.through.get(value)
+        return new if new is not None and _stage(maker_of(new)) in (None, draft.stage) else value
 
     def _waiting(self, since: int, at: int) -> list[int]:
         """Returns the ops from `since` on that are computed inside others, none of which stands before `at`."""

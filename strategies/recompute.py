@@ -37,10 +37,12 @@ _LEAST_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Ops of one piece that are computed again together, in program order."""
+    """Ops of one piece that are computed again together, in program order; the piece begins with op `first` and ends with `last`."""
 
     stage: int
     ops: tuple[int, ...]
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,11 @@ class _Stage:
         if self.in_flight == 1:  # what the way back begins with is gone when pieces are made again
             begun = {value for unit in self.pieces.units[-1] for value in unit.makes} if self.units else set()
             held = max(num_kept, held - sum(self.stash.num_bytes[value] for value in kept & begun))
-        blocks = tuple(Block(self.stage, tuple(unit.op for unit in units)) for units in again if units)
+        blocks = tuple(
+            Block(self.stage, tuple(unit.op for unit in units), piece[0].op, piece[-1].op)
+            for units, piece in zip(again, self.pieces.units, strict=True)
+            if units
+        )
         return StageChoice(self.stage, self.total, num_kept, self.in_flight, held, self._seconds(repeated), bound, blocks)
 
 
