@@ -95,6 +95,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-JAX-005": (ExitCode.BAD_INPUT, "a parallelized function is called inside a transformation of JAX"),
     "RHI-JAX-006": (ExitCode.USAGE, "something is asked of a plan or a function that has to be planned first"),
     "RHI-JAX-007": (ExitCode.BAD_INPUT, "an array that was donated is used again"),
+    "RHI-JAX-008": (ExitCode.BAD_INPUT, "the processes of a job have planned differently"),
     "RHI-PASS-001": (ExitCode.USAGE, "a pass pipeline does not parse"),
     "RHI-PASS-002": (ExitCode.BAD_INPUT, "a pass of MLIR's own fails on the input, or leaves what does not verify"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,12 +10,15 @@ from math import prod
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import Mesh
 from rhino.ir.presets import PRESETS
+from rhino.ir.spmd_plan import plan_to_text
 from rhino.plan import Plan, Trees
 from rhino.planner import Wish, adopt_plan, search_plan
 from rhino.program import SpmdProgram, make_program
@@ -45,7 +49,8 @@ class Entry:
 
     @cached_property
     def program(self) -> SpmdProgram:
-        """The program on its devices. Raises RHI-RUN-004 where there are too few."""
+        """The program on its devices. Raises RHI-RUN-004 where there are too few, RHI-JAX-008 where another process has another plan."""
+        _check_agreement(self.plan)
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 
@@ -67,6 +72,22 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
         devices = devices[:num_devices]
     plan = Plan(planned.plan, Trees(key.tree, traced.out_tree), devices)
     return Entry(replace(traced, code=b""), plan, planned.code, shape.donated_pieces(pieces))
+
+
+def _check_agreement(plan: Plan) -> None:
+    """Compares the plans of all processes of a job: different programs would wait for one another for ever."""
+    if jax.process_count() == 1:
+        return
+    own = np.frombuffer(hashlib.sha256(plan_to_text(plan.facts).encode()).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
+    others = [number for number, one in enumerate(every) if (one != every[0]).any()]
+    if others:
+        name = plan.facts.source.function
+        raise RhinoError(
+            "RHI-JAX-008",
+            f"process {', '.join(map(str, others))} has another plan of {name} than process 0",
+            fix="pass the same shapes, options and code in every process, or give all of them one plan that was saved",
+        )
 
 
 def _abstract(mesh: Mesh | None) -> AbstractMesh | None:

@@ -208,7 +208,8 @@ def _abstract_mesh(mesh: MeshLike | None) -> jax.sharding.AbstractMesh | None:
     """Returns JAX's mesh without its devices; None where it is not JAX's, or where types are to be split over it."""
     if mesh is None or isinstance(mesh, str) or any(kind != jax.sharding.AxisType.Auto for kind in mesh.axis_types):
         return None
-    return mesh.abstract_mesh
+    abstract: jax.sharding.AbstractMesh = mesh.abstract_mesh
+    return abstract
 
 
 def _mesh_text(mesh: MeshLike | None) -> str:

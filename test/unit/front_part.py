@@ -1,4 +1,7 @@
-"""One of several processes that train together: `front_part.py ADDRESS PROCESS NUM_PROCESSES FOLDER`; losses and state go to the folder."""
+"""One of several processes that train together: `front_part.py ADDRESS PROCESS NUM_PROCESSES FOLDER [PIN]`.
+
+Losses, state and plan go to the folder.
+"""
 
 import os
 import sys
@@ -30,12 +33,12 @@ def host_batch(number: int) -> np.ndarray:
     return np.random.default_rng(number).normal(size=(16, 32)).astype(np.float32)
 
 
-def main(address: str, process: int, num_processes: int, folder: Path) -> None:
+def main(address: str, process: int, num_processes: int, folder: Path, *pins: str) -> None:
     os.environ["XLA_FLAGS"] = ""  # a test's own flags ask for eight devices
     request_host_devices(8 // num_processes, os.environ)
     if num_processes > 1:
         jax.distributed.initialize(address, num_processes, process, initialization_timeout=60)
-    fast = rhino.parallelize(step, cluster="cpu8", mesh="8", donate_argnums=0)
+    fast = rhino.parallelize(step, cluster="cpu8", mesh="8", donate_argnums=0, pins=pins)
     key = jax.random.key(0)
     plan = fast.plan(jax.eval_shape(init, key), host_batch(0), key)
     state = fast.init(init, key)
@@ -54,4 +57,4 @@ def main(address: str, process: int, num_processes: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])

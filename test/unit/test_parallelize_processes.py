@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import front_part
@@ -19,21 +20,31 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
-def test_two_processes_train_as_one_device_does(tmp_path: Path):
+def launched(folder: Path, pins: Sequence[Sequence[str]] = ((), ())) -> list[int]:
+    """Runs two processes, each with its own pins, and returns their exit codes; what they say goes to `said-N`."""
     address = free_address()
     parts = []
     for process in range(2):
-        with (tmp_path / f"said-{process}").open("wb") as said:
-            command = [sys.executable, str(PART), address, str(process), "2", str(tmp_path)]
+        with (folder / f"said-{process}").open("wb") as said:
+            command = [sys.executable, str(PART), address, str(process), "2", str(folder), *pins[process]]
             parts.append(subprocess.Popen(command, stdout=said, stderr=said))
     try:
-        codes = [part.wait(LIMIT_S) for part in parts]
+        return [part.wait(LIMIT_S) for part in parts]
     finally:
         for part in parts:
             part.kill()
             part.wait()
-    assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
 
+
+def test_two_processes_that_plan_differently_say_so(tmp_path: Path):
+    assert launched(tmp_path, ((), ("up=[{x}, {}]",))) != [0, 0]
+    for process in range(2):
+        assert "[RHI-JAX-008] process 1 has another plan of step than process 0" in (tmp_path / f"said-{process}").read_text()
+
+
+def test_two_processes_train_as_one_device_does(tmp_path: Path):
+    codes = launched(tmp_path)
+    assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
     state, losses = front_part.init(jax.random.key(0)), []
     for number in range(4):
         state, loss = jax.jit(front_part.step)(state, front_part.host_batch(number), jax.random.key(number))
