@@ -62,8 +62,7 @@ def _collectives(plan: SpmdPlan, num_rows: int) -> list[str]:
     if not plan.costs:
         return ["no collectives"]
     table = [
-        (format_seconds(one.seconds), f"{one.count} x {one.kind}", format_bytes(one.num_bytes), one.place)
-        for one in plan.costs[:num_rows]
+        (format_seconds(one.seconds), f"{one.count} x {one.kind}", format_bytes(one.num_bytes), one.place) for one in plan.costs[:num_rows]
     ]
     totals = [f"  {line}" for line in tally_of(plan.costs).table().splitlines()]
     return ["collectives, seconds and bytes per step and device:", *totals, *_table(table), *_more(len(plan.costs), num_rows)]
