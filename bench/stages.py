@@ -6,12 +6,13 @@
 A model is a name and what `examples/export.py` takes; rhino-micro-batch takes its batch in parts. For every number of stages three cuts:
 
     equal layers   the line of ops, folded where the way back begins, in stretches of equal work
-    best line      the same line in the stretches that move least within the tolerance, exactly; of all lines that the search tries
+    best line      the same line in the stretches that cost least within the tolerance, exactly; of all lines that the search tries
     search         strategies/stages.py
 
-each with the bytes that move between stages per step, and the most work of a stage over its even share. `bound` is the search's own on what
-any choice in its windows moves. Seconds are those of the processor, which other processes on the machine change little, for the decision
-alone; `--times` gives them for a GPT of 72 layers. The exit code is 1 if a search moves more than the best line.
+each with the bytes that move between stages per step, in how many transfers, and the most work of a stage over its even share. What is
+least is the seconds that they take of a link; `gap` is by how much any choice in the search's windows can cost less, at most. Seconds are
+those of the processor, which other processes on the machine change little, for the decision alone; `--times` gives them for a GPT of 72
+layers. The exit code is 1 if a search costs more than the best line.
 """
 
 from __future__ import annotations
@@ -42,10 +43,9 @@ from rhino.passes.registry import build_named
 from rhino.passes.whole import whole_program
 from rhino.strategies.cost import CostModel
 from rhino.strategies.problem import Ints
-from rhino.strategies.stage_graph import make_staging
+from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_line import cut, equal_cut, lines_of, stretches
 from rhino.strategies.stage_parts import Parts, parts_of
-from rhino.strategies.stage_problem import StageProblem
 from rhino.strategies.stages import StageAnswer, solve_stages
 
 MODELS: Final = (
@@ -80,38 +80,41 @@ def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Par
     return graph, parts_of(graph, loop, CostModel(cluster.device, mesh_axes(cluster, (1,))))
 
 
-def figures(problem: StageProblem, stage: Ints) -> Record:
-    """Returns what a choice moves, and its largest work over the even share."""
-    device = problem.device(stage)
-    work = problem.device_work(device)
-    return {"moved_bytes": problem.bytes_moved(device), "work": float(work.max() / work.mean())}
+def figures(staging: Staging, stage: Ints) -> Record:
+    """Returns what a choice costs and moves, and its largest work over the even share."""
+    device = staging.problem.device(stage)
+    work = staging.problem.device_work(device)
+    moved, transfers = staging.moved(device)
+    return {"cost_s": staging.problem.cost(device), "moved_bytes": moved, "transfers": transfers, "work": float(work.max() / work.mean())}
 
 
-def line_cuts(problem: StageProblem, limit_s: float) -> tuple[Record, Record]:
-    """Returns the figures of the equal split that moves least, and of the best cut of a line within the limit of work."""
-    equal, best = [], []
+def line_cuts(staging: Staging, limit_s: float) -> tuple[Record, Record]:
+    """Returns the figures of the equal split that costs least, and of the best cut of a line within the limit of work."""
+    equal, best, problem = [], [], staging.problem
     for line in lines_of(problem):
         parts = stretches(problem, line)
         assert parts is not None, "nothing is pinned"
-        equal.append(figures(problem, line.stages(problem, equal_cut(parts, problem.num_stages))))
+        equal.append(figures(staging, line.stages(problem, equal_cut(parts, problem.num_stages))))
         if (found := cut(problem, parts, limit_s)) is not None:
-            best.append(figures(problem, line.stages(problem, found[1])))
-    return min(equal, key=_moved), min(best, key=_moved)
+            best.append(figures(staging, line.stages(problem, found[1])))
+    return min(equal, key=_cost), min(best, key=_cost)
 
 
-def _moved(record: Record) -> float:
-    return float(record["moved_bytes"])
+def _cost(record: Record) -> float:
+    return float(record["cost_s"])
 
 
 def measure(name: str, graph: Graph, parts: Parts, num_stages: int, micro_batches: int, tolerance: float) -> Record:
     """Returns the figures of one model, number of stages and tolerance."""
     since = time.process_time()
-    problem = make_staging(graph, parts, num_stages, micro_batches).problem
+    link = mesh_axes(load_cluster(CLUSTER), (num_stages,))[0].link
+    staging = make_staging(graph, parts, num_stages, micro_batches, link=link)
+    problem = staging.problem
     read_s = time.process_time() - since
     answer = solve_stages(problem, tolerance)
     seconds = time.process_time() - since - read_s
     assert isinstance(answer, StageAnswer), "there is no budget, and nothing is pinned"
-    equal, line = line_cuts(problem, answer.limit_s)
+    equal, line = line_cuts(staging, answer.limit_s)
     return {
         "model": name,
         "ops": graph.num_ops,
@@ -120,8 +123,8 @@ def measure(name: str, graph: Graph, parts: Parts, num_stages: int, micro_batche
         "tolerance": tolerance,
         "equal": equal,
         "line": line,
-        "search": figures(problem, answer.stage),
-        "bound_bytes": answer.bound_bytes,
+        "search": figures(staging, answer.stage),
+        "bound_s": answer.bound,
         "limit": answer.limit_s * num_stages / float(np.sum(problem.work)),
         "method": answer.method,
         "read_s": read_s,
@@ -131,15 +134,18 @@ def measure(name: str, graph: Graph, parts: Parts, num_stages: int, micro_batche
 
 def cut_row(record: Record) -> list[str]:
     """Returns the row of one record in the table of cuts."""
-    cells = [f"{format_bytes(record[way]['moved_bytes'])}, {record[way]['work']:.2f}" for way in ("equal", "line", "search")]
-    gap = 1 - record["bound_bytes"] / max(record["search"]["moved_bytes"], 1)
+    cells = [
+        f"{format_bytes(record[way]['moved_bytes'])}, {record[way]['transfers']:,}, {record[way]['work']:.2f}"
+        for way in ("equal", "line", "search")
+    ]
+    gap = 1 - record["bound_s"] / max(_cost(record["search"]), 1e-300)
     return [record["model"], str(record["stages"]), *cells, f"{gap:.2%}", f"{record['limit']:.2f}", f"{record['seconds']:.1f}"]
 
 
 def time_row(record: Record) -> list[str]:
     """Returns the row of one record in the table of times."""
     search = record["search"]
-    gap = 1 - record["bound_bytes"] / max(search["moved_bytes"], 1)
+    gap = 1 - record["bound_s"] / max(_cost(search), 1e-300)
     figure = [f"{record['tolerance']:g}", f"{record['read_s']:.1f}", f"{record['seconds']:.1f}", format_bytes(search["moved_bytes"])]
     return [
         record["model"],
@@ -185,7 +191,7 @@ def run(argv: Sequence[str]) -> int:
     print(f"{machine()}\n\n{table(head, [row(record) for record in records])}")
     if options.json:
         Path(options.json).write_text(json.dumps({"machine": machine(), "records": records}, indent=2) + "\n", encoding="utf-8")
-    return int(any(_moved(record["search"]) > _moved(record["line"]) for record in records))
+    return int(any(_cost(record["search"]) > _cost(record["line"]) for record in records))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
-from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import Graph
+from rhino.ir.hardware import Line
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
@@ -35,7 +36,7 @@ from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.cost import CostModel
-from rhino.strategies.problem import Ints
+from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
@@ -54,7 +55,7 @@ LARGE_SHARE = 0.2
 
 @dataclass(frozen=True)
 class PipelineStages(Pass):
-    """Write on every op the pipeline stage that it belongs to: the fewest bytes moved within a tolerance of balance."""
+    """Write on every op the pipeline stage that it belongs to: transfers that cost least within a tolerance of balance."""
 
     name: ClassVar[str] = "rhino-pipeline-stages"
     errors: ClassVar[tuple[str, ...]] = (
@@ -78,7 +79,7 @@ class PipelineStages(Pass):
         cluster = load_cluster(self.cluster)
         model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
         with whole_program(module, remarks) as program:
-            staging = self._staging(program, model)
+            staging = self._staging(program, model, self._link(cluster))
             answer = _solve(staging.problem, tolerance)
             if isinstance(answer, Infeasible | Unsolved):
                 raise _unsolved(program, staging, tolerance, answer)
@@ -97,7 +98,12 @@ class PipelineStages(Pass):
             )
         return float(self.tolerance)
 
-    def _staging(self, program: Program, model: CostModel) -> Staging:
+    def _link(self, cluster: Cluster) -> Line | None:
+        """Returns the link between stages that each have an equal share of the cluster's devices; None where it has one device."""
+        ranks = min(self.stages, cluster.num_devices)
+        return mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
+
+    def _staging(self, program: Program, model: CostModel, link: Line | None) -> Staging:
         loop = accumulation_loop(program)
         count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
         parts = parts_of(program.graph, loop, model)
@@ -108,7 +114,7 @@ class PipelineStages(Pass):
         }
         _check_range(program, pins, parts.apply, self.stages)
         budget = float(parse_size(self.budget)) if self.budget else None
-        staging = make_staging(program.graph, parts, self.stages, count, pins, budget)
+        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, link=link)
         working = int(np.count_nonzero(staging.problem.work))
         if working < self.stages:
             what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
@@ -212,11 +218,11 @@ def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[t
     work, memory = problem.device_work(device), problem.device_memory(device)
     even = max(float(work.sum()), 1e-300) / problem.num_stages
     over, allowed = (f"{seconds / even - 1:.1%}" for seconds in (answer.work_s, answer.limit_s))
-    moved, least = format_bytes(answer.moved_bytes), format_bytes(answer.bound_bytes)
+    moved, transfers = staging.moved(device)
     yield (
         file,
-        f"{moved} move between stages per step, at least {least} (gap {answer.gap:.2%}); the largest stage has {over} more than its even "
-        f"share of the work, {allowed} are allowed; found by {answer.method}",
+        f"{format_bytes(moved)} move between stages per step in {transfers:,} transfers, at most {answer.gap:.2%} over the least cost; the "
+        f"largest stage has {over} more than its even share of the work, {allowed} are allowed; found by {answer.method}",
     )
     for stage in range(problem.num_stages):
         share = f"{work[stage] / max(float(work.sum()), 1e-300):.1%}"
@@ -230,8 +236,14 @@ def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[t
     present = problem.nets.present(device, problem.num_stages)
     for stage in range(1, problem.num_stages):
         crossing = present[:, :stage].any(axis=1) & present[:, stage:].any(axis=1)
-        yield file, f"between stages {stage - 1} and {stage}: {format_bytes(float(problem.nets.size @ crossing))} per step"
+        yield file, f"between stages {stage - 1} and {stage}: {format_bytes(float(staging.net_bytes @ crossing))} per step"
+    yield from _idle_stages(file, work)
     yield from _large_loops(program, staging)
+
+
+def _idle_stages(file: Place, work: Floats) -> Iterator[tuple[Place, str]]:
+    for stage in np.flatnonzero(work <= 0).tolist():
+        yield file, f"stage {stage} has no work: that moves least within the tolerance. Ask for fewer stages, or for a smaller tolerance"
 
 
 def _large_loops(program: Program, staging: Staging) -> Iterator[tuple[Place, str]]:

@@ -5,7 +5,12 @@ one value of the accumulation loop, they are of the node that makes it: a parame
 start from several, each op is a node. A scalar that is a node's own, such as a norm of one gradient, ties nothing together.
 
 A tensor of the micro-batch is a net that is sent once per micro-batch; what comes out of the accumulation loop, and an argument with its
-users, once per step. What is made of one argument alone before the loop stands for the argument.
+users, once per step. What is made of one argument alone before the loop stands for the argument. A transfer costs the seconds that it
+takes of a link between stages: so many for itself, and so many for its bytes. Where no link is known, it costs its bytes.
+
+A running sum is of the node that makes what is added, unless a pin says where either is: elsewhere that would cross in every micro-batch,
+where the sum's parameter crosses once in a step. What is larger than all that is added to it in a step, and what several nodes add to, is a
+node of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino.ir.graph import Graph
+from rhino.ir.hardware import Line
 from rhino.strategies.components import components
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_parts import Parts, sources_of
@@ -28,13 +34,21 @@ NO_NODE = -1
 class Staging:
     """A problem of stages, and where the ops of the program are in it.
 
-    Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop.
+    Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop; `net_bytes` and
+    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often.
     """
 
     graph: Graph
     parts: Parts
     problem: StageProblem
     node: Ints
+    net_bytes: Floats
+    net_transfers: Floats
+
+    def moved(self, device: Ints) -> tuple[float, int]:
+        """Returns the bytes that cross between devices in a step, and in how many transfers, where node i is on `device[i]`."""
+        beyond = np.maximum(self.problem.nets.present(device, self.problem.num_stages).sum(axis=1) - 1, 0)
+        return float(self.net_bytes @ beyond), round(float(self.net_transfers @ beyond))
 
 
 def make_staging(
@@ -45,13 +59,19 @@ def make_staging(
     pins: Mapping[int, int] | None = None,
     budget_bytes: float | None = None,
     value_bytes: Floats | None = None,
+    link: Line | None = None,
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
-    `value_bytes` [values] is what each value takes where that is not its whole size.
+    `value_bytes` [values] is what each value takes where that is not its whole size. `link` is what one array takes from a stage to
+    another: with it transfers cost seconds, without it bytes.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
-    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist()).build()
+    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link).build()
+
+
+_Sent = tuple[list[int], float, int]
+"""The nodes of a net, its bytes, and how often it is sent in a step."""
 
 
 class _Builder:
@@ -64,7 +84,9 @@ class _Builder:
         pins: Mapping[int, int],
         budget_bytes: float | None,
         value_bytes: list[float],
+        link: Line | None,
     ) -> None:
+        self.link = link
         self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
         self.value_op: list[int] = graph.value_op.tolist()
@@ -120,7 +142,7 @@ class _Builder:
         pinned = np.full(num_nodes, OPEN, dtype=np.int64)
         for op, stage in self.pins.items():
             pinned[node[op]] = stage
-        nets, held = self._nets(node)
+        sent, held = self._nets(node)
         late, saved = self._saved(node)
         problem = StageProblem(
             num_stages=self.num_stages,
@@ -128,7 +150,7 @@ class _Builder:
             work=work,
             before=before,
             after=after,
-            nets=make_nets(nets),
+            nets=make_nets((users, times * (self.link.seconds(size) if self.link else size)) for users, size, times in sent),
             pinned=pinned,
             late=late,
             own_bytes=own_bytes,
@@ -136,7 +158,9 @@ class _Builder:
             saved=make_nets(saved, least=1),
             budget_bytes=self.budget_bytes,
         )
-        return Staging(self.graph, self.parts, problem, node)
+        net_bytes = make_nets((users, times * size) for users, size, times in sent).size
+        net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
+        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers)
 
     def _nodes(self) -> Ints:
         """Returns the node of each op, numbered in program order, those after the loop last or with what they belong to [ops]."""
@@ -146,9 +170,23 @@ class _Builder:
         for loop in self.graph.loops[::-1]:  # outer loops last
             if self.parts.body[loop.op]:
                 key[loop.op : loop.end + 1] = loop.op
+        self._join_sums(key)
         self._join_updates(key)
         used, node = np.unique(key, return_inverse=True)
         return node.astype(np.int64) - int(bool(len(used)) and used[0] == NO_NODE)
+
+    def _join_sums(self, key: Ints) -> None:
+        """Gives what adds to a value that the loop carries the key of the one node that makes what is added."""
+        for value, returned in self.carried.items():
+            op = self.value_op[returned]
+            if op < 0 or not self.parts.body[op] or self.parts.free[op] or value not in self.reads[op] or op in self.pins:
+                continue
+            added = [other for other in self.reads[op] if other not in self.carried]
+            makers = {self.maker(other, after=False) for other in added}
+            if -1 in makers or len({int(key[maker]) for maker in makers}) != 1 or not makers.isdisjoint(self.pins):
+                continue
+            if self.num_micro_batches * sum(self.value_bytes[other] for other in added) >= self.value_bytes[value]:
+                key[op] = key[min(makers)]
 
     def _join_updates(self, key: Ints) -> None:
         """Gives the ops after the loop that share tensors one key: that of the op in the loop that they start from, if it is one alone."""
@@ -190,7 +228,7 @@ class _Builder:
         ends = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
         return ends[:, 0], ends[:, 1]
 
-    def _nets(self, node: Ints) -> tuple[Iterable[tuple[list[int], float]], Iterable[tuple[list[int], float]]]:
+    def _nets(self, node: Ints) -> tuple[list[_Sent], Iterable[tuple[list[int], float]]]:
         """Returns the nets with what each sends per step, and those that are held wherever they have a node."""
         in_loop: dict[int, list[int]] = {}
         per_step: dict[int, list[int]] = {}
@@ -207,13 +245,13 @@ class _Builder:
                     made_by = self.maker(value, after=True)  # a sum is where it is made from one micro-batch to the next
                 if made_by >= 0:
                     users[value].append(int(node[made_by]))
-        nets = [(users, float(self.num_micro_batches * self.value_bytes[value])) for value, users in in_loop.items()]
         if self.parts.loop is None:  # a tensor that is read in both parts is sent once
             per_step = {value: users + in_loop.pop(value, []) for value, users in per_step.items()}
-            nets = [(users, float(self.value_bytes[value])) for value, users in in_loop.items()]
-        nets += [(users, float(self.value_bytes[value])) for value, users in per_step.items()]
+        times = 1 if self.parts.loop is None else self.num_micro_batches
+        sent = [(users, float(self.value_bytes[value]), times) for value, users in in_loop.items()]
+        sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
         outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
-        return nets, ((users, float(self.value_bytes[value])) for value, users in outside.items())
+        return [one for one in sent if one[1]], ((users, float(self.value_bytes[value])) for value, users in outside.items())
 
     def _is_made(self, value: int) -> bool:
         op = self.value_op[value]

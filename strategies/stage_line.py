@@ -127,11 +127,11 @@ def _runs(values: Ints) -> Iterator[tuple[int, int]]:
 class Stretches:
     """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
 
-    Units: `moved` in bytes per step, less a constant of the line: those of nets in the stretch; `work` in seconds, `held` and `saved` in
-    bytes. `pins[s]` says whether a stretch can be stage s.
+    Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in seconds, `held` and
+    `saved` in bytes. `pins[s]` says whether a stretch can be stage s.
     """
 
-    moved: Floats
+    cost: Floats
     work: Floats
     held: Floats
     saved: Floats
@@ -155,12 +155,12 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
             return None
         device = int(problem.device(np.array(stage)))
         pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
-    moved, held, saved = (_present(nets, line) for nets in (problem.nets, problem.held, problem.saved))
-    return Stretches(moved, along(problem.work), held + along(problem.own_bytes), saved, tuple(pins))
+    cost, held, saved = (_present(nets, line) for nets in (problem.nets, problem.held, problem.saved))
+    return Stretches(cost, along(problem.work), held + along(problem.own_bytes), saved, tuple(pins))
 
 
 def _present(nets: Nets, line: Line) -> Floats:
-    """Returns the bytes of the nets with a node in each stretch [places + 1, places + 1].
+    """Returns the size of the nets with a node in each stretch [places + 1, places + 1].
 
     Net by net, a stretch from i to j has its place r and none before if i is in (the place before r, r] and j behind r.
     """
@@ -176,7 +176,7 @@ def _present(nets: Nets, line: Line) -> Floats:
 
 
 def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
-    """Returns the bytes per step of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
+    """Returns the cost of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
     fair = parts.work <= limit_s * (1 + ROUNDING)
     best, choices = np.full(len(parts.work), np.inf), []
     best[0] = 0.0
@@ -184,7 +184,7 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
         allowed = fair & pins
         if problem.budget_bytes is not None:
             allowed &= parts.held + in_flight * parts.saved <= problem.budget_bytes * (1 + ROUNDING)
-        total = np.where(allowed, best[:, None] + parts.moved, np.inf)
+        total = np.where(allowed, best[:, None] + parts.cost, np.inf)
         choices.append(np.argmin(total, axis=0))
         best = total.min(axis=0)
     if not np.isfinite(best[-1]):
@@ -199,18 +199,18 @@ HALVINGS = 30
 """How often the range of a limit is halved in search of the least that a cut can have: down to 1e-9 of it."""
 
 
-def least_limit(problem: StageProblem, parts: Stretches, high_s: float, moved_bytes: float) -> float:
-    """Returns the least limit of work, to within rounding, under which a cut exists that moves at most `moved_bytes`.
+def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cost: float) -> float:
+    """Returns the least limit of work, to within rounding, under which a cut exists that costs at most `most_cost`.
 
     There is one for `high_s`.
     """
     low = float(problem.work.sum()) / problem.num_stages
-    if (found := cut(problem, parts, low)) is not None and found[0] <= moved_bytes:
+    if (found := cut(problem, parts, low)) is not None and found[0] <= most_cost:
         return low
     for _ in range(HALVINGS):
         middle = (low + high_s) / 2
         found = cut(problem, parts, middle)
-        low, high_s = (low, middle) if found is not None and found[0] <= moved_bytes else (middle, high_s)
+        low, high_s = (low, middle) if found is not None and found[0] <= most_cost else (middle, high_s)
     return high_s
 
 

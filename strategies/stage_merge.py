@@ -1,8 +1,9 @@
-"""Nodes that can stay together without moving more bytes.
+"""Nodes that can stay together at no more cost.
 
 A node with one node before it can always join that, and one with one node behind it can join that: along the edges nothing becomes illegal,
-as all others stand on the same side of both. If besides the two share at least the bytes, in nets of their own, that all other nets of the
-node have, then joining moves no more: it takes the first away and adds the others at most. A node without edges can join any.
+as all others stand on the same side of both. If besides the two share at least the size, in nets of their own, that the nets of the node
+without the other have, then joining costs no more: it takes the first away and adds the second at most, and a net of both and others is at
+no further device. A node without edges can join any.
 
 What joining changes is balance. So a node of work joins only as long as what comes out is a small share of a stage.
 """
@@ -130,9 +131,7 @@ class _Joining:
         if not self.free[node]:
             return None
         own: dict[int, float] = {}
-        total = 0.0
         for net in sorted(self.nets[node]):
-            total += self.size[net]
             if len(self.members[net]) == 2:
                 (other,) = self.members[net] - {node}
                 own[other] = own.get(other, 0.0) + self.size[net]
@@ -142,7 +141,7 @@ class _Joining:
             legal = [next(iter(side)) for side in (self.before[node], self.after[node]) if len(side) == 1]
         for other in legal:
             light = not self.work[node] or self.work[node] + self.work[other] <= self.most_work_s
-            if light and 2 * own.get(other, 0.0) >= total:
+            if light and own.get(other, 0.0) >= sum(self.size[net] for net in sorted(self.nets[node] - self.nets[other])):
                 return other
         return None
 

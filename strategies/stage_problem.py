@@ -4,7 +4,7 @@ A model cut in d stages has 2d - 1 *virtual* stages: forward 0 .. d-1 and back. 
 device does forward and backward at once. Along every edge the virtual stage may only grow. Which node is forward and which backward is
 nowhere said: it follows from the choice.
 
-A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its bytes once for each
+A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its size once for each
 device beyond the first that has one of its nodes, however many read it there, in either direction. Work is a row for each device, and so is
 memory where there is a budget: what is held on a node's device, what is held wherever a net has a node, and what is saved for the way back
 in each micro-batch in flight, of which 1F1B keeps min(m, d - s) on stage s.
@@ -28,7 +28,7 @@ OPEN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nets:
-    """Sets of nodes, each with a number of bytes.
+    """Sets of nodes, each with a size.
 
     Shapes: `size` [nets]; the nodes of net n are `node[start[n] : start[n + 1]]`, ascending, each once.
     """
@@ -57,7 +57,7 @@ class Nets:
 
 
 def make_nets(members: Iterable[tuple[Iterable[int], float]], least: int = 2) -> Nets:
-    """Returns the nets of these nodes and bytes: equal ones as one, those with fewer than `least` nodes or no bytes left out."""
+    """Returns the nets of these nodes and sizes: equal ones as one, those with fewer than `least` nodes or no size left out."""
     total: dict[tuple[int, ...], float] = {}
     for nodes, size in members:
         key = tuple(sorted(set(nodes)))
@@ -84,7 +84,8 @@ class StageProblem:
     Shapes: `work` [nodes]; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
     `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device holds most: a guess at what is
     on the way back, from which nothing follows but where heuristics begin and what counts as saved; `own_bytes` [nodes].
-    Units: `work` in seconds per micro-batch, `nets` in bytes per step.
+    Units: `work` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a link per step or
+    where none is known bytes per step: nothing depends on which.
     """
 
     num_stages: int
@@ -118,8 +119,8 @@ class StageProblem:
         """Returns the device of each virtual stage."""
         return np.minimum(stage, self.last - stage)
 
-    def bytes_moved(self, device: Ints) -> float:
-        """Returns the bytes that cross between devices in a step, where node i is on `device[i]`."""
+    def cost(self, device: Ints) -> float:
+        """Returns what crosses between devices in a step, where node i is on `device[i]`, in the unit of `nets`."""
         counts = self.nets.present(device, self.num_stages).sum(axis=1)
         return float(self.nets.size @ np.maximum(counts - 1, 0))
 

@@ -8,11 +8,11 @@ Where its way is open too, a switch says that it is on the way back. Per edge fr
     forward, back     nothing; never back, forward: on the last device, where both ways are one stage, all may count as forward
 
 and if a way is open, the same with its switch letting go of the row. A net is at a device if one of its nodes is (`_presence`), and costs
-its bytes for each device that it is at, but one. A node that is at a device only if another is says nothing and is left out: most nets of
+its size for each device that it is at, but one. A node that is at a device only if another is says nothing and is left out: most nets of
 two devices then need no variable (2026-11-22, GPT of 72 layers in 8 stages: 22,327 rows in place of 39,906, and the relaxation takes 2.2 s
 in place of 15). Work and memory are a row for each device (`_load_rows`).
 
-What is least is the bytes moved, under a limit of work; or the most work of a device, under a limit of bytes or none.
+What is least is what the nets cost, under a limit of work; or the most work of a device, under a limit of cost or none.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ONE = -1
 class StageRows:
     """A problem of stages in its windows as rows.
 
-    The bytes moved are least where `limit_s`, the most work of a device, is given, else the most work of a device is, with at most
-    `limit_bytes` moved. `unit` is what the objective counts in: bytes or seconds; `fixed_bytes` is moved in any case.
+    The cost is least where `limit_s`, the most work of a device, is given, else the most work of a device is, at no more than `most_cost`.
+    `unit` is what the objective counts in, a cost or seconds of work; `fixed_cost` is there in any case.
     """
 
     problem: StageProblem
     windows: Windows
     limit_s: float | None
-    limit_bytes: float = np.inf
+    most_cost: float = np.inf
     switches: list[dict[int, int]] = field(default_factory=list)
     backs: dict[int, int] = field(default_factory=dict)
     num_variables: int = 0
@@ -53,7 +53,7 @@ class StageRows:
     entries: tuple[list[int], list[int], list[float]] = field(default_factory=lambda: ([], [], []))
     high: list[float] = field(default_factory=list)
     costs: dict[int, float] = field(default_factory=dict)
-    fixed_bytes: float = 0.0
+    fixed_cost: float = 0.0
     inwards: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,13 +68,13 @@ class StageRows:
         self._node_rows()
         self._edge_rows()
         self.most_work = self.variable() if self.limit_s is None else None
-        if self.limit_s is not None or np.isfinite(self.limit_bytes):
+        if self.limit_s is not None or np.isfinite(self.most_cost):
             self._net_costs()
         self._load_rows()
         self.unit = max(map(abs, self.costs.values()), default=0.0) or 1.0
-        self.base = self.fixed_bytes
-        if np.isfinite(self.limit_bytes):
-            self.at_most(_scaled(self.costs, 1 / self.unit), (self.limit_bytes * (1 + ROUNDING) - self.fixed_bytes) / self.unit)
+        self.base = self.fixed_cost
+        if np.isfinite(self.most_cost):
+            self.at_most(_scaled(self.costs, 1 / self.unit), (self.most_cost * (1 + ROUNDING) - self.fixed_cost) / self.unit)
         if self.most_work is not None:
             self.costs, self.unit, self.base = {self.most_work: self._all_work()}, self._all_work(), 0.0
 
@@ -104,7 +104,7 @@ class StageRows:
         return np.where(back, self.problem.last - device, device)
 
     def bound(self, scaled: float) -> float:
-        """Returns a bound on the rows' objective in bytes or seconds."""
+        """Returns a bound on the rows' objective as a cost or in seconds of work."""
         return self.base + scaled * self.unit
 
     def at_most(self, terms: Term, limit: float) -> None:
@@ -208,11 +208,11 @@ class StageRows:
         np.maximum.at(highest, nets.owner, self.windows.last[nets.node])
         for net in np.flatnonzero(lowest < highest).tolist():
             size = float(nets.size[net])
-            self.fixed_bytes -= size
+            self.fixed_cost -= size
             for device in range(int(lowest[net]), int(highest[net]) + 1):
                 for variable, factor in self._presence(nets, net, device).items():
                     if variable == ONE:
-                        self.fixed_bytes += size * factor
+                        self.fixed_cost += size * factor
                     else:
                         self.costs[variable] = self.costs.get(variable, 0.0) + size * factor
 

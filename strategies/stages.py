@@ -1,11 +1,11 @@
-"""Cut a training step in stages: of all cuts within a tolerance of the best balance, one that moves the fewest bytes (Rhino 5.1, 5.2).
+"""Cut a training step in stages: of all cuts within a tolerance of the best balance, one whose transfers cost least (Rhino 5.1, 5.2).
 
 1. The least that the largest work of a device can be (`least_work`), and from it the limit of work: 1 + tolerance times that.
 2. The best cuts of lines through the program (stage_line.py): a choice to begin with, often as good as any.
 3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it (stage_windows.py). A small
    problem is left as it is, with every stage open to every node.
 4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound.
-5. Among choices that move as little, one of less work on the device that has the most: the best on lines, else if it is found soon.
+5. Among choices that cost as little, one of less work on the device that has the most: the best on lines, else if it is found soon.
 
 The bound is one on all choices in the windows, and of joined nodes where nodes were joined: for a small problem, on all choices.
 """
@@ -45,13 +45,13 @@ PROOF, CONTENT = 1e-6, 1e-3
 class StageAnswer:
     """A choice of stages.
 
-    Shapes: `stage` [nodes], virtual. Units: `moved_bytes`, and the bound on it `bound_bytes`, in bytes per step; `work_s` is the largest
-    work of a device, `limit_s` what it may be, `least_s` the least that it can be as far as is known, in seconds per micro-batch.
+    Shapes: `stage` [nodes], virtual. Units: `cost` and the `bound` on it in that of the problem's nets; `work_s` is the largest work of a
+    device, `limit_s` what it may be, `least_s` the least that it can be as far as is known, in seconds per micro-batch.
     """
 
     stage: Ints
-    moved_bytes: float
-    bound_bytes: float
+    cost: float
+    bound: float
     work_s: float
     limit_s: float
     least_s: float
@@ -59,8 +59,8 @@ class StageAnswer:
 
     @property
     def gap(self) -> float:
-        """Returns the share of the bytes that a better choice could save at most."""
-        return max(0.0, 1 - self.bound_bytes / self.moved_bytes) if self.moved_bytes else 0.0
+        """Returns the share of the cost that a better choice could save at most."""
+        return max(0.0, 1 - self.bound / self.cost) if self.cost else 0.0
 
     @property
     def is_optimal(self) -> bool:
@@ -82,7 +82,7 @@ class _Search:
         parts = [(line, stretches(problem, line)) for line in lines_of(problem)]
         self.lines = [(line, some) for line, some in parts if some is not None]
         self.best: Ints | None = None
-        self.best_bytes = np.inf
+        self.best_cost = np.inf
         self.method = ""
 
     def least_work(self) -> float | Infeasible | Unsolved:
@@ -133,7 +133,7 @@ class _Search:
         if self.method == _PROGRAM:
             self.balance(reduced, windows, limit_s)
         work = float(self.problem.device_work(self.problem.device(self.best)).max())
-        return StageAnswer(self.best, self.best_bytes, min(bound, self.best_bytes), work, limit_s, least_s, self.method)
+        return StageAnswer(self.best, self.best_cost, min(bound, self.best_cost), work, limit_s, least_s, self.method)
 
     def cut_lines(self, limit_s: float) -> None:
         """Takes the best cut of each line, in the best balance that it can have."""
@@ -144,37 +144,37 @@ class _Search:
                 self.offer(line.stages(self.problem, ends), limit_s, "a line")
 
     def offer(self, stage: Ints, limit_s: float, method: str) -> None:
-        """Takes a choice if it is legal, fits, and moves fewer bytes than the best by more than a solver can tell."""
+        """Takes a choice if it is legal, fits, and costs less than the best by more than a solver can tell."""
         device = self.problem.device(stage)
-        moved = self.problem.bytes_moved(device)
+        cost = self.problem.cost(device)
         if (
-            (self.best is None or moved < self.best_bytes * (1 - PROOF))
+            (self.best is None or cost < self.best_cost * (1 - PROOF))
             and self.problem.is_legal(stage)
             and self.problem.fits(device, limit_s)
         ):
-            self.best, self.best_bytes, self.method = stage, moved, method
+            self.best, self.best_cost, self.method = stage, cost, method
 
     def branch_and_bound(self, reduced: Merged, windows: Windows, limit_s: float) -> float:
         """Takes what the integer program finds, and returns the bound on all choices in the windows: infinite if there are none."""
-        rows = StageRows(reduced.problem, windows, limit_s, self.best_bytes)
+        rows = StageRows(reduced.problem, windows, limit_s, self.best_cost)
         relaxed = solve_rows(rows.rows(), integer=False, step_limit=LP_STEPS)
         if isinstance(relaxed, Infeasible):
-            return self.best_bytes
+            return self.best_cost
         bound = rows.bound(relaxed.bound)
         if isinstance(relaxed, Point):
             self.offer(rows.stages(relaxed)[reduced.group], limit_s, _PROGRAM)
-        if self.best is not None and self.best_bytes * (1 - (PROOF if self.is_small else CONTENT)) <= bound:
+        if self.best is not None and self.best_cost * (1 - (PROOF if self.is_small else CONTENT)) <= bound:
             return bound
         whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit, rounds=self.best is None)
         if isinstance(whole, Infeasible):
-            return self.best_bytes
+            return self.best_cost
         if isinstance(whole, Point):
             self.offer(rows.stages(whole)[reduced.group], limit_s, _PROGRAM)
         return max(bound, rows.bound(whole.bound))
 
     def balance(self, reduced: Merged, windows: Windows, limit_s: float) -> None:
-        """Takes a choice that moves as little as the best and has less work on the device that has the most."""
-        rows = StageRows(reduced.problem, windows, None, self.best_bytes)
+        """Takes a choice that costs as little as the best and has less work on the device that has the most."""
+        rows = StageRows(reduced.problem, windows, None, self.best_cost)
         if rows.num_variables > MOST_BALANCED:
             return
         point = solve_rows(rows.rows(), integer=True, step_limit=BALANCE_STEPS)
@@ -183,7 +183,7 @@ class _Search:
         stage, problem = rows.stages(point)[reduced.group], self.problem
         device = problem.device(stage)
         better = problem.device_work(device).max() < problem.device_work(problem.device(self.best)).max()
-        if better and problem.bytes_moved(device) <= self.best_bytes and problem.is_legal(stage) and problem.fits(device, limit_s):
+        if better and problem.cost(device) <= self.best_cost and problem.is_legal(stage) and problem.fits(device, limit_s):
             self.best = stage
 
 

@@ -7,6 +7,7 @@ import pytest
 from snippets import context
 
 from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.hardware import Line
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
 from rhino.passes.base import Remarks
@@ -17,6 +18,8 @@ from rhino.passes.whole import whole_program
 from rhino.strategies.cost import CostModel
 from rhino.strategies.stage_graph import NO_NODE, make_staging
 from rhino.strategies.stage_parts import parts_of
+from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
+from rhino.strategies.stages import solve_stages
 
 MICRO_BATCHES, BATCH, WIDTH = 4, 64, 32
 
@@ -59,6 +62,11 @@ def staged(text, num_stages, tolerance="0.1"):
     return remarks.statistics["staging"], remarks.statistics["stages"], marked
 
 
+def moved(staging, answer):
+    """The bytes and the transfers of a step."""
+    return staging.moved(staging.problem.device(answer.stage))
+
+
 def layers(params, x, y):
     for weight in params:
         x = jnp.tanh(x @ weight)
@@ -69,18 +77,18 @@ def weights(count):
     return [jnp.zeros((WIDTH, WIDTH))] * count
 
 
-def staging_of(text) -> tuple[Program, object]:
+def staging_of(text, link=None) -> tuple[Program, object]:
     cluster = load_cluster("v100x8")
     with context(), ir.Location.unknown(), whole_program(module_of(text).operation, Remarks()) as program:
         parts = parts_of(program.graph, program.graph.loops[0], CostModel(cluster.device, mesh_axes(cluster, (1,))))
-        return program, make_staging(program.graph, parts, 2, MICRO_BATCHES)
+        return program, make_staging(program.graph, parts, 2, MICRO_BATCHES, link=link)
 
 
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_a_chain_sends_one_activation_and_one_gradient_over_each_cut(num_stages):
-    _, answer, (body, after) = staged(accumulation(layers, weights(8)), num_stages)
+    staging, answer, (body, after) = staged(accumulation(layers, weights(8)), num_stages)
     assert answer.is_optimal
-    assert answer.moved_bytes == (num_stages - 1) * 2 * MICRO_BATCHES * BATCH * WIDTH * 4
+    assert moved(staging, answer)[0] == (num_stages - 1) * 2 * MICRO_BATCHES * BATCH * WIDTH * 4
     assert {stage for _, stage in body} == set(range(2 * num_stages - 1))
     assert {stage for name, stage in after if name == "subtract"} == set(range(num_stages))
 
@@ -90,17 +98,17 @@ def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_in_every_micro_batch
         first, *others = params
         return layers([first, *others, first.T], x, y)
 
-    untied = staged(accumulation(layers, weights(6)), 2)[1].moved_bytes
+    untied = moved(*staged(accumulation(layers, weights(6)), 2)[:2])[0]
     staging, answer, _ = staged(accumulation(loss, weights(5)), 2)
     weight = WIDTH * WIDTH * 4
     assert answer.is_optimal
-    assert answer.moved_bytes == untied + weight + MICRO_BATCHES * weight
+    assert moved(staging, answer)[0] == untied + weight + MICRO_BATCHES * weight
     assert staging.problem.num_nodes
 
 
 def test_a_norm_of_all_gradients_ties_no_update_to_another():
-    _, answer, (_, after) = staged(accumulation(layers, weights(8), norm=True), 2)
-    assert answer.moved_bytes == 2 * MICRO_BATCHES * BATCH * WIDTH * 4
+    staging, answer, (_, after) = staged(accumulation(layers, weights(8), norm=True), 2)
+    assert moved(staging, answer)[0] == 2 * MICRO_BATCHES * BATCH * WIDTH * 4
     assert {stage for name, stage in after if name == "subtract"} == {0, 1}
 
 
@@ -129,3 +137,54 @@ def test_work_and_memory_are_those_of_the_program():
     sums, parameters = 2 * weight, 2 * weight
     saved = together[0] - 2 * batch - sums - parameters
     assert saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4  # both layers' results at least, for two micro-batches in flight
+
+
+def test_a_running_sum_is_of_the_node_that_makes_what_is_added():
+    program, staging = staging_of(accumulation(layers, weights(2)))
+    graph, node = program.graph, staging.node
+    (loop,) = graph.loops
+    for value, returned in zip(graph.results(loop.op), graph.operands(loop.end).tolist(), strict=True):
+        op = int(graph.value_op[returned])
+        if node[op] == NO_NODE or not graph.type_of(value).shape:
+            continue
+        (added,) = set(graph.operands(op).tolist()) - {value}
+        assert node[op] == node[graph.value_op[added]]
+
+
+def test_a_transfer_costs_seconds_of_the_link_for_itself_and_for_its_bytes():
+    text, link = accumulation(layers, weights(3)), Line(fixed_s=2e-6, per_s=1e9)
+    (_, by_bytes), (_, by_seconds) = staging_of(text), staging_of(text, link)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        device = rng.integers(0, 2, size=by_bytes.problem.num_nodes)
+        sent, transfers = by_seconds.moved(device)
+        assert (sent, transfers) == by_bytes.moved(device)
+        assert by_bytes.problem.cost(device) == sent
+        assert by_seconds.problem.cost(device) == pytest.approx(transfers * link.fixed_s + sent / link.per_s)
+    nodes = by_seconds.problem.nets
+    times = {float(count) for count in by_seconds.net_transfers}
+    assert len(nodes) == len(by_seconds.net_bytes)
+    assert times <= {1.0, MICRO_BATCHES, MICRO_BATCHES + 1.0}
+
+
+def test_many_small_tensors_or_one_large_one_depends_on_what_a_transfer_costs():
+    """Between the first node and the last either three tensors of a byte cross or one of four."""
+
+    def least(price):
+        nets = [(0, [1], 1.0 + price)] * 3 + [(1, [2], 4.0 + price)]
+        num = 3
+        problem = StageProblem(
+            num_stages=2,
+            num_micro_batches=1,
+            work=np.ones(num),
+            before=np.array([0, 1]),
+            after=np.array([1, 2]),
+            nets=make_nets(([maker, *readers], size) for maker, readers, size in nets),
+            pinned=np.array([0, OPEN, 1]),
+            late=np.zeros(num, dtype=bool),
+            own_bytes=np.zeros(num),
+        )
+        return solve_stages(problem, 0.5)
+
+    assert (least(0.0).cost, least(0.0).stage.tolist()[1]) == (3.0, 1)
+    assert (least(1.0).cost, least(1.0).stage.tolist()[1]) == (5.0, 0)

@@ -82,8 +82,8 @@ def check(problem, tolerance):
     least = min(load for _, _, load in choices)
     assert found.least_s == pytest.approx(least)
     best = min(moved for _, moved, load in choices if load <= least * (1 + tolerance) + 1e-9)
-    assert found.moved_bytes == pytest.approx(best)
-    assert found.bound_bytes == pytest.approx(best, abs=1e-4)
+    assert found.cost == pytest.approx(best)
+    assert found.bound == pytest.approx(best, abs=1e-4)
     device = problem.device(found.stage)
     assert problem.is_legal(found.stage)
     assert problem.fits(device, found.limit_s)
@@ -108,7 +108,7 @@ def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypa
     for num_layers, num_stages in ((8, 2), (12, 3), (12, 4)):
         found = solve_stages(chain(num_layers, num_stages), 0.1)
         assert isinstance(found, StageAnswer)
-        assert found.moved_bytes == 2 * 8 * (num_stages - 1)
+        assert found.cost == 2 * 8 * (num_stages - 1)
         assert found.is_optimal
 
 
@@ -170,4 +170,4 @@ def test_pins_that_contradict_an_edge_leave_no_choice():
 
 def test_one_stage_moves_nothing():
     found = solve_stages(problem_of(1, [1.0, 2.0], [(0, [1], 1.0)]), 0.0)
-    assert (found.moved_bytes, found.work_s, found.stage.tolist()) == (0.0, 3.0, [0, 0])
+    assert (found.cost, found.work_s, found.stage.tolist()) == (0.0, 3.0, [0, 0])

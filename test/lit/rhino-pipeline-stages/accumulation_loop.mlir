@@ -27,7 +27,7 @@
 // SPLIT: @backward_1
 // SPLIT: @backward_0
 
-// expected-remark@unknown {{16 KiB move between stages per step, at least 16 KiB (gap 0.00%)}}
+// expected-remark@unknown {{16 KiB move between stages per step in 4 transfers, at most 0.00% over the least cost}}
 // expected-remark@unknown {{stage 0: }}
 // expected-remark@unknown {{stage 1: }}
 // expected-remark@unknown {{between stages 0 and 1: 16 KiB per step}}
