@@ -50,13 +50,13 @@ class _Writer:
         for at, op in enumerate(self.late):
             for value in reads_of(op):
                 self.readers.setdefault(value, []).append(at)
-        self.stands = {
-            value
-            for number in tops[len(self.early) :]
-            for value, result in zip(program.ops[number].results, self.graph.results(number), strict=True)
-            if stands[result] and _rank(value)
-        }
-        """What the way back makes in memory."""
+        self.stands: set[AnyValue] = set()
+        """What the way back makes in memory, and the same in another form, as what gradients are summed up in."""
+        for number in tops[len(self.early) :]:
+            op = program.ops[number]
+            for value, result in zip(op.results, self.graph.results(number), strict=True):
+                if _rank(value) and (stands[result] or self._is_form(op)):
+                    self.stands.add(value)
         self.sharding = _Shardings(program)
         self.through: dict[AnyValue, AnyValue] = {}
         """What has gone through a barrier, and what it is behind it."""
@@ -70,6 +70,15 @@ class _Writer:
             found.append(number)
             number = ends.get(number, number) + 1
         return found
+
+    def _is_form(self, op: ir.Operation) -> bool:
+        """Says whether an op gives another form to what the way back has made.
+
+        XLA's import (jaxlib 0.10.2) joins two such behind a barrier, puts their sharding on it, and fails.
+        """
+        if len(op.operands) != 1 or op.operands[0] not in self.stands:
+            return False
+        return _num_elements(op.results[0]) <= _num_elements(op.operands[0])
 
     def write(self, blocks: Sequence[Block]) -> None:
         """Goes along the way back; at the first op that reads what a block makes, the block is put before it."""

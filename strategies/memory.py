@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rhino.ir.graph import UPDATES, WHILE, Graph, TensorType
+from rhino.ir.graph import BARRIER, UPDATES, WHILE, Graph, TensorType
 from rhino.ir.spec import Spec
 from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_bytes
 from rhino.strategies.candidates import State
@@ -78,7 +78,7 @@ class Memory:
         draft = self.draft
         nodes = [row for value, node in enumerate(draft.giver) if node >= 0 for row in self.kept(value)]
         nodes += [row for op, node in draft.node_of_op.items() for row in (*self.computed_here(op, node), *self.scratch(op, node))]
-        nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments()]
+        nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments(), *self.copied_by_barriers()]
         edges: list[Row] = []
         for pair, use, value, reader in draft.copies:
             source, target = (pair[1], pair[0]) if use.swapped else pair
@@ -150,6 +150,14 @@ class Memory:
         for argument, since, until in self.schedule.copied:
             node = self.draft.giver[argument]
             yield node, self.stored_bytes(node, argument), since, until
+
+    def copied_by_barriers(self) -> Iterator[Row]:
+        """Yields the residents that copies of what goes through barriers are, when they are made: see `rhino.runtime.barriers`."""
+        for op, cls in enumerate(self.classes):
+            results = [value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.giver[value] >= 0]
+            if len(self.operands[op]) > 1 and results:
+                start = min(self.schedule.first[value] for value in results)
+                yield from ((self.draft.giver[value], self.stored_bytes(self.draft.giver[value], value), start, start) for value in results)
 
     # What ops need
 
