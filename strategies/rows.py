@@ -17,6 +17,10 @@ Limits are steps, not seconds, the seed is fixed and there is one thread, so tha
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,9 +119,30 @@ def run_host(rows: Rows, integer: bool, step_limit: int, rounds: bool = True) ->
     """
     model, settings = mathopt.Model.from_model_proto(to_proto(rows, integer)), parameters(integer, step_limit, rounds)
     try:
-        return mathopt.solve(model, mathopt.SolverType.HIGHS, params=settings)
+        with silent_stdout():
+            return mathopt.solve(model, mathopt.SolverType.HIGHS, params=settings)
     except (AttributeError, RuntimeError):
         return mathopt.solve(model, mathopt.SolverType.GSCIP if integer else mathopt.SolverType.GLOP, params=settings)
+
+
+@contextmanager
+def silent_stdout() -> Iterator[None]:
+    """Keeps what C prints in the meantime out of stdout, where IR belongs.
+
+    HiGHS in OR-tools 9.15 prints a line of its debugging there, whatever the log is set to, where a point of its presolved problem is not
+    quite one of the whole (2026-11-22).
+    """
+    libc = ctypes.CDLL(None)
+    libc.fflush(None)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def to_point(rows: Rows, result: mathopt.SolveResult, steps: int, is_optimal: bool) -> Point:

@@ -191,7 +191,8 @@ class StageRows:
 
     def _followers(self, nodes: list[int], device: int) -> list[int]:
         """Returns the nodes that are on a device only if another is: the outermost that the other may be on, or the innermost."""
-        some, found = set(nodes), {}
+        some = set(nodes)
+        found: dict[int, None] = {}
         for outer in nodes:
             for inner in sorted(self.inwards.get(outer, set()) & some):
                 if self.windows.first[outer] == device:

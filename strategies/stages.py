@@ -38,7 +38,8 @@ MOST_BALANCED = 1000
 """Variables up to which a choice of the integer program is balanced further within the tolerance: it takes seconds beyond."""
 
 PROOF, CONTENT = 1e-6, 1e-3
-"""Relative: a choice this close to its bound is the best, as far as the solver can tell; or not worth a longer search, if it is large."""
+"""Relative: a choice this close to its bound is the best, as far as the solver can tell; or if it is large, not worth a longer search, and
+given for a better balance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,19 +137,24 @@ class _Search:
         return StageAnswer(self.best, self.best_cost, min(bound, self.best_cost), work, limit_s, least_s, self.method)
 
     def cut_lines(self, limit_s: float) -> None:
-        """Takes the best cut of each line, in the best balance that it can have."""
+        """Takes a cut of each line that costs as little as its best, to within what is worth it, in the best balance that it can have."""
         for line, parts in self.lines:
             if (found := cut(self.problem, parts, limit_s)) is not None:
-                least = least_limit(self.problem, parts, limit_s, found[0])
+                least = least_limit(self.problem, parts, limit_s, found[0] * (1 + self.worth))
                 _, ends = cut(self.problem, parts, least) or found
                 self.offer(line.stages(self.problem, ends), limit_s, "a line")
 
+    @property
+    def worth(self) -> float:
+        """The share of its cost by which another choice must be less than the best one, or its bound, to be worth anything."""
+        return PROOF if self.is_small else CONTENT
+
     def offer(self, stage: Ints, limit_s: float, method: str) -> None:
-        """Takes a choice if it is legal, fits, and costs less than the best by more than a solver can tell."""
+        """Takes a choice if it is legal, fits, and costs less than the best by what is worth it: that one has the better balance."""
         device = self.problem.device(stage)
         cost = self.problem.cost(device)
         if (
-            (self.best is None or cost < self.best_cost * (1 - PROOF))
+            (self.best is None or cost < self.best_cost * (1 - self.worth))
             and self.problem.is_legal(stage)
             and self.problem.fits(device, limit_s)
         ):
@@ -163,7 +169,7 @@ class _Search:
         bound = rows.bound(relaxed.bound)
         if isinstance(relaxed, Point):
             self.offer(rows.stages(relaxed)[reduced.group], limit_s, _PROGRAM)
-        if self.best is not None and self.best_cost * (1 - (PROOF if self.is_small else CONTENT)) <= bound:
+        if self.best is not None and self.best_cost * (1 - self.worth) <= bound:
             return bound
         whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit, rounds=self.best is None)
         if isinstance(whole, Infeasible):

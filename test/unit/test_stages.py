@@ -1,5 +1,6 @@
 """Stages: the search against all choices on small problems, and its parts by hand."""
 
+import ctypes
 from dataclasses import replace
 from itertools import product
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from rhino.strategies.answer import Infeasible
+from rhino.strategies.rows import silent_stdout
 from rhino.strategies.stage_line import cut, lines_of, stretches
 from rhino.strategies.stage_merge import merge
 from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
@@ -171,3 +173,13 @@ def test_pins_that_contradict_an_edge_leave_no_choice():
 def test_one_stage_moves_nothing():
     found = solve_stages(problem_of(1, [1.0, 2.0], [(0, [1], 1.0)]), 0.0)
     assert (found.cost, found.work_s, found.stage.tolist()) == (0.0, 3.0, [0, 0])
+
+
+def test_what_a_solver_prints_by_itself_is_not_among_the_output(capfd):
+    libc = ctypes.CDLL(None)
+    libc.puts(b"before")
+    with silent_stdout():
+        libc.puts(b"its own")
+    libc.puts(b"behind")
+    libc.fflush(None)
+    assert capfd.readouterr().out == "before\nbehind\n"
