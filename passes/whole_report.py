@@ -44,7 +44,8 @@ class Report:
             f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than {format_seconds(bound_s)} "
             f"({gap:.1%}); peak {format_bytes(max(self.chosen.peak_bytes))} of {format_bytes(self.budget_bytes)} per device",
             f"  {_parts(one)}",
-            f"  the best of {len(self.explored.outcomes)} shapes that were planned{ended}",
+            f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that were planned "
+            f"({_counts(self.explored)}){ended}",
         ]
         lost = self.lost()
         lines += [f"  {_named(other)}: {format_seconds(other.step_s)}, {why}" for other, why in lost[:SHOWN]]
@@ -75,6 +76,8 @@ class Report:
             "estimated_step_s": one.step_s,
             "bound_s": min(self.explored.bound_s, self.chosen.step_s),
             "is_complete": self.explored.is_complete,
+            "found_by": self.explored.asked_by[one.shape],
+            "num_planned": self.explored.num_asked,
             "alternatives": [
                 _shape_json(other.shape)
                 | {"schedule": other.schedule, "predicted_step_s": other.step_s, "bound_s": other.bound_s, "why": why}
@@ -89,6 +92,10 @@ class Report:
 def _shape_json(shape: Shape) -> dict[str, Any]:
     found: dict[str, Any] = {"stages": shape.stages, "mesh": list(shape.mesh), "micro_batches": shape.micro_batches, "keep": shape.keep}
     return found if shape.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
+
+
+def _counts(explored: Explored) -> str:
+    return ", ".join(f"{count} for {name}" for name, count in explored.num_asked.items())
 
 
 def _named(one: Estimate) -> str:

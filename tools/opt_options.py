@@ -19,6 +19,8 @@ from rhino.passes.pipeline import parse_pipeline
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
 from rhino.strategies.schedules import DEFAULT, SCHEDULES, find_schedule
+from rhino.strategies.whole import DEFAULT as BEST
+from rhino.strategies.whole import STRATEGIES
 from rhino.strategies.whole.base import MOST
 
 _SHARED: Final = (
@@ -105,7 +107,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
         for name in ("plan", "schedule", "timeline"):
             if getattr(options, name):
                 raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}")
-    for name in ("plan_json", "jobs", "candidates"):
+    for name in ("plan_json", "strategy", "jobs", "candidates"):
         if getattr(options, name) is not None and not options.searches:
             fix = (
                 f"say --{PARALLEL}, and leave --stages or --micro-batches out"
@@ -288,6 +290,8 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     add("--plan", metavar="FOLDER", help="write the whole plan there; the module is then written only with -o")
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
     add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")
+    ways = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
+    add("--strategy", metavar="S", choices=tuple(STRATEGIES), help=f"how the best plan is searched for (default {BEST}). {ways}")
     add("--jobs", type=int, metavar="N", help="processes that search; the plan is the same (default: one a core)")
     add("--candidates", type=int, metavar="N", help=f"how many plans are looked at, at most (default {MOST})")
 

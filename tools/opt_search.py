@@ -22,13 +22,14 @@ from rhino.passes.registry import PARALLEL
 from rhino.passes.whole_report import Chosen, Report
 from rhino.passes.whole_search import Setup, Workers, bytecode, make_space, pipeline_of
 from rhino.strategies.schedules import SCHEDULES
-from rhino.strategies.whole import explore
+from rhino.strategies.whole import DEFAULT, explore
 from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused
 from rhino.tools.files import write_output
 from rhino.tools.opt_options import settle
 
 MOST_MADE: Final = 3
-"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is estimated at."""
+"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is estimated at; and
+the best without stages, where all of them come to more than that is estimated at."""
 
 MOST_NOTES: Final = 8
 """How many shapes an error names."""
@@ -90,7 +91,7 @@ def _explored(setup: Setup, options: Namespace, stderr: TextIO) -> Explored:
     workers = Workers(setup, options.jobs or os.cpu_count() or 1)
     try:
         with Progress(stderr) as progress:
-            return explore(space, workers.evaluate, progress.told)
+            return explore(space, workers.evaluate, progress.told, options.strategy or DEFAULT)
     finally:
         workers.close()
 
@@ -110,8 +111,10 @@ class _End:
         """Returns the best that was made."""
         found: tuple[Made, Chosen] | None = None
         for number, estimate in enumerate(self.explored.ranked):
-            if found and (found[0].step_s <= estimate.step_s or number >= MOST_MADE):
+            if found and found[0].step_s <= estimate.step_s:
                 break
+            if found and number >= MOST_MADE and estimate.shape.stages > 1:
+                continue  # But without stages there is nothing that estimates leave open.
             if (one := self.made(estimate)) and (not found or one.step_s < found[0].step_s):
                 found = one, Chosen(estimate, one.step_s, one.peak_bytes)
         if found is None:

@@ -1,6 +1,6 @@
 """Alleviate the bottleneck of a plan, again and again (Aceso).
 
-From a start, by default the balanced one, `_hop` looks for a better configuration at most `HOPS` primitives away (Aceso's Algorithm 2), and
+From a start `hop` looks for a better configuration at most `HOPS` primitives away (Aceso's Algorithm 2), and
 the search goes on from there; where there is none, from the best configuration that was evaluated and not yet gone on from (Algorithm 1).
 
 - *Heuristic 1*, where the bottleneck is: memory first, if the plan does not fit. Otherwise the longest stage; as our stages are even and
@@ -9,26 +9,28 @@ the search goes on from there; where there is none, from the best configuration 
   configuration so far takes of it (the share in all stages, for Aceso, which here says nothing); and of these the one that comes to the
   best step. Memory counts with the seconds that it costs: shardings are slower where they must be small.
 - *Combined primitives*: each goes with inc-rc where memory then binds, and with dec-rc where it does not.
-- *Deduplication*: a configuration is known by what it means; meshes that are one mesh have one name, and what was evaluated or cannot be
-  better by a proven bound is not asked for again.
+- *Deduplication*: a configuration is known by what it means; meshes that are one mesh have one name. Nor is asked for what cannot fit or
+  cannot be better: by a bound, or because a number of micro-batches nearer to the best of its family is worse already.
 - *Fine-tuning*, at the end: numbers of micro-batches in between those stepped in, and shares kept in between. What Aceso tunes op by op (dp
   and tp within a stage, the dimension of each split) is what the search of shardings finds for each configuration in the first place.
 
 The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An estimate takes a
-search of shardings here, seconds and not microseconds, so that hops are fewer than the paper's seven.
+search of shardings here, seconds and not microseconds, and one primitive takes all stages along: hops are fewer than the paper's seven.
+As with Aceso, which searches each number of stages by itself, there is one start for each number of them.
 
 Source: Aceso sections 3.1, 3.2, 4 and appendix B.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rhino.strategies.whole.base import Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
 from rhino.strategies.whole.moves import Resource, balanced, is_legal, keep_less, keep_more, moves
 
-HOPS: Final = 3
+HOPS: Final = 2
 """Primitives in a row of which only the last need pay: MaxHops."""
 
 FAILS: Final = 24
@@ -42,16 +44,16 @@ Rank = tuple[int, float]
 
 
 def search(trials: Trials) -> None:
-    """Alleviates from the balanced start."""
+    """Alleviates from balanced plans, one of each number of stages."""
     alleviate(trials, balanced(trials.space))
 
 
-STRATEGY: Final = Strategy("aceso", "bottlenecks alleviated one by one, from a balanced plan", search)
+STRATEGY: Final = Strategy("aceso", "bottlenecks alleviated one by one, from balanced plans", search)
 
 
-def alleviate(trials: Trials, start: Shape, fails: int = FAILS) -> None:
-    """Searches from `start`, until `fails` configurations in a row were no better than the best before."""
-    _Alleviation(trials, fails).run(start)
+def alleviate(trials: Trials, starts: list[Shape], fails: int = FAILS) -> None:
+    """Searches from the best of `starts`, until `fails` configurations in a row were no better than the best before."""
+    _Alleviation(trials, fails).run(starts)
 
 
 def rank_of(outcome: Outcome) -> Rank:
@@ -72,9 +74,9 @@ class _Alleviation:
     seen: dict[Shape, Outcome] = field(default_factory=dict)
     unexplored: dict[Shape, Outcome] = field(default_factory=dict)
 
-    def run(self, start: Shape) -> None:
-        """Searches from `start` (Algorithm 1)."""
-        (now,) = self.evaluated([start])
+    def run(self, starts: list[Shape]) -> None:
+        """Searches from the best of `starts`, the others being unexplored (Algorithm 1)."""
+        now = min(self.evaluated(starts), key=_order)
         while not self.is_over:
             found = self.hop(now, 0, rank_of(now))
             if found is None and not self.unexplored:
@@ -90,9 +92,9 @@ class _Alleviation:
 
     def hop(self, now: Outcome, hops: int, start: Rank) -> Outcome | None:
         """Returns a configuration better than the start's rank, at most so many hops on (Algorithm 2)."""
-        self.unexplored.pop(now.shape, None)
         if hops == HOPS:
             return None
+        self.unexplored.pop(now.shape, None)
         for resource in self.bottleneck(now):
             found = self.relieved(now.shape, resource)
             if found and rank_of(found[0]) < start:
@@ -111,12 +113,15 @@ class _Alleviation:
         uses = _uses(now)
         known = [_uses(one) for one in self.seen.values() if isinstance(one, Estimate)]
         excess = {name: seconds - min(one[name] for one in known) for name, seconds in uses.items()}
-        return sorted((name for name, seconds in uses.items() if seconds > 0), key=lambda name: (-excess[name], -uses[name]))
+        order: list[Resource] = sorted(
+            (name for name, seconds in uses.items() if seconds > 0), key=lambda name: (-excess[name], -uses[name])
+        )
+        return list(order)
 
     def relieved(self, shape: Shape, resource: Resource | None) -> list[Outcome]:
         """Returns what the primitives that relieve a resource lead to, best first."""
         space = self.trials.space
-        found = self.evaluated(moves(space, shape, resource))
+        found = self.evaluated(self.enlarged(moves(space, shape, resource)))
         fitted = [
             to
             for one in found
@@ -124,12 +129,12 @@ class _Alleviation:
             for to in (keep_less if binds else keep_more)(space, one.shape)
             if to != shape
         ]
-        return sorted(found + self.evaluated(fitted), key=_order)
+        return sorted(found + self.evaluated(self.enlarged(fitted)), key=_order)
 
-    def evaluated(self, shapes: list[Shape]) -> list[Outcome]:
+    def evaluated(self, shapes: Iterable[Shape]) -> list[Outcome]:
         """Returns what those of the shapes come to that were not seen here and may be better than the best."""
-        new = [one for one in shapes if one not in self.seen and self.may_pay(one)]
-        found = self.trials.outcomes(new) if new else []
+        new = [one for one in dict.fromkeys(shapes) if one not in self.seen and self.may_pay(one)]
+        found = self.trials.outcomes(new)
         for one in found:
             self.seen[one.shape] = self.unexplored[one.shape] = one
             if self.best is None or rank_of(one) < rank_of(self.best):
@@ -138,20 +143,37 @@ class _Alleviation:
                 self.failed += 1
         return found
 
+    def enlarged(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
+        """Returns the shapes in as many micro-batches as they need to fit, without those for which there are not so many."""
+        for shape in shapes:
+            least = max((self.trials.space.may_fit_from(one) for one in self.family(shape)), default=0.0)
+            numbers = [number for number in self.trials.space.micro_batches if number >= max(least, shape.micro_batches)]
+            if numbers:
+                yield replace(shape, micro_batches=numbers[0])
+
     def may_pay(self, shape: Shape) -> bool:
-        """Says whether no bound proves that a shape is slower than the best."""
-        return not isinstance(self.best, Estimate) or self.bound_s(shape) < self.best.step_s
+        """Says whether a shape may be better than the best, by its bound and by its family, where one number of micro-batches is best."""
+        if isinstance(self.best, Estimate) and self.bound_s(shape) >= self.best.step_s:
+            return False
+        number, family = shape.micro_batches, self.family(shape)
+        best = min(family, key=_order).shape.micro_batches if family else number
+        worse = [one.shape.micro_batches for one in family if one.shape.micro_batches != best]
+        return not any(number < other < best or best < other < number for other in worse)
 
     def bound_s(self, shape: Shape) -> float:
-        """Returns what a shape cannot fall below: a bound without regard to memory holds with more micro-batches and less kept, too."""
-        known = [
-            one.free_bound_s
-            for other, one in self.seen.items()
-            if (other.stages, other.mesh) == (shape.stages, shape.mesh)
-            and other.micro_batches <= shape.micro_batches
-            and other.keep >= shape.keep
-        ]
-        return max(known, default=self.trials.space.least_s)
+        """Returns what a shape is taken not to fall below.
+
+        A bound without regard to memory holds with more micro-batches and with less that is kept, too. Where only shapes of more
+        micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
+        """
+        alike = [one for other, one in self.seen.items() if (other.stages, other.mesh) == (shape.stages, shape.mesh)]
+        known = sorted((one.shape.micro_batches, one.free_bound_s) for one in alike if one.shape.keep >= shape.keep)
+        fewer = [bound_s for number, bound_s in known if number <= shape.micro_batches]
+        return max(fewer or [bound_s for _, bound_s in known[:1]], default=self.trials.space.least_s)
+
+    def family(self, shape: Shape) -> list[Outcome]:
+        """Returns what was seen that differs in micro-batches alone."""
+        return [one for other, one in self.seen.items() if other.family == shape.family]
 
     def tune(self, best: Estimate) -> None:
         """Tries what lies between the steps that primitives take."""
@@ -163,7 +185,7 @@ class _Alleviation:
                 if tried is None:
                     break
                 best, place = tried, place + step
-        for edge in _neighbours(best.shape.keep, self.trials.space.keeps):
+        for edge in _neighbours(best, self.trials.space.keeps):
             for _ in range(BISECTIONS):
                 keep = (best.shape.keep + edge) / 2
                 tried = self.better(best, replace(best.shape, keep=keep))
@@ -171,14 +193,14 @@ class _Alleviation:
 
     def better(self, best: Estimate, shape: Shape) -> Estimate | None:
         """Returns what a shape comes to, if that is better than the best."""
-        (one,) = self.trials.outcomes([shape])
-        return one if isinstance(one, Estimate) and one.step_s < best.step_s else None
+        found = self.evaluated([shape])
+        return next((one for one in found if isinstance(one, Estimate) and one.step_s < best.step_s), None)
 
 
 def _uses(one: Estimate) -> dict[Resource, float]:
     """Returns the seconds of a step that each resource takes; memory, what it makes shardings slower by."""
     return {
-        "memory": one.bound_s - one.free_bound_s,
+        "memory": one.bound_s - one.free_bound_s if one.is_bound_by_memory else 0.0,
         "compute": one.compute_s,
         "collectives": one.collectives_s,
         "idle": one.idle_s,
@@ -189,7 +211,8 @@ def _order(one: Outcome) -> tuple[Rank, Shape]:
     return rank_of(one), one.shape
 
 
-def _neighbours(keep: float, keeps: tuple[float, ...]) -> list[float]:
-    """Returns the next larger and the next smaller share."""
-    larger, smaller = sorted(one for one in keeps if one > keep), sorted(one for one in keeps if one < keep)
+def _neighbours(best: Estimate, keeps: tuple[float, ...]) -> list[float]:
+    """Returns the next larger share, and where memory binds the next smaller one."""
+    larger = sorted(one for one in keeps if one > best.shape.keep)
+    smaller = sorted(one for one in keeps if one < best.shape.keep and best.is_bound_by_memory)
     return larger[:1] + smaller[-1:]

@@ -111,8 +111,8 @@ class Space:
     """What there is to choose from.
 
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
-    those in between. `least_s` is the time of the step's arithmetic on all devices at their full rate; `most` how many shapes are evaluated
-    at most; `budget_bytes` what a device may hold.
+    all that there are. `least_s` is the time of the step's arithmetic on all devices at their full rate, `most` how many shapes are
+    evaluated at most, `budget_bytes` what a device may hold.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -127,6 +127,10 @@ class Space:
         """Returns the place of the number of micro-batches to begin with."""
         wanted = SEED * stages if stages > 1 else 1
         return next((place for place, number in enumerate(self.micro_batches) if number >= wanted), len(self.micro_batches) - 1)
+
+    def may_fit_from(self, outcome: Outcome) -> float:
+        """Returns from how many micro-batches on what was refused may fit: with k times as many it needs at least a k-th of the memory."""
+        return outcome.shape.micro_batches * outcome.needs_bytes / self.budget_bytes if isinstance(outcome, Refused) else 0.0
 
 
 @dataclass(slots=True)

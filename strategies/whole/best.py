@@ -22,8 +22,8 @@ def search(trials: Trials) -> None:
     """Asks for what all strategies ask for."""
     rhino.STRATEGY.run(trials)
     with trials.asked_by(aceso.STRATEGY.name):
-        for start in _starts(trials):
-            aceso.alleviate(trials, start, FAILS)
+        if starts := _starts(trials):
+            aceso.alleviate(trials, starts, FAILS)
     aceso.STRATEGY.run(trials)
     tap.STRATEGY.run(trials)
 

@@ -105,13 +105,12 @@ def moves(space: Space, shape: Shape, resource: Resource | None = None) -> list[
     return [one for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, shape)) if one != shape]
 
 
-def balanced(space: Space) -> Shape:
-    """Returns the shape in which stages and both axes of the mesh are most nearly of a size: where a search begins that knows nothing."""
-    pairs = [(stages, mesh) for stages, meshes in sorted(space.meshes.items()) for mesh in meshes]
-    devices = max(stages * prod(mesh) for stages, mesh in pairs)
-    even = (devices ** (1 / 3),) * 3
-    stages, mesh = min(pairs, key=lambda one: _apart((one[0], *_two_axes(one[1])), even))
-    return Shape(stages, mesh, space.micro_batches[space.seed(stages)], max(space.keeps))
+def balanced(space: Space) -> list[Shape]:
+    """Returns a shape of each number of stages, its mesh as nearly square as there is: where a search begins that knows nothing."""
+    return [
+        Shape(stages, min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)), space.micro_batches[space.seed(stages)], max(space.keeps))
+        for stages, meshes in sorted(space.meshes.items())
+    ]
 
 
 def is_legal(stages: int, micro_batches: int) -> bool:
@@ -142,7 +141,7 @@ def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:
     return [one for one in reversed(found) if not any(one != other and other % one == 0 for other in found)]
 
 
-def _nearest(meshes: tuple[Mesh, ...], wanted: Mesh) -> Mesh:
+def _nearest(meshes: tuple[Mesh, ...], wanted: tuple[int, int]) -> Mesh:
     """Returns the mesh that stands for the one wanted: itself, itself with its axes in order where that says the same, or the nearest."""
     known = {_two_axes(mesh): mesh for mesh in meshes}
     ordered = (min(wanted), max(wanted))

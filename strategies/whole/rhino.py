@@ -65,10 +65,9 @@ class _Family:
         return low - 1 if self.wants_fewer(low) and low > 0 else None
 
     def large_enough(self, space: Space, high: int) -> int | None:
-        """Returns the next place at which a step may fit: with k times the micro-batches it needs at least a k-th of the memory."""
-        outcome, numbers = self.tried[high], space.micro_batches
-        times = outcome.needs_bytes / space.budget_bytes if isinstance(outcome, Refused) else 1.0
-        return next((place for place in range(high + 1, len(numbers)) if numbers[place] >= times * numbers[high]), None)
+        """Returns the next place at which a step may fit."""
+        numbers, least = space.micro_batches, space.may_fit_from(self.tried[high])
+        return next((place for place in range(high + 1, len(numbers)) if numbers[place] >= least), None)
 
     def wants_more(self, high: int) -> bool:
         """Says whether more micro-batches than any tried may be better."""

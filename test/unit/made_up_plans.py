@@ -1,0 +1,109 @@
+"""Made-up models for searches of whole plans: what a shape comes to by a formula, and the best of all shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from random import Random
+
+from hypothesis import strategies as st
+
+from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Space
+
+NUMBERS = (1, 2, 4, 8, 16, 32, 64)
+MESHES = {
+    4: {1: ((2, 2),), 2: ((2,),), 4: ((1,),)},
+    8: {1: ((2, 4),), 2: ((2, 2),), 4: ((2,),), 8: ((1,),)},
+    16: {1: ((2, 8), (4, 4), (8, 2)), 2: ((2, 4), (4, 2)), 4: ((2, 2),), 8: ((2,),), 16: ((1,),)},
+    24: {
+        1: ((2, 12), (3, 8), (4, 6), (6, 4), (8, 3), (12, 2)),
+        2: ((2, 6), (3, 4), (4, 3), (6, 2)),
+        3: ((2, 4), (4, 2)),
+        4: ((2, 3), (3, 2)),
+        6: ((2, 2),),
+        8: ((3,),),
+        12: ((2,),),
+        24: ((1,),),
+    },
+}
+"""The meshes of a rank by number of stages, by number of devices."""
+
+
+@dataclass
+class MadeUp:
+    """A model on devices of two levels.
+
+    Seconds of a step on all devices: `work_s`; `part_s` for each micro-batch; `outer_s` and `inner_s`, the collectives of an axis that is
+    very long, the latter per micro-batch in part. Bytes in units of the memory of a device: `state` of the whole model, divided by the
+    stages and in part by meshes; `saved` for the way back of the whole batch, on all devices. `again` is the share of work done again if
+    nothing is kept.
+    """
+
+    work_s: float
+    part_s: float
+    outer_s: float
+    inner_s: float
+    state: float
+    saved: float
+    again: float
+    asked: list[Shape] = field(default_factory=list, init=False)
+
+    def outcome(self, shape: Shape) -> Outcome:
+        """Returns what a shape comes to."""
+        outer, inner = prod(shape.mesh[:-1]), shape.mesh[-1]
+        compute_s = self.work_s * (1 + self.again * (1 - shape.keep)) + self.part_s * shape.micro_batches * (outer * inner) ** 0.5
+        collectives_s = self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (1 + shape.micro_batches / 64)
+        busy_s = compute_s + collectives_s
+        step_s = busy_s * (1 + (shape.stages - 1) / shape.micro_batches)
+        in_flight = min(shape.stages, shape.micro_batches) / shape.micro_batches
+        need = self.state / shape.stages / inner**0.5 + self.saved * (0.1 + 0.9 * shape.keep) * in_flight
+        if need > 1:
+            return Refused(shape, "too large", by_memory=True, free_bound_s=busy_s, needs_bytes=need)
+        schedule = "1f1b" if shape.stages > 1 else ""
+        return Estimate(shape, schedule, step_s, busy_s, busy_s, compute_s, collectives_s, (need,) * shape.stages)
+
+    def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
+        """Returns the outcomes of a round."""
+        assert 0 < len(shapes) <= ROUND
+        self.asked += shapes
+        return [self.outcome(shape) for shape in shapes]
+
+    def best_s(self, space: Space) -> float | None:
+        """Returns the best step of all shapes of a space, None where nothing fits."""
+        found = [one.step_s for shape in every_shape(space) if isinstance(one := self.outcome(shape), Estimate)]
+        return min(found, default=None)
+
+
+def every_shape(space: Space) -> list[Shape]:
+    """Returns all shapes of a space that make sense: no pipeline of one micro-batch."""
+    pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
+    shapes = [Shape(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
+    return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
+
+
+def models() -> st.SearchStrategy[MadeUp]:
+    """Returns models whose parts are of sizes that real ones have, relatively."""
+    return st.builds(
+        MadeUp,
+        work_s=st.just(1.0),
+        part_s=st.floats(1e-4, 1e-2),
+        outer_s=st.floats(0.01, 1.0),
+        inner_s=st.floats(0.01, 1.0),
+        state=st.floats(0.05, 3.0),
+        saved=st.floats(0.05, 8.0),
+        again=st.floats(0.1, 0.35),
+    )
+
+
+def drawn(count: int) -> Iterator[MadeUp]:
+    """Draws so many of them, the same ones every time, with sizes even in their logarithms."""
+    rng = Random(1)
+
+    def between(low: float, high: float) -> float:
+        return float(low * (high / low) ** rng.random())
+
+    for _ in range(count):
+        sizes = [between(*ends) for ends in ((1e-4, 1e-2), (0.01, 1.0), (0.01, 1.0), (0.05, 3.0), (0.05, 8.0), (0.1, 0.35))]
+        yield MadeUp(1.0, *sizes)

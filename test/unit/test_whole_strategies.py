@@ -1,0 +1,261 @@
+"""Strategies for whole plans, side by side: on made-up models against every shape there is, and on a real step."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import gpt
+import made_up_plans
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up_plans import MESHES, NUMBERS, MadeUp
+from training import export_step
+from zoo import GPT
+
+from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
+from rhino.strategies.whole.aceso import alleviate
+from rhino.strategies.whole.base import Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
+from rhino.strategies.whole.moves import PRIMITIVES, balanced, moves
+from rhino.tools import opt
+
+AMPLE = 1000
+"""More shapes than any space here has."""
+
+MODEL = MadeUp(work_s=1.0, part_s=0.001, outer_s=0.2, inner_s=0.3, state=1.5, saved=2.0, again=0.3)
+
+
+def space_of(devices: int, most: int = AMPLE) -> Space:
+    """Everything there is to choose from, for devices of which each has one unit of memory."""
+    return Space(MESHES[devices], NUMBERS, MODEL.work_s, most=most, budget_bytes=1.0)
+
+
+def step_s(explored: Explored) -> float | None:
+    """The best step that was found."""
+    return explored.ranked[0].step_s if explored.ranked else None
+
+
+# Against every shape
+
+
+@settings(max_examples=200, deadline=None)
+@given(made_up_plans.models(), st.sampled_from([4, 8]))
+def test_alleviation_comes_within_two_percent_of_the_best(model: MadeUp, devices: int):
+    space = space_of(devices, most=32)
+    best_s, explored = model.best_s(space), explore(space, model.evaluate, strategy="aceso")
+    found_s = step_s(explored)
+    assert (found_s is None) == (best_s is None)
+    assert found_s is None or best_s is None or found_s <= 1.02 * best_s
+    assert len(explored.outcomes) <= space.most
+
+
+def test_on_more_devices_alleviation_is_seldom_far_off():
+    """On 24 devices, with 20 meshes by 7 numbers by 3 shares, some starts end in a place that two primitives do not leave."""
+    ratios = []
+    for model in made_up_plans.drawn(100):
+        if (best_s := model.best_s(space_of(24))) is not None:
+            found_s = step_s(explore(space_of(24, most=64), model.evaluate, strategy="aceso"))
+            assert found_s is not None
+            ratios.append(found_s / best_s)
+    assert sum(ratio > 1.02 for ratio in ratios) <= len(ratios) / 8
+    assert max(ratios) < 1.3
+
+
+@settings(max_examples=200, deadline=None)
+@given(made_up_plans.models(), st.sampled_from([4, 8, 16, 24]))
+def test_best_is_never_worse_than_any_other(model: MadeUp, devices: int):
+    found = {name: step_s(explore(space_of(devices), model.evaluate, strategy=name)) for name in STRATEGIES}
+    for other_s in found.values():
+        assert other_s is None or (found["best"] is not None and found["best"] <= other_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(made_up_plans.models(), st.sampled_from([8, 24]), st.sampled_from(sorted(STRATEGIES)))
+def test_no_shape_is_asked_for_twice_and_all_are_of_the_space(model: MadeUp, devices: int, strategy: str):
+    space = space_of(devices)
+    explored = explore(space, model.evaluate, strategy=strategy)
+    assert len(set(model.asked)) == len(model.asked) == len(explored.outcomes)
+    assert all(one.mesh in space.meshes[one.stages] and (one.stages == 1 or one.micro_batches > 1) for one in model.asked)
+    assert set(explored.asked_by) == set(model.asked)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_more_than_allowed_is_planned_and_the_best_of_it_is_kept(strategy: str):
+    explored = explore(space_of(24, most=3), MODEL.evaluate, strategy=strategy)
+    assert len(explored.outcomes) == 3
+    assert not explored.is_complete
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_interruption_leaves_the_best_so_far(strategy: str):
+    rounds: list[int] = []
+
+    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+        if rounds:
+            raise KeyboardInterrupt
+        rounds.append(len(shapes))
+        return [replace(ample, shape=shape) for shape in shapes]
+
+    ample = MODEL.outcome(Shape(8, (1,), 32))
+    explored = explore(Space({1: ((2, 4),), 8: ((1,),)}, NUMBERS, 0.0), evaluate, strategy=strategy)
+    assert explored.ranked
+    assert explored.is_complete == (strategy == "tap")  # it asks once if its first fits
+
+
+# Tensor parallelism alone
+
+
+def test_tensor_parallelism_takes_micro_batches_for_memory_alone():
+    explored = explore(space_of(16), replace(MODEL, state=0.5, saved=1.5).evaluate, strategy="tap")
+    assert {one.shape.stages for one in explored.ranked} == {1}
+    assert {one.shape.keep for one in explored.ranked} == {1.0}
+    for one in explored.ranked:
+        fewer = [other for other in explored.refused if other.shape.mesh == one.shape.mesh]
+        assert all(other.by_memory and other.shape.micro_batches < one.shape.micro_batches for other in fewer)
+    assert len({one.shape.mesh for one in explored.ranked}) == 3
+
+
+def test_tensor_parallelism_has_nothing_to_say_of_stages():
+    assert not explore(Space({2: ((2, 2),)}, NUMBERS, 0.0), MODEL.evaluate, strategy="tap").outcomes
+
+
+# Primitives
+
+
+def test_primitives_lead_where_their_names_say():
+    space, shape = space_of(24), Shape(4, (2, 3), 16, 0.5)
+    found = {one.name: list(one.apply(space, shape)) for one in PRIMITIVES}
+    assert found == {
+        "dec-op#, dec-dp/tp": [Shape(8, (3,), 16, 0.5), Shape(8, (3,), 32, 0.5), Shape(12, (2,), 16, 0.5), Shape(12, (2,), 64, 0.5)],
+        "inc-op#, inc-dp/tp": [Shape(2, (4, 3), 16, 0.5), Shape(2, (4, 3), 8, 0.5), Shape(2, (2, 6), 16, 0.5), Shape(2, (2, 6), 8, 0.5)],
+        "inc-dp, dec-tp and back": [Shape(4, (3, 2), 16, 0.5)],
+        "inc-mbs": [Shape(4, (2, 3), 8, 0.5)],
+        "dec-mbs": [Shape(4, (2, 3), 32, 0.5)],
+        "inc-rc": [Shape(4, (2, 3), 16, 0.0)],
+        "dec-rc": [Shape(4, (2, 3), 16, 1.0)],
+    }
+
+
+def test_meshes_that_mean_the_same_are_one():
+    space = Space({1: ((2, 8), (4, 4)), 2: ((2, 4),)}, (1, 8), 0.0, keeps=(1.0,))
+    assert {one.mesh for one in moves(space, Shape(2, (2, 4), 8)) if one.stages == 1} == {(4, 4), (2, 8)}
+    assert {one.mesh for one in moves(space, Shape(1, (2, 8), 8)) if one.stages == 1} == {(2, 8), (4, 4)}
+
+
+@pytest.mark.parametrize("devices", MESHES)
+def test_primitives_lead_to_every_shape(devices: int):
+    space = space_of(devices)
+    reached, waiting = set(balanced(space)[:1]), balanced(space)[:1]
+    while waiting:
+        new = [one for one in moves(space, waiting.pop()) if one not in reached]
+        reached.update(new)
+        waiting += new
+    assert reached == set(made_up_plans.every_shape(space))
+
+
+# Alleviation
+
+
+def test_alleviation_starts_from_any_plan():
+    model = replace(MODEL, part_s=0.01)
+    best_s = model.best_s(space_of(8))
+    assert best_s is not None
+    for start in made_up_plans.every_shape(space_of(8)):
+        trials = Trials(space_of(8), model.evaluate)
+        alleviate(trials, [start])
+        assert trials.explored.ranked[0].step_s <= 1.02 * best_s
+
+
+def test_memory_that_does_not_suffice_is_relieved_first():
+    space, shape = space_of(8), Shape(1, (2, 4), 2)
+    model = replace(MODEL, state=1.2, saved=3.0)
+    assert isinstance(model.outcome(shape), Refused)
+    trials = Trials(space, model.evaluate)
+    alleviate(trials, [shape])
+    assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, shape, "memory")}
+
+
+def test_numbers_in_between_are_tuned_at_the_end():
+    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+        return [Estimate(one, "", s, s, 0.5, s, 0.0, (1.0,)) for one in shapes for s in [1 + abs(one.micro_batches - 6)]]
+
+    space = Space({1: ((4,),)}, (1, 2, 4, 8, 24), 0.0, keeps=(1.0,), finer=(1, 2, 3, 4, 6, 8, 12, 24))
+    assert explore(space, evaluate, strategy="aceso").ranked[0].shape.micro_batches == 6
+
+
+def test_shares_in_between_are_tuned_at_the_end():
+    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+        return [
+            Refused(one, "too large", True, 1.0, 2 * one.keep) if one.keep > 0.7 else Estimate(one, "", s, s, 1.0, s, 0.0, (1.0,))
+            for one in shapes
+            for s in [2 - one.keep]
+        ]
+
+    space = Space({1: ((4,),)}, (1,), 0.0, budget_bytes=1.4)
+    assert explore(space, evaluate, strategy="aceso").ranked[0].shape.keep == 0.625
+
+
+def test_what_may_be_evaluated_is_a_limit_for_all():
+    trials = Trials(space_of(8, most=1), MODEL.evaluate)
+    with pytest.raises(SpentError):
+        trials.outcomes([Shape(8, (1,), 32), Shape(8, (1,), 64)])
+    assert len(trials.explored.outcomes) == 1
+    assert trials.outcomes([Shape(8, (1,), 32)]) == trials.explored.outcomes
+
+
+# On a real step
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small training step in a folder of its own."""
+    path: Path = tmp_path_factory.mktemp("step") / "gpt.mlir"
+    path.write_text(export_step(gpt.model(replace(GPT, layers=1))), encoding="utf-8")
+    return path
+
+
+def optimize(step: Path, *options: str) -> tuple[int, str]:
+    """Runs `rhino-opt --auto-parallel` on four devices."""
+    out, err = io.BytesIO(), io.StringIO()
+    code = opt.run(["--auto-parallel", "--cluster=cpu4", "--jobs=1", str(step), *options], io.BytesIO(), out, err)
+    return code, err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def plans(step: Path) -> dict[str, dict[str, object]]:
+    """What each strategy finds, as --plan-json has it."""
+    found = {}
+    for name in STRATEGIES:
+        file = step.parent / f"{name}.json"
+        code, err = optimize(step, f"--strategy={name}", "--plan-json", str(file))
+        assert code == 0, err
+        found[name] = json.loads(file.read_text())
+        assert f"found by {found[name]['found_by']}, the best of" in err
+    return found
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_command_says_who_found_the_plan(plans: dict[str, dict[str, object]], name: str):
+    plan = plans[name]
+    asked = plan["num_planned"]
+    assert isinstance(asked, dict)
+    assert sum(asked.values()) > 0
+    assert plan["found_by"] in asked
+    if name != DEFAULT:
+        assert set(asked) == {name}
+
+
+def test_the_best_plan_is_no_slower_than_any(plans: dict[str, dict[str, object]]):
+    steps = {name: plan["predicted_step_s"] for name, plan in plans.items()}
+    assert steps[DEFAULT] == min(steps.values())
+
+
+def test_a_strategy_without_a_search_is_refused(step: Path):
+    code, err = optimize(step, "--strategy=tap", "--stages=1", "--micro-batches=1")
+    assert (code, "RHI-CLI-001" in err) == (2, True)
+    code, err = optimize(step, "--strategy=greedy")
+    assert (code, "RHI-CLI-001" in err) == (2, True)
