@@ -30,7 +30,6 @@ from rhino.ir.program import Program, read_program
 from rhino.ir.reader import entry_function
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import LEVELS
 from rhino.passes.micro_batch import batch_size
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import Target, build_choice, rank_target
@@ -42,15 +41,15 @@ from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline, Schedule
-from rhino.strategies.search import Search
+from rhino.strategies.search import Limits, Search
 from rhino.strategies.sharded import local_bytes, op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
 from rhino.strategies.step_time import most_in_flight, step_seconds
 from rhino.strategies.whole.base import MOST, Estimate, Outcome, Refused, Shape, Space
 
-LEVEL: Final = 2
-"""How far shardings are searched for while shapes are compared."""
+LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0)
+"""How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Evaluator:
         if file and file.exists():
             return file.read_bytes()
         module = ir.Module.parse(self.setup.module, self.context)
-        items = before_choice({**self.setup.options, **named_options(shape)})
+        items = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
         try:
             build_pass_manager(items, self.context, Remarks(self.setup.file)).run(module.operation)
         except RhinoError as error:
@@ -130,7 +129,7 @@ class Evaluator:
         problem = choice.problem
         if ranks > 1 and loop is not None:
             problem = several_in_flight(problem, program.graph, loop, min(shape.micro_batches, ranks))
-        search = Search(problem, LEVELS[LEVEL])
+        search = Search(problem, LIMITS)
         first = search.reduce()
         free = search.run(None, first)
         if not isinstance(free, Answer):
@@ -139,7 +138,7 @@ class Evaluator:
         if least > budget:
             why = f"needs at least {format_bytes(least / ranks)} per device"
             return Refused(shape, why, True, free.bound / ranks, least / ranks)
-        answer = free if free.peak_bytes <= budget else Search(problem, LEVELS[LEVEL]).run(budget)
+        answer = free if free.peak_bytes <= budget else Search(problem, LIMITS).run(budget)
         if not isinstance(answer, Answer):
             return Refused(shape, "no choice of shardings that fits was found", by_memory=True, free_bound_s=free.bound / ranks)
         bounds = (answer.bound / ranks, free.bound / ranks)
@@ -152,7 +151,7 @@ class Evaluator:
     def in_stages(self, shape: Shape, choice: Choice, answer: Answer, bounds: tuple[float, float], loop: Loop) -> Outcome:
         """Returns what a sharded step comes to as a pipeline, with the best of the schedules."""
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
-        link = Link(outer.latency_s, outer.bytes_per_s)
+        link = Link(outer.link.fixed_s, outer.link.per_s)
         peak_bytes = float(choice.problem.memory(answer.states).max(initial=0.0))  # of one micro-batch at a time
         sharded = Sharded(
             choice.graph,
@@ -246,25 +245,31 @@ def make_space(
     """
     cluster, context = load_cluster(setup.cluster), make_context()
     module = ir.Module.parse(setup.module, context)
-    numbers = tuple(micro_batches) or _numbers(module, setup)
+    possible = tuple(micro_batches) or _numbers(module, setup)
+    numbers = _apart(possible)
     build_pass_manager(before_choice({}), context, Remarks(setup.file)).run(module.operation)
     with context:
         program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
     counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
-    return Space(found, numbers, arithmetic_s(program.graph, cluster), keeps=(1.0,), most=most, budget_bytes=setup.budget_bytes)
+    return Space(found, numbers, arithmetic_s(program.graph, cluster), most=most, budget_bytes=setup.budget_bytes, finer=possible)
 
 
 def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
-    """Returns the numbers of micro-batches to try: divisors of the batch, each about twice the one before; 1 alone if there is no batch."""
+    """Returns the numbers of micro-batches that there may be: the divisors of the batch; 1 alone if there is no batch."""
     try:
         with module.context, ir.Location.unknown():
             size = batch_size(module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options})
     except RhinoError:
         return (1,)
-    numbers = [1]
-    for number in range(2, size + 1):
-        if size % number == 0 and number >= APART * numbers[-1]:
+    return tuple(number for number in range(1, size + 1) if size % number == 0)
+
+
+def _apart(possible: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers to step in, each about twice the one before."""
+    numbers = [possible[0]]
+    for number in possible:
+        if number >= APART * numbers[-1]:
             numbers.append(number)
     return tuple(numbers)
 
@@ -307,7 +312,7 @@ class Workers:
     def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order."""
         if self.pool is not None:
-            order = _apart(shapes)
+            order = _scattered(shapes)
             try:
                 found = dict(zip(order, self.pool.map(_outcome, [shapes[number] for number in order]), strict=True))
                 return [found[number] for number in range(len(shapes))]
@@ -326,7 +331,7 @@ class Workers:
             self.folder.cleanup()
 
 
-def _apart(shapes: Sequence[Shape]) -> list[int]:
+def _scattered(shapes: Sequence[Shape]) -> list[int]:
     """Returns the shapes by number, those with one step before the choice of shardings far apart: the second finds what the first made."""
     seen: dict[tuple[int, float], int] = {}
     place = []

@@ -147,6 +147,7 @@ def as_said(options: Namespace, estimate: Estimate) -> Namespace:
     """Returns the command line that asks for an estimated plan."""
     shape, said = estimate.shape, Namespace(**vars(options))
     said.searches, said.mesh = False, "x".join(map(str, shape.mesh))
+    said.keep = f"{shape.keep:g}" if shape.keep < 1 else None
     said.num = shape.micro_batches
     if shape.stages == 1 and not options.makes_plan:
         said.stages = said.ranks = None

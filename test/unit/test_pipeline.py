@@ -156,7 +156,7 @@ def test_every_option_round_trips():
         ("qqqq", "unknown pass 'qqqq'", "--list-passes"),
         ("func.func(qqqq)", "unknown pass 'qqqq'", "--list-passes"),
         ("rhino-normalize{deep=true}", "'rhino-normalize' has no option 'deep'; its options: none", "name=value"),
-        ("auto-shard{deep=true}", "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, level", "name=value"),
+        ("auto-shard{deep=true}", "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, level", "name=value"),
         ("auto-shard{cluster}", "'cluster' is no option of 'auto-shard'", "name=value"),
         ("auto-shard{level=two}", "option 'level' of 'auto-shard' takes a whole number, not 'two'", "name=value"),
         ("cse,,cse", "a pass is missing between two commas", ""),
