@@ -7,7 +7,6 @@ to is the search's own cost and memory of that plan; if it is a pipeline, as its
 from __future__ import annotations
 
 import gc
-import math
 import os
 import signal
 from collections.abc import Sequence
@@ -285,17 +284,21 @@ def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]
     write the number as a product, and only a prime number is one axis.
     """
     size = cluster.num_devices // num_ranks
-    pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0] or [(size,)]
-    spans = size > math.prod(level.size for level in cluster.levels[-1:])
-    return tuple(pair for pair in pairs if spans or pair == tuple(sorted(pair)))
+    pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]
+    if not pairs:
+        return ((size,),)
+    spans = size > cluster.levels[-1].size
+    return tuple([pair for pair in pairs if spans or pair[0] <= pair[1]])
 
 
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
     """Returns the seconds of a step's products, each at the full rate of all devices: no plan is faster."""
-    times = graph.times().tolist()
-    flops = [(graph.cls(op).flops * times[op], graph.cls(op)) for op in range(graph.num_ops) if graph.cls(op).flops]
-    rates = {cls.operands[0].dtype: cluster.device.matmul_flops_per_s(cls.operands[0].dtype) for _, cls in flops if cls.operands}
-    return sum(count / rates[cls.operands[0].dtype] for count, cls in flops if cls.operands) / cluster.num_devices
+    seconds = 0.0
+    for op, times in enumerate(graph.times().tolist()):
+        cls = graph.cls(op)
+        if cls.flops and cls.operands:
+            seconds += times * cls.flops / cluster.device.matmul_flops_per_s(cls.operands[0].dtype)
+    return seconds / cluster.num_devices
 
 
 class Workers:

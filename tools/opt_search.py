@@ -34,7 +34,7 @@ the best without stages, where all of them come to more than that is estimated a
 MOST_NOTES: Final = 8
 """How many shapes an error names."""
 
-_PASS_OPTIONS: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "whole")
+_PASS_OPTIONS: Final[tuple[str, ...]] = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "whole")
 _TOO_LARGE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
 
 
