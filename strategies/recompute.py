@@ -31,7 +31,7 @@ _STEPS: Final = 200
 _FEW_UNITS: Final = 150
 """Up to so many units that may be repeated the choice is solved over all of them."""
 
-_LEAST_GAIN: Final = 0.01
+_LEAST_GAIN: Final = 0.05
 """Recomputation of a stage that saves less than this share of what its stash holds is left alone."""
 
 

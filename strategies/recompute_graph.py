@@ -1,7 +1,8 @@
 """What a step keeps from its way forward for its way back: which ops made it, from what, and who reads it again.
 
 The *turn* is the op of a micro-batch at which most is held of what leads to products later; what comes before it is the way forward. What
-is only waited for by sums and updates says nothing of the turn. The *stash* is what is made before the turn and read behind it.
+is only waited for by sums and updates says nothing of the turn, nor does what follows from a barrier: that may be a recomputation. The
+*stash* is what is made before the turn and read behind it.
 
 A *unit* is an op that writes memory, or a whole loop. Views and ops that are computed inside their readers (`rhino.ir.graph.materialized`)
 are no units: who reads them reads, in truth, what they are made of. Scalars, arguments, and what follows from constants and counters alone
@@ -91,6 +92,10 @@ class _Reader:
         self.sources: list[tuple[int, ...]] = [()] * graph.num_values
         self.varies = [op < self.first or op >= self.end for op in self.value_op]
         self.follows_barrier = [False] * graph.num_values
+        self.alike = list(range(graph.num_values))
+        """A value that is computed in the same way, but for barriers: itself, or an earlier one [values]."""
+        self.known: dict[tuple[int, ...], int] = {}
+        self.made_again: set[int] = set()
         self.reads: dict[int, tuple[int, ...]] = {}
         self.is_unit = [False] * graph.num_ops
         for op in range(self.first, self.end):
@@ -108,6 +113,7 @@ class _Reader:
         follows = cls.name == BARRIER or any(self.follows_barrier[value] for value in operands)
         for value in results:
             self.varies[value], self.follows_barrier[value] = varies, follows
+        self._compare(op, operands)
         free = cls.free or bool(self.parts.constant[op])
         self.is_unit[op] = cls.name == WHILE or (not free and any(self.stands[value] for value in results))
         if self.is_unit[op]:
@@ -121,6 +127,17 @@ class _Reader:
                 self.sources[value] = (value,)
             else:
                 self.sources[value] = self.sources[operands[position]] if cls.name == BARRIER else read
+
+    def _compare(self, op: int, operands: Sequence[int]) -> None:
+        """Notes which values an op makes that are there already."""
+        way = (int(self.graph.op_class[op]), *(self.alike[value] for value in operands))
+        for position, value in enumerate(self.graph.results(op)):
+            if self.graph.cls(op).name == BARRIER:
+                self.alike[value] = self.alike[operands[position]]
+            elif operands:
+                self.alike[value] = self.known.setdefault((*way, -1 - position), value)
+                if self.alike[value] != value and self.follows_barrier[value]:
+                    self.made_again.add(self.alike[value])
 
     def _sources(self, op: int, unit: int) -> tuple[int, ...]:
         """Returns the values in memory that an op reads of what others make, behind ops that are computed inside it."""
@@ -169,7 +186,7 @@ class _Reader:
         change = np.zeros(self.graph.num_ops + 1, dtype=np.int64)
         for value, read_by in readers.items():
             last = max((op for op in read_by if works[op]), default=-1)
-            if last >= 0:
+            if last >= 0 and not self.follows_barrier[value]:
                 change[self.value_op[value]] += self.graph.type_of(value).num_bytes
                 change[last] -= self.graph.type_of(value).num_bytes
         alive: Ints = np.cumsum(change)
@@ -183,12 +200,13 @@ class _Reader:
     def _may_repeat(self, op: int) -> bool:
         """Says whether an op may run again.
 
-        One that reads constants alone would be merged with the first, and what follows from a barrier stands where the user wants it: it
-        may be a recomputation itself.
+        One that reads constants alone would be merged with the first; what follows from a barrier stands where the user wants it, and what
+        runs again behind one does so already.
         """
         inside = range(op, self.last_of[op] + 1)
         read = [value for one in inside for value in self.graph.operands(one).tolist()]
         once = any(self.graph.cls(one).name in ONCE for one in inside) or any(self.follows_barrier[value] for value in read)
+        once |= any(value in self.made_again for value in self.graph.results(op))
         return not once and any(self.varies[value] for value in read)
 
     def _stage(self, op: int) -> int:
