@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +92,7 @@ def figures(staging: Staging, stage: Ints) -> Record:
 def line_cuts(staging: Staging, limit_s: float) -> tuple[Record, Record]:
     """Returns the figures of the equal split that costs least, and of the best cut of a line within the limit of work."""
     equal, best, problem = [], [], staging.problem
-    for line in lines_of(problem):
+    for line in [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]:
         parts = stretches(problem, line)
         assert parts is not None, "nothing is pinned"
         equal.append(figures(staging, line.stages(problem, equal_cut(parts, problem.num_stages))))

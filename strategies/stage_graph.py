@@ -143,7 +143,7 @@ class _Builder:
         for op, stage in self.pins.items():
             pinned[node[op]] = stage
         sent, held = self._nets(node)
-        late, saved = self._saved(node)
+        late, turn, saved = self._saved(node)
         problem = StageProblem(
             num_stages=self.num_stages,
             num_micro_batches=self.num_micro_batches,
@@ -157,6 +157,7 @@ class _Builder:
             held=make_nets(held, least=1),
             saved=make_nets(saved, least=1),
             budget_bytes=self.budget_bytes,
+            turns=() if np.array_equal(late, turn) else (turn,),
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
@@ -257,8 +258,12 @@ class _Builder:
         op = self.value_op[value]
         return op >= 0 and bool(self.parts.body[op] or self.parts.apply[op])
 
-    def _saved(self, node: Ints) -> tuple[Bools, Iterable[tuple[list[int], float]]]:
-        """Returns which nodes run after most of a micro-batch is held, in program order, and what is held then with who reads it later."""
+    def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
+        """Returns which nodes run after most of a micro-batch is held, in program order; or after most is held for long; and what is saved.
+
+        That is what is held when most is, with who reads it later. In large steps this is where the way back begins. In small ones, what
+        is soon read can be larger, as in the way back of experts; so the other guess counts a byte by how long it is held.
+        """
         last: dict[int, int] = {}
         readers: dict[int, list[int]] = {}
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
@@ -268,14 +273,21 @@ class _Builder:
                 if made_by >= 0 and self.parts.body[made_by]:
                     last[value] = op
                     readers.setdefault(value, []).append(op)
-        change = np.zeros(self.graph.num_ops + 1)
+        change = np.zeros((2, self.graph.num_ops + 1))
         for value, end in last.items():
-            change[self.value_op[value]] += self.value_bytes[value]
-            change[end] -= self.value_bytes[value]
-        peak = int(np.argmax(np.cumsum(change)))
-        late = np.zeros(int(node.max(initial=-1)) + 1, dtype=bool)
-        late[node[[op for op in ops if op > peak]]] = True
-        late[node[[op for op in ops if op <= peak]]] = False  # a loop that stands at the peak
+            start, size = self.value_op[value], self.value_bytes[value]
+            weights = np.array([size, size * (end - start)])
+            change[:, start] += weights
+            change[:, end] -= weights
+        peak, turn = np.argmax(np.cumsum(change, axis=1), axis=1).tolist()
         held = {value: end for value, end in last.items() if self.value_op[value] <= peak < end}
         saved = [([int(node[op]) for op in readers[value] if op > peak], float(self.value_bytes[value])) for value in held]
-        return late, saved
+        return _behind(peak, ops, node), _behind(turn, ops, node), saved
+
+
+def _behind(turn: int, ops: list[int], node: Ints) -> Bools:
+    """Returns which nodes are behind an op alone: a loop that stands there is not [nodes]."""
+    late = np.zeros(int(node.max(initial=-1)) + 1, dtype=bool)
+    late[node[[op for op in ops if op > turn]]] = True
+    late[node[[op for op in ops if op <= turn]]] = False
+    return late

@@ -51,6 +51,7 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         nets=merged_nets(problem.nets, group),
         pinned=pinned,
         late=problem.late[heads],
+        turns=(),
         own_bytes=_summed(problem.own_bytes, group, num),
         held=merged_nets(problem.held, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),

@@ -83,7 +83,8 @@ class StageProblem:
 
     Shapes: `work` [nodes]; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
     `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device holds most: a guess at what is
-    on the way back, from which nothing follows but where heuristics begin and what counts as saved; `own_bytes` [nodes].
+    on the way back, from which nothing follows but where heuristics begin and what counts as saved; `turns` are other such guesses
+    [nodes each]; `own_bytes` [nodes].
     Units: `work` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a link per step or
     where none is known bytes per step: nothing depends on which.
     """
@@ -100,6 +101,7 @@ class StageProblem:
     held: Nets = field(default_factory=lambda: NO_NETS)
     saved: Nets = field(default_factory=lambda: NO_NETS)
     budget_bytes: float | None = None
+    turns: tuple[Bools, ...] = ()
 
     @property
     def num_nodes(self) -> int:

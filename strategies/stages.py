@@ -80,8 +80,9 @@ class _Search:
     def __init__(self, problem: StageProblem, tolerance: float, step_limit: int) -> None:
         self.problem, self.tolerance, self.step_limit = problem, tolerance, step_limit
         self.is_small = problem.num_nodes * (problem.num_stages - 1) ** 2 <= MOST_OPEN
-        parts = [(line, stretches(problem, line)) for line in lines_of(problem)]
-        self.lines = [(line, some) for line, some in parts if some is not None]
+        folded = [replace(problem, late=late) for late in (problem.late, *problem.turns)]
+        parts = [(one, line, stretches(one, line)) for one in folded for line in lines_of(one)]
+        self.lines = [(one, line, some) for one, line, some in parts if some is not None]
         self.best: Ints | None = None
         self.best_cost = np.inf
         self.method = ""
@@ -89,7 +90,7 @@ class _Search:
     def least_work(self) -> float | Infeasible | Unsolved:
         """Returns the least work that the device with the most can have, as far as is known: proven where the problem is small."""
         all_work = float(self.problem.work.sum())
-        on_lines = [least_limit(self.problem, parts, all_work, np.inf) for _, parts in self.lines if cut(self.problem, parts, all_work)]
+        on_lines = [least_limit(self.problem, parts, all_work, np.inf) for _, _, parts in self.lines if cut(self.problem, parts, all_work)]
         if on_lines and not self.is_small:
             return min(on_lines)
         even = all_work / self.problem.num_stages
@@ -137,20 +138,29 @@ class _Search:
         return StageAnswer(self.best, self.best_cost, min(bound, self.best_cost), work, limit_s, least_s, self.method)
 
     def cut_lines(self, limit_s: float) -> None:
-        """Takes a cut of each line that costs as little as its best, to within what is worth it, in the best balance that it can have."""
-        for line, parts in self.lines:
+        """Takes a cut of each line that costs as little as its best, to within what is worth it, in the best balance that it can have.
+
+        Where the way back begins is from now on as on the line of the best of them.
+        """
+        best = self.problem
+        for folded, line, parts in self.lines:
             if (found := cut(self.problem, parts, limit_s)) is not None:
                 least = least_limit(self.problem, parts, limit_s, found[0] * (1 + self.worth))
                 _, ends = cut(self.problem, parts, least) or found
-                self.offer(line.stages(self.problem, ends), limit_s, "a line")
+                if self.offer(line.stages(self.problem, ends), limit_s, "a line"):
+                    best = folded
+        self.problem = best
 
     @property
     def worth(self) -> float:
         """The share of its cost by which another choice must be less than the best one, or its bound, to be worth anything."""
         return PROOF if self.is_small else CONTENT
 
-    def offer(self, stage: Ints, limit_s: float, method: str) -> None:
-        """Takes a choice if it is legal, fits, and costs less than the best by what is worth it: that one has the better balance."""
+    def offer(self, stage: Ints, limit_s: float, method: str) -> bool:
+        """Takes a choice if it is legal, fits, and costs less than the best by what is worth it: that one has the better balance.
+
+        Returns whether it did.
+        """
         device = self.problem.device(stage)
         cost = self.problem.cost(device)
         if (
@@ -159,6 +169,8 @@ class _Search:
             and self.problem.fits(device, limit_s)
         ):
             self.best, self.best_cost, self.method = stage, cost, method
+            return True
+        return False
 
     def branch_and_bound(self, reduced: Merged, windows: Windows, limit_s: float) -> float:
         """Takes what the integer program finds, and returns the bound on all choices in the windows: infinite if there are none."""

@@ -183,3 +183,12 @@ def test_what_a_solver_prints_by_itself_is_not_among_the_output(capfd):
     libc.puts(b"behind")
     libc.fflush(None)
     assert capfd.readouterr().out == "before\nbehind\n"
+
+
+def test_where_the_way_back_begins_is_the_best_of_the_guesses(monkeypatch):
+    monkeypatch.setattr("rhino.strategies.stages.MOST_OPEN", 0)
+    problem = chain(12, 2)
+    wrong = np.arange(problem.num_nodes) >= problem.num_nodes - 4
+    alone = solve_stages(replace(problem, late=wrong), 0.1)
+    both = solve_stages(replace(problem, late=wrong, turns=(problem.late,)), 0.1)
+    assert both.cost == 2 * 8 < alone.cost
