@@ -29,8 +29,8 @@ TOLERANCE = 0.05
 class Sharded:
     """A sharded step as its stages see it.
 
-    Shapes: `seconds` [ops], per step; `value_bytes` [values] on one device; `total_s` is the cost of the whole step, and `peak_bytes` what a
-    device holds at most if it runs all of it, one micro-batch at a time.
+    Shapes: `seconds` [ops], per step; `value_bytes` [values] on one device. `total_s` is the cost of the whole step, and `peak_bytes` what
+    a device holds at most if it runs all of it, one micro-batch at a time.
     """
 
     graph: Graph
