@@ -42,7 +42,7 @@ class _Writer:
         self.units = {unit.op for unit in stash.units}
         tops = self._tops()
         self.early = [number for number in tops if number <= stash.turn]
-        self.number = {result: number for number in self.early for result in program.ops[number].results}
+        self.number: dict[AnyValue, int] = {result: number for number in self.early for result in program.ops[number].results}
         ops = [view.operation for view in program.ops[tops[0]].block.operations]
         self.late = ops[len(self.early) :]
         self.readers: dict[AnyValue, list[int]] = {}
@@ -84,8 +84,8 @@ class _Writer:
         """Goes along the way back; at the first op that reads what a block makes, the block is put before it."""
         draft_of: dict[AnyValue, _Draft] = {}
         for block in blocks:
-            draft, made = self._draft(block)
-            draft_of.update(dict.fromkeys(made, draft))
+            made_for, values = self._draft(block)
+            draft_of.update(dict.fromkeys(values, made_for))
         since = 0
         for at, op in enumerate(self.late):
             for value in reads_of(op):

@@ -80,4 +80,5 @@ def _truth(value: ir.Value[Any]) -> ir.Value[Any]:
     if kind.element_type != f32:  # of integers XLA knows that they equal themselves
         value = stablehlo.ConvertOp(ir.RankedTensorType.get([], f32), value).result
     ways = [stablehlo.CompareOp(value, value, ir.Attribute.parse(way)).result for way in (_EQUAL, _UNEQUAL)]
-    return stablehlo.OrOp(*ways).result
+    truth: ir.Value[Any] = stablehlo.OrOp(*ways).result
+    return truth

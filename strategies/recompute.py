@@ -130,13 +130,13 @@ class _Stage:
             found[number] = [self.pieces.units[number][unit] for unit in units]
         return found
 
-    def _needed(self, repeated: Sequence[tuple[int, ...]]) -> set[int]:
+    def _needed(self, repeated: Sequence[tuple[int, ...]]) -> frozenset[int]:
         """Returns the values of this stage that are kept; of those kept in any case, what the way back reads."""
         again = [unit for units in self._again(repeated) for unit in units]
         own = set(self.stash.num_bytes) & {value for unit in self.units for value in unit.makes}
         needed = (self.stash.late & own) | {value for unit in again for value in unit.reads if value in own}
         made = {value for unit in again for value in unit.makes if value not in self.crossing and value not in self.stash.saved}
-        return needed - made
+        return frozenset(needed - made)
 
     def _kept(self, repeated: Sequence[tuple[int, ...]]) -> int:
         return sum(self.stash.num_bytes[value] for value in self._needed(repeated))

@@ -56,7 +56,7 @@ def frontier(piece: Piece) -> tuple[Corner, ...]:
     cut = _Cut(piece)
     least = cut.best(sum(cut.ticks) + 1, 1)
     corners = {(): cut.corner(()), least: cut.corner(least)}
-    waiting = [((), least)]
+    waiting: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), least)]
     while waiting:
         more, less = waiting.pop()
         price = cut.tick_sum(less) - cut.tick_sum(more), corners[more].kept_bytes - corners[less].kept_bytes

@@ -49,12 +49,12 @@ def cut_in_pieces(stash: Stash, units: Sequence[Unit], in_flight: int) -> Pieces
     path, held = _best_path(*_tables(spans, places), in_flight)
     bounds = [places[number] for number in path]
     pieces = tuple(tuple(units[a:b]) for a, b in zip([0, *bounds[:-1]], bounds, strict=True))
-    number = {value: p for p, piece in enumerate(pieces) for unit in piece for value in unit.makes}
+    piece_of = {value: p for p, piece in enumerate(pieces) for unit in piece for value in unit.makes}
     crossing: list[set[int]] = [set() for _ in pieces]
     for p, piece in enumerate(pieces):
         for value in (value for unit in piece for value in unit.reads):
-            if number.get(value, p) != p:
-                crossing[number[value]].add(value)
+            if piece_of.get(value, p) != p:
+                crossing[piece_of[value]].add(value)
     return Pieces(pieces, tuple(map(frozenset, crossing)), held)
 
 
