@@ -173,7 +173,7 @@ def _expert(
     file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
     own = replace(setup, options={"constraints": str(file)}, schedules=("1f1b",))
     evaluator = Workers(own, 1)
-    ranked = explore(replace(space, meshes={stages: (mesh,)}), evaluator.evaluate).ranked
+    ranked = explore(replace(space, meshes={stages: (mesh,)}), evaluator.evaluate, strategy="rhino").ranked
     if ranked:
         yield found(" x ".join(f"{role} {count}" for count, role in roles), ranked[0])
 

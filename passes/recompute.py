@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from rhino.ir.accumulation import MICRO_BATCHES, STAGE
+from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
 from rhino.ir.cluster import load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import WHILE, Loop
@@ -30,6 +30,7 @@ from rhino.ir.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.recompute_write import write_blocks
+from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.cost import CostModel
 from rhino.strategies.recompute import StageChoice, choose
@@ -50,7 +51,7 @@ class Recompute(Pass):
     errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS)
 
     keep: str = opt("0", "the largest share of what the way back reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0")
-    cluster: str = opt("cpu8", "a preset's name or a cluster file")
+    cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
@@ -58,7 +59,7 @@ class Recompute(Pass):
         cluster = load_cluster(self.cluster)
         model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
         with whole_program(module, remarks) as program:
-            loop = _accumulation_loop(program)
+            loop = accumulation_loop(program)
             stages = _stages(program, loop)
             num_stages = _num_stages(module, stages)
             keep = dict(enumerate(_for_stages(shares, num_stages if stages is not None else None)))
@@ -93,10 +94,6 @@ def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[floa
 
 def _malformed(what: str, fix: str) -> RhinoError:
     return RhinoError("RHI-RECOMPUTE-001", what, fix=fix)
-
-
-def _accumulation_loop(program: Program) -> Loop | None:
-    return next((loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes), None)
 
 
 def _stages(program: Program, loop: Loop | None) -> list[int] | None:

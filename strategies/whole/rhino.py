@@ -5,8 +5,9 @@ Evaluating a shape means planning its shardings, so the order matters, and what 
 - A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time and save less for the
   way back, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A family
   starts with `SEED` micro-batches per stage, goes up while that pays or memory asks for it, and else down.
-- No shape takes less than its family's bound: all arithmetic at the devices' full rate; once a member was planned without regard to memory,
-  the bound of that, shared by the ranks. A family whose bound is not below the best shape found ends.
+- No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many micro-batches or
+  fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends where the bound of the shape that it
+  would go on to is not below the best shape found.
 - Families that keep less for the way back than another are looked at where memory binds that one.
 
 Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same input, same plan.
@@ -41,10 +42,15 @@ class _Family:
     """Where the search of one family stands: what came of the numbers of micro-batches tried, by their place in the space's list."""
 
     shape: Shape
-    bound_s: float
+    least_s: float
     seed: int
     is_open: bool
     tried: dict[int, Outcome] = field(default_factory=dict)
+    bounds: dict[int, float] = field(default_factory=dict)
+
+    def bound_s(self, place: int) -> float:
+        """Returns a bound on the shapes of the family with so many micro-batches or more."""
+        return max([self.least_s, *(bound_s for known, bound_s in self.bounds.items() if known <= place)])
 
     @property
     def is_pipeline(self) -> bool:
@@ -103,12 +109,13 @@ class _Walk:
         best_s = self.explored.ranked[0].step_s if self.explored.ranked else inf
         waiting: list[tuple[float, bool, Shape, _Family]] = []
         for family in self.families.values():
-            if not family.is_open or (shape := self.next_shape(family)) is None:
+            if not family.is_open or (place := family.following(self.space)) is None or (shape := self.shape(family, place)) is None:
                 continue
-            if family.bound_s < best_s:
-                waiting.append((family.bound_s, bool(family.tried), shape, family))
+            bound_s = family.bound_s(place)
+            if bound_s < best_s:
+                waiting.append((bound_s, bool(family.tried), shape, family))
             else:
-                self.explored.passed_over[family.shape] = family.bound_s
+                self.explored.passed_over[family.shape] = bound_s
                 family.is_open = False
         left = min(ROUND, self.trials.left)
         if waiting and not left:
@@ -116,21 +123,18 @@ class _Walk:
             self.explored.passed_over.update({one.shape: bound_s for bound_s, _, _, one in waiting})
         return [shape for _, _, shape, _ in sorted(waiting, key=lambda one: one[:3])[:left]]
 
-    def next_shape(self, family: _Family) -> Shape | None:
-        """Returns the shape of a family to try next, None where there is none left that may pay."""
-        place, one = family.following(self.space), family.shape
-        if place is None:
-            return None
-        number = self.space.micro_batches[place]
+    def shape(self, family: _Family, place: int) -> Shape | None:
+        """Returns the shape of a family with the micro-batches of a place, None where there is none."""
+        one, number = family.shape, self.space.micro_batches[place]
         is_legal = number > 1 or not family.is_pipeline  # a pipeline of one micro-batch is idle but for one rank at a time
         return Shape(one.stages, one.mesh, number, one.keep) if is_legal else None
 
     def take(self, outcome: Outcome) -> None:
         """Notes an outcome."""
         family = self.families[outcome.shape.family]
-        family.tried[self.space.micro_batches.index(outcome.shape.micro_batches)] = outcome
-        if len(family.tried) == 1:
-            family.bound_s = max(family.bound_s, outcome.free_bound_s)
+        place = self.space.micro_batches.index(outcome.shape.micro_batches)
+        family.tried[place] = outcome
+        family.bounds[place] = outcome.free_bound_s
         if bound_by_memory(outcome):
             self.keep_less(family)
 
@@ -141,4 +145,5 @@ class _Walk:
             one = family.shape
             other = self.families[Shape(one.stages, one.mesh, 0, max(smaller))]
             if not other.tried and other.shape not in self.explored.passed_over:
-                other.is_open, other.bound_s = True, max(other.bound_s, family.bound_s)
+                other.is_open = True
+                other.bounds |= family.bounds  # to compute again takes no less
