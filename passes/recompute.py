@@ -29,8 +29,8 @@ from rhino.ir.program import Program
 from rhino.ir.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.recompute_write import write_blocks
 from rhino.passes.problem import DEFAULT_CLUSTER
+from rhino.passes.recompute_write import write_blocks
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.cost import CostModel
 from rhino.strategies.recompute import StageChoice, choose
