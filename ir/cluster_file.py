@@ -91,8 +91,8 @@ def _level_lines(level: Level) -> list[str]:
         lines += [f"[level.collectives.{kind}]"] if rows else []
         lines += [f"{units} = {_line_text(line, sources[f'collectives.{kind}.{units}'])}" for units, line in rows]
     if level.transfer is not None:
-        text = f"latency_s = {level.transfer.fixed_s!r}\nbytes_per_s = {level.transfer.per_s!r}\nsource = {_string(sources['transfer'])}"
-        lines += ["[level.transfer]", *text.splitlines()]
+        lines += ["[level.transfer]", f"latency_s = {level.transfer.fixed_s!r}", f"bytes_per_s = {level.transfer.per_s!r}"]
+        lines += [f"source = {_string(sources['transfer'])}"]
     return lines
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
 from rhino.ir.cluster import load_cluster, mesh_axes
@@ -33,9 +33,11 @@ from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.recompute_write import write_blocks
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.cost import CostModel
-from rhino.strategies.recompute import StageChoice, choose
 from rhino.strategies.recompute_graph import ONE_STAGE, Stash, stash_of
 from rhino.strategies.stage_parts import parts_of
+
+if TYPE_CHECKING:
+    from rhino.strategies.recompute import StageChoice
 
 _SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
 
@@ -66,6 +68,8 @@ class Recompute(Pass):
             parts = parts_of(program.graph, loop, model)
             stash = stash_of(program.graph, parts, stages)
             count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+            from rhino.strategies.recompute import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+
             choices = choose(stash, keep, {stage: min(count, num_stages - stage) for stage in keep})
             write_blocks(program, parts, stash, [block for choice in choices for block in choice.blocks], 2 * num_stages - 2)
             for place, text in _said(program, stash, choices, staged=stages is not None):

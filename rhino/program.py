@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -73,11 +74,30 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
 def _watched(traced: Traced, donated: tuple[int, ...]) -> Iterator[Getter]:
     """Yields what gives an array of each donated argument that a result takes over, the one that is reached in the fewest steps."""
     values = jax.tree.unflatten(traced.key.tree, range(len(traced.in_avals)))
-    paths = [path for path, leaf in tree_flatten_with_path(values)[0] if leaf in traced.alias and all(map(_step, path))]
+    paths = tree_flatten_with_path(values)[0]
     for number in donated:
-        own = [path for path in paths if path[0].idx == number]
-        if own:
-            yield _getter(min(own, key=len))
+        leaves = [(path, leaf) for path, leaf in paths if path[0].idx == number]
+        own = [(path, leaf) for path, leaf in leaves if leaf in traced.alias]
+        plain = [path for path, leaf in own if all(map(_step, path)) and _is_plain(_getter(path), values, leaf)]
+        if plain:
+            yield _getter(min(plain, key=len))
+        elif own:
+            yield _leaf_getter(number, leaves.index(own[0]))
+
+
+def _leaf_getter(number: int, place: int) -> Getter:
+    """Returns what gives a leaf of an argument whose nodes only JAX can take apart."""
+    return lambda values: jax.tree.leaves(values[number])[place]
+
+
+def _is_plain(get: Getter, values: Any, leaf: int) -> bool:  # noqa: ANN401 - any node
+    """Says whether a leaf is reached as its path says, without a word from the nodes on it: their attributes may be properties."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return bool(get(values) == leaf)
+        except Exception:
+            return False
 
 
 def _step(key: object) -> Getter | None:
