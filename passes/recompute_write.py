@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 from rhino.ir.accumulation import STAGE, AnyValue, reads_of
 from rhino.ir.boundary import boundary_attributes
@@ -14,9 +15,11 @@ from rhino.ir.program import CARRIED, Program
 from rhino.ir.reader import maker_of, walk
 from rhino.ir.shardings import SHARDING, module_mesh, per_value_attribute
 from rhino.ir.spots import open_attribute
-from rhino.strategies.recompute import Block
 from rhino.strategies.recompute_graph import Stash
 from rhino.strategies.stage_parts import Parts
+
+if TYPE_CHECKING:
+    from rhino.strategies.recompute import Block
 
 
 def write_blocks(program: Program, parts: Parts, stash: Stash, blocks: Sequence[Block], last_stage: int) -> None:
