@@ -273,9 +273,10 @@ class _Builder:
                 if made_by >= 0 and self.parts.body[made_by]:
                     last[value] = op
                     readers.setdefault(value, []).append(op)
+        whole_bytes = self.graph.value_bytes().tolist()  # where the way back begins is the program's, however it is sharded
         change = np.zeros((2, self.graph.num_ops + 1))
         for value, end in last.items():
-            start, size = self.value_op[value], self.value_bytes[value]
+            start, size = self.value_op[value], whole_bytes[value]
             weights = np.array([size, size * (end - start)])
             change[:, start] += weights
             change[:, end] -= weights
