@@ -35,13 +35,14 @@ from search import machine
 
 from rhino.ir.cluster import cluster_to_text, load_cluster
 from rhino.ir.hardware import Cluster
+from rhino.ir.manual import bytecode
 from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Setup, Workers, bytecode, make_space
+from rhino.passes.whole_search import Setup, Workers, make_space
 from rhino.strategies.whole import explore
 from rhino.strategies.whole.base import Estimate, Explored, Space
 

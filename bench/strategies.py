@@ -24,12 +24,13 @@ from plan import Row, step_text
 from search import machine
 
 from rhino.ir.cluster import load_cluster
+from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Evaluator, Setup, bytecode, make_space
+from rhino.passes.whole_search import Evaluator, Setup, make_space
 from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
 from rhino.strategies.whole.base import Estimate, Outcome, Shape, Space
 

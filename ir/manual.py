@@ -56,9 +56,14 @@ def wrap_manual(local_module: ir.Module) -> ir.Module:
 
 def copy_module(module: ir.Module) -> ir.Module:
     """Returns a copy of `module` in its context, locations included."""
+    return ir.Module.parse(bytecode(module), module.context)
+
+
+def bytecode(module: ir.Module) -> bytes:
+    """Returns `module` as MLIR bytecode, locations included: for the same jaxlib."""
     stream = io.BytesIO()
     module.operation.write_bytecode(stream)
-    return ir.Module.parse(stream.getvalue(), module.context)
+    return stream.getvalue()
 
 
 def mesh_size(module: ir.Module) -> int:

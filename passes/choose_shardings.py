@@ -255,9 +255,7 @@ def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, int]]]:
     residents = problem.node_residents
     columns = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
     least = [(float(problem.tables[table].min()), owner, start, end) for owner, table, start, end in columns]
-    alive = problem.base_bytes.copy()
-    for size, _, start, end in least:
-        alive[start : end + 1] += size
+    alive = problem.least_memory()
     worst = int(alive.argmax())
     largest = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
     nodes = [(size, choice.nodes[owner]) for size, owner, _, _ in largest]

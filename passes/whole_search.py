@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import numpy as np
+
 from rhino.ir.accumulation import accumulation_loop
 from rhino.ir.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph import Graph, Loop
+from rhino.ir.manual import bytecode
 from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.program import Program, read_program
@@ -133,7 +135,7 @@ class Evaluator:
         free = search.run(None, first)
         if not isinstance(free, Answer):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
-        least = _least_bytes(problem)
+        least = float(problem.least_memory().max(initial=0.0))
         if least > budget:
             why = f"needs at least {format_bytes(least / ranks)} per device"
             return Refused(shape, why, True, free.bound / ranks, least / ranks)
@@ -207,26 +209,9 @@ def named_options(shape: Shape) -> dict[str, str]:
     return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
 
 
-def bytecode(module: ir.Module) -> bytes:
-    """Returns a module as MLIR bytecode, for this process and its likes."""
-    stream = BytesIO()
-    module.operation.write_bytecode(stream)
-    return stream.getvalue()
-
-
-def _least_bytes(problem: Problem) -> float:
-    """Returns a lower bound on what a device holds at most, whatever is chosen: each tensor at the least that it can take."""
-    alive = problem.base_bytes.copy()
-    residents = problem.node_residents
-    least = [float(problem.tables[table].min()) for table in residents.table.tolist()]
-    for size, start, end in zip(least, residents.start.tolist(), residents.end.tolist(), strict=True):
-        alive[start : end + 1] += size
-    return float(alive.max(initial=0.0))
-
-
 def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
     """Returns the seconds of ops and of ways between them."""
-    nodes = sum(float(problem.tables[table][states[node]]) for node, table in enumerate(problem.node_table.tolist()))
+    nodes = float(problem.node_entries(problem.node_table, np.arange(problem.num_nodes), states).sum())
     return nodes, problem.cost(states) - nodes
 
 

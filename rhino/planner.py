@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from rhino.costs import collective_costs
 from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.manual import wrap_manual
+from rhino.ir.manual import bytecode, wrap_manual
 from rhino.ir.mesh import Mesh, parse_mesh
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.program import argument_name
@@ -222,9 +221,7 @@ def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
         form, made = LOCALIZED, wrap_manual(localized_copy(module))
     except RhinoError:
         form, made = ANNOTATED, module
-    stream = io.BytesIO()
-    made.operation.write_bytecode(stream)
-    return form, stream.getvalue()
+    return form, bytecode(made)
 
 
 def _shapes(traced: Traced, module: ir.Module) -> _Sides:

@@ -110,6 +110,16 @@ class Problem:
         edges = self.edge_entries(self.edge_table, np.arange(self.num_edges), x, x)
         return float(nodes.sum() + edges.sum())
 
+    def least_memory(self) -> Floats:
+        """Returns what is alive at every time at least [times], whatever is chosen: each resident of a node at its least size."""
+        residents = self.node_residents
+        sizes = np.array([self.tables[table].min() for table in residents.table.tolist()])
+        change = np.zeros(self.num_times + 1)
+        np.add.at(change, residents.start, sizes)
+        np.subtract.at(change, residents.end + 1, sizes)
+        result: Floats = self.base_bytes + np.cumsum(change)[:-1]
+        return result
+
     def memory(self, states: Sequence[int] | Ints) -> Floats:
         """Returns the bytes alive at every time [times] under a choice `states` [nodes]."""
         x = np.asarray(states, dtype=np.int64)

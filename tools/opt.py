@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final, TextIO, cast
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.locations import place_of
+from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.passes.base import Remarks
@@ -168,10 +169,7 @@ class _Run:
             return b""
         if not self.options.emit_bytecode:
             return str(module.operation.get_asm(enable_debug_info=self.with_locations())).encode()
-        with tempfile.TemporaryFile() as stream:
-            module.operation.write_bytecode(stream)
-            stream.seek(0)
-            return stream.read()
+        return bytecode(module)
 
     def source_facts(self, module: ir.Module, data: bytes) -> dict[str, Any]:
         from rhino.tools.opt_plan import source_facts  # noqa: PLC0415 - loads JAX, which most commands do not need

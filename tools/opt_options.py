@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from rhino.ir.cluster import preset_names
 from rhino.ir.constraints import parse_forbid, parse_pin, parse_role
@@ -22,6 +22,7 @@ from rhino.strategies.schedules import DEFAULT, SCHEDULES, find_schedule
 from rhino.strategies.whole import DEFAULT as BEST
 from rhino.strategies.whole import STRATEGIES
 from rhino.strategies.whole.base import MOST
+from rhino.tools.command_line import Parser
 
 _SHARED: Final = (
     "cluster",
@@ -57,11 +58,6 @@ Locations hold the names of arguments. Text on stdout is for reading and leaves 
 cluster presets: {", ".join(preset_names())}
 exit codes: 0 done, 1 bad input, 2 usage, 3 does not fit in memory, 70 our bug, 130 interrupted
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RhinoError("RHI-CLI-001", message, fix="see rhino-opt --help")
 
 
 class _AddStep(argparse.Action):
@@ -236,7 +232,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="rhino-opt",
         usage="rhino-opt [options] [FILE]",
         description=_DESCRIPTION,

@@ -12,6 +12,7 @@ from typing import Final, TextIO
 
 from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.manual import bytecode
 from rhino.ir.mesh import parse_mesh
 from rhino.ir.mlir import ir
 from rhino.ir.units import format_bytes, format_seconds, parse_size
@@ -20,7 +21,7 @@ from rhino.passes.normalize import Normalize
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL
 from rhino.passes.whole_report import Chosen, Report
-from rhino.passes.whole_search import Setup, Workers, bytecode, make_space, pipeline_of
+from rhino.passes.whole_search import Setup, Workers, make_space, pipeline_of
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore
 from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused

@@ -7,12 +7,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn, TextIO
+from typing import Final, TextIO
 
-from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.ir.diagnostics import ExitCode
 from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import load_plan
+from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of
 
 _EPILOG: Final = """\
@@ -21,11 +22,6 @@ In names, [*] stands for numbers that differ: those of layers, say.
 
 exit codes: 0 done, 1 not a plan, 2 usage, 70 our bug
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RhinoError("RHI-CLI-001", message, fix="see rhino-plan --help")
 
 
 def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
@@ -52,7 +48,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="rhino-plan",
         description=__doc__,
         epilog=_EPILOG,
@@ -63,15 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     explain = commands.add_parser("explain", add_help=False, help="the totals, and what takes most time and memory")
     explain.add_argument("plan", metavar="PLAN")
-    explain.add_argument("--rows", type=_count, default=20, metavar="N", help="how many tensors and collectives to list (default 20)")
+    explain.add_argument("--rows", type=count, default=20, metavar="N", help="how many tensors and collectives to list (default 20)")
     diff = commands.add_parser("diff", add_help=False, help="what the second plan does differently, and what that costs")
     diff.add_argument("plan", metavar="PLAN")
     diff.add_argument("other", metavar="OTHER")
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value

@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TextIO
+from typing import BinaryIO, TextIO
 
 from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
@@ -22,6 +22,7 @@ from rhino.runtime.devices import pick_devices, request_host_devices
 from rhino.runtime.profile import Settings, measure
 from rhino.runtime.profile_cluster import make_cluster, origin_of
 from rhino.runtime.profile_programs import DTYPES
+from rhino.tools.command_line import Parser
 from rhino.tools.ending import exit_code_of
 from rhino.tools.files import check_writable, write_output
 
@@ -32,11 +33,6 @@ rhino-opt --cluster=FILE plans for. Nothing else should run on the machine meanw
 _EPILOG = """\
 exit codes: 0 done, 1 bad input or too few devices, 2 usage, 70 our bug, 130 interrupted
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RhinoError("RHI-CLI-001", message, fix="see rhino-profile --help")
 
 
 def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
@@ -153,7 +149,7 @@ def _at_least(least: float, kind: Callable[[str], float]) -> Callable[[str], flo
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="rhino-profile",
         description=_DESCRIPTION,
         epilog=_EPILOG,

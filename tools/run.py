@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Final, NoReturn, TextIO
+from typing import BinaryIO, Final, TextIO
 
 import jax
 
@@ -28,6 +28,7 @@ from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
 from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
+from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of
 from rhino.tools.run_report import difference_text, step_line
 
@@ -46,11 +47,6 @@ Results are compared norm-wise: max |got - expected| / max |expected|, at every 
 
 exit codes: 0 the run is done and the results agree, 1 bad input, results that differ, or too few devices, 2 usage, 70 our bug
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RhinoError("RHI-CLI-001", message, fix="see rhino-run --help")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="rhino-run",
         description=__doc__,
         epilog=_EPILOG,
@@ -113,31 +109,22 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("file", nargs="?", default="-", metavar="FILE", help="the module to run, or the folder of a whole plan, or - for stdin (default)")
     add("--help", action="store_true", help="print this and exit")
-    add("--devices", type=_count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
+    add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add("--compare", metavar="ORIGINAL", help="run this module on one device from the same inputs, and compare every result")
-    add("--steps", type=_count, default=1, metavar="N", help="steps to run (default 1)")
+    add("--steps", type=count, default=1, metavar="N", help="steps to run (default 1)")
     add("--seed", type=_natural, default=0, metavar="S", help="seed of the inputs (default 0)")
     add("--inputs", metavar="F.npz", help="arrays to use as arguments; keys are argument indices or names, the others are drawn")
-    add("--int-range", type=_count, default=2, metavar="K", help="bound of drawn integers (default 2, safe for indices)")
+    add("--int-range", type=count, default=2, metavar="K", help="bound of drawn integers (default 2, safe for indices)")
     add("--fresh-batches", action="store_true", help="draw the arguments that are not fed back, nor given, anew for each step")
     add("--form", choices=FORMS, default="auto", help="what to compile, see below (default auto)")
     add("--tolerance", type=_tolerance, metavar="R", help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)")
     plan = parser.add_argument_group("whole plans")
-    plan.add_argument(
-        "--processes", type=_count, metavar="N", help="run in N processes, each with some of the ranks (default: in this one)"
-    )
+    plan.add_argument("--processes", type=count, metavar="N", help="run in N processes, each with some of the ranks (default: in this one)")
     plan.add_argument("--timeline", action="store_true", help="print when each rank runs what, as predicted")
     plan.add_argument("--trace", metavar="FILE", help="write what was predicted and what was measured, for Perfetto or chrome://tracing")
-    plan.add_argument("--stall-limit", type=_count, default=300, metavar="S", help="give up after S seconds without progress (default 300)")
+    plan.add_argument("--stall-limit", type=count, default=300, metavar="S", help="give up after S seconds without progress (default 300)")
     plan.add_argument("--part", help=argparse.SUPPRESS)
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
 
 
 def _natural(text: str) -> int:

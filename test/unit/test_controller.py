@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from training import export_step
 from zoo import GPT
 
+from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Evaluator, Setup, bytecode, make_space
+from rhino.passes.whole_search import Evaluator, Setup, make_space
 from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
