@@ -224,10 +224,11 @@ class TestMemory:
         recorder.close()
         spans = recorder.timeline(0).spans
         for rank, expected in enumerate(memory_of(one.step)):
-            tasks = [span for span in spans if span.rank == rank and span.task.micro_batch is not None]
-            first = [min(span.start_s for span in tasks if span.task.micro_batch == i) for i in range(6)]
-            end = [max(span.end_s for span in tasks if span.task.micro_batch == i) for i in range(6)]
-            measured = max(sum(a <= start < b for a, b in zip(first, end, strict=True)) for start in first)
+            # A rank runs in order, so places say which micro-batches are there together; times on a busy machine can have no length.
+            tasks = [span.task.micro_batch for span in spans if span.rank == rank and span.task.micro_batch is not None]
+            first = [tasks.index(i) for i in range(6)]
+            last = [len(tasks) - 1 - tasks[::-1].index(i) for i in range(6)]
+            measured = max(sum(a <= start <= b for a, b in zip(first, last, strict=True)) for start in first)
             assert measured == expected.peak_micro_batches == most[rank]
 
 
