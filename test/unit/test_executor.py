@@ -421,9 +421,10 @@ class TestTrace:
             run.wait()
         recorder.close()
         first, second = recorder.timeline(0).spans
-        assert first.end_s - first.start_s == pytest.approx(0.3, abs=0.2)
-        assert second.end_s - second.start_s == pytest.approx(0.6, abs=0.2)
-        assert second.start_s >= first.end_s - 0.1
+        # Lower bounds alone: a busy machine sees an end late.
+        assert first.end_s - first.start_s >= 0.25
+        assert second.end_s - first.start_s >= 0.85
+        assert second.start_s >= first.end_s
 
     def test_the_file_has_both_timelines(self):
         step, modules, arguments = naps([0.01, 0.01])
