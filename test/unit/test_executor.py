@@ -421,10 +421,9 @@ class TestTrace:
             run.wait()
         recorder.close()
         first, second = recorder.timeline(0).spans
-        # Lower bounds alone: a busy machine sees an end late.
+        # Lower bounds alone: a busy machine sees an end late, and the other rank's thread may see it first.
         assert first.end_s - first.start_s >= 0.25
         assert second.end_s - first.start_s >= 0.85
-        assert second.start_s >= first.end_s
 
     def test_the_file_has_both_timelines(self):
         step, modules, arguments = naps([0.01, 0.01])
