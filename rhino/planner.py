@@ -11,27 +11,27 @@ from typing import Any, Final, cast
 
 from jax.version import __version__ as jax_version
 
-from rhino.annotations import boundary_dims, read_annotations, write_annotations, write_boundary_dims
-from rhino.costs import collective_costs
 from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.manual import bytecode, wrap_manual
 from rhino.ir.mesh import Mesh, parse_mesh
 from rhino.ir.mlir import ir, make_context
+from rhino.ir.plan_changes import check_current
 from rhino.ir.program import argument_name
 from rhino.ir.reader import entry_function, read_module, walk
 from rhino.ir.shardings import MESH_NAME, SHARDING, module_mesh
 from rhino.ir.spmd_plan import Dims, Predicted, Source, SpmdPlan, Tensor, num_parts
 from rhino.ir.units import format_bytes, parse_size
+from rhino.passes.annotations import boundary_dims, read_annotations, write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.localize import localized_copy
 from rhino.passes.op_rules import OpRules
 from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.plan_costs import collective_costs
 from rhino.passes.problem import AUTO, Target, write_mesh
 from rhino.passes.registry import Item, build_named
-from rhino.plan_changes import check_current
 from rhino.strategies.cost import CostModel
 from rhino.traced import Traced, key_dims
 
