@@ -1,7 +1,8 @@
 """A plan for one SPMD program as a file: how every tensor lies, for which program and which cluster, and what it is predicted to cost.
 
 One JSON object; rows that belong together stand one to a line, so that a diff of two files reads. Arguments and results go by their pytree
-paths. How the ops inside run is `annotations`: what the search wrote on each op of the normalized program, in program order.
+paths. How the ops inside run is `annotations`: what the search wrote on each op of the normalized program, in program order. What they
+take is in `works`, `costs` and `memory`, where rows that differ in the numbers of their names alone are one: layers, mostly.
 
 Errors    RHI-PLAN-001 not such a plan, or one of another version; RHI-PLAN-003 it cannot be written.
 """
@@ -12,17 +13,18 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.spec import dim_axes, partial_axes
 
-VERSION: Final = 1
+VERSION: Final = 2
 _FORMAT: Final = "rhino-spmd-plan"
-_FIX: Final = "write it with Plan.save"
+_FIX: Final = "write it with Plan.save, or rhino-opt --auto-shard --plan"
 _NUMBER: Final = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
 
 Dims = tuple[tuple[str, ...], ...]
@@ -59,6 +61,7 @@ class Cost:
     """Collectives that are alike: `count` of them in a step, their payload in bytes per device and their seconds together.
 
     `tensor` is what is moved and `reader` for what (empty: it is stored so), by the user's names; `[*]` stands for numbers that differ.
+    `line` is where that stands in the user's source, as `model.py:41`, where it is known.
     """
 
     kind: str
@@ -67,6 +70,7 @@ class Cost:
     seconds: float
     tensor: str
     reader: str
+    line: str
 
     @property
     def place(self) -> str:
@@ -75,14 +79,74 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Ops that are alike: `count` executions in a step, each shared by `shares` devices, in the scope `name` of the user's program.
+
+    `compute_s` are their seconds together on a device, `collectives_s` those of the collectives that they wait for or that finish them,
+    `num_bytes` what their results take there, all together. `how` is how operands are needed and results come.
+    """
+
+    kind: str
+    name: str
+    line: str
+    count: int
+    shares: int
+    how: str
+    compute_s: float
+    collectives_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tensors that are alike and alive at the peak: `count` of them, with their bytes on a device together."""
+
+    name: str
+    kind: str
+    count: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The bytes alive on a device over the schedule of a step.
+
+    `curve` has a point (time, bytes) where the largest bytes of each part of the schedule are first reached, and the peak; times count from
+    0 to `num_times`. `alive` is what lies there at the peak, the largest first.
+    """
+
+    num_times: int
+    peak_time: int
+    peak_op: str
+    curve: tuple[tuple[int, int], ...]
+    alive: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another mesh that was searched: what its best plan takes, or why it has none (`step_s` is None then)."""
+
+    mesh: str
+    step_s: float | None
+    at_least_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a step is predicted to take. `at_least_s`: no plan of the same cost model is faster."""
+    """What a step is predicted to take. `at_least_s`: no plan of the same cost model is faster.
+
+    `compute_s` and `communication_s` are of ops and of collectives; what is left of `step_s` is to launch the program and to cut blocks.
+    `kept_bytes`, of the peak, are state that the caller keeps beside the new one; what is planned has `budget_bytes` less these.
+    """
 
     step_s: float
     at_least_s: float
+    compute_s: float
     communication_s: float
     peak_bytes: int
     budget_bytes: int
+    kept_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +170,10 @@ class SpmdPlan:
     predicted: Predicted
     arguments: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    works: tuple[Work, ...]
     costs: tuple[Cost, ...]
+    memory: Memory
+    rivals: tuple[Rival, ...]
     annotations: Annotations
 
 
@@ -115,7 +182,9 @@ def plan_to_text(plan: SpmdPlan) -> str:
     found = {one.name: getattr(plan, one.name) for one in fields(plan)}
     found |= {"source": asdict(plan.source), "predicted": asdict(plan.predicted)}
     found["arguments"], found["results"] = ([_tensor_row(one) for one in side] for side in (plan.arguments, plan.results))
-    found["costs"] = [list(asdict(one).values()) for one in plan.costs]
+    for name in ("works", "costs", "rivals"):
+        found[name] = [astuple(one) for one in getattr(plan, name)]
+    found["memory"] = asdict(plan.memory) | {"alive": [astuple(one) for one in plan.memory.alive]}
     found["annotations"] = {"words": list(plan.annotations.words), "ops": _runs(plan.annotations.ops)}
     return _dump({"format": _FORMAT, "version": VERSION, **found}) + "\n"
 
@@ -141,7 +210,10 @@ def plan_from_text(text: str, file: str = "") -> SpmdPlan:
             predicted=Predicted(**data["predicted"]),
             arguments=tuple(map(_tensor, data["arguments"])),
             results=tuple(map(_tensor, data["results"])),
+            works=tuple(Work(*row) for row in data["works"]),
             costs=tuple(Cost(*row) for row in data["costs"]),
+            memory=_memory(data["memory"]),
+            rivals=tuple(Rival(*row) for row in data["rivals"]),
             annotations=Annotations(tuple(data["annotations"]["words"]), _from_runs(data["annotations"]["ops"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -186,6 +258,13 @@ def dims_text(dims: Dims) -> str:
     return "[" + ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in dims) + "]"
 
 
+def layout_text(spec: int, axes: Sequence[str], rank: int) -> str:
+    """Returns how a tensor of `rank` lies on the mesh axes, as Shardy lists dims; a partial sum is one `sum over` some of them."""
+    dims = dims_text(tuple(tuple(axes[axis] for axis in one) for one in dim_axes(spec, len(axes), rank)))
+    sums = ", ".join(f'"{axes[axis]}"' for axis in partial_axes(spec))
+    return f"{dims} sum over {{{sums}}}" if sums else dims
+
+
 def _tensor_row(one: Tensor) -> list[Any]:
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
     return row if one.alias is None else [*row, one.alias]
@@ -194,6 +273,11 @@ def _tensor_row(one: Tensor) -> list[Any]:
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *alias = row
     return Tensor(path, kind, tuple(map(tuple, dims)), num_bytes, *alias)
+
+
+def _memory(data: Mapping[str, Any]) -> Memory:
+    curve = tuple((int(time), int(num_bytes)) for time, num_bytes in data["curve"])
+    return Memory(data["num_times"], data["peak_time"], data["peak_op"], curve, tuple(Held(*row) for row in data["alive"]))
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

@@ -85,8 +85,10 @@ class ChooseShardings(PlanningPass):
             "answer": best.answer,
             "search": best.statistics,
             "plan": best.plan,
+            "choice": best.choice,
             "program": best.program,
-            "mesh": best.target.mesh,
+            "target": best.target,
+            "tried": tuple(zip(targets, [one.answer if isinstance(one, _Planned) else one for one in tried], strict=True)),
         }
         remarks.statistics.update(statistics, budget_bytes=best.budget)
         clock.lap("write")
@@ -109,7 +111,7 @@ class ChooseShardings(PlanningPass):
         outcome = search.run(budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
-            return _Planned(target, program, make_plan(choice, outcome.states), outcome, budget, search.statistics)
+            return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.statistics)
         return does_not_fit(choice, program, budget, outcome)
 
 
@@ -119,6 +121,7 @@ class _Planned:
 
     target: Target
     program: Program
+    choice: Choice
     plan: Plan
     answer: Answer
     budget: float

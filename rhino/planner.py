@@ -21,7 +21,7 @@ from rhino.ir.plan_changes import check_current
 from rhino.ir.program import argument_name
 from rhino.ir.reader import entry_function, read_module, walk
 from rhino.ir.shardings import MESH_NAME, SHARDING, module_mesh
-from rhino.ir.spmd_plan import Dims, Predicted, Source, SpmdPlan, Tensor, num_parts
+from rhino.ir.spmd_plan import Dims, Source, SpmdPlan, Tensor, num_parts
 from rhino.ir.units import format_bytes, parse_size
 from rhino.passes.annotations import boundary_dims, read_annotations, write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
@@ -29,7 +29,7 @@ from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.localize import localized_copy
 from rhino.passes.op_rules import OpRules
 from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.plan_costs import collective_costs
+from rhino.passes.plan_costs import plan_costs, rivals
 from rhino.passes.problem import AUTO, Target, write_mesh
 from rhino.passes.registry import Item, build_named
 from rhino.strategies.cost import CostModel
@@ -92,7 +92,7 @@ def search_plan(traced: Traced, wish: Wish) -> Planned:
     if peak > budget:
         what = f"the step needs {format_bytes(peak)} per device, of {format_bytes(budget)}: {format_bytes(kept)} of it to keep old state"
         raise RhinoError("RHI-SOLVE-001", what, Place(traced.name), fix="donate the state (donate_argnums), or raise the budget")
-    predicted = replace(planned.plan.predicted, peak_bytes=peak, budget_bytes=budget)
+    predicted = replace(planned.plan.predicted, peak_bytes=peak, budget_bytes=budget, kept_bytes=kept)
     return Planned(replace(planned.plan, predicted=predicted), planned.code)
 
 
@@ -141,9 +141,7 @@ def _search(traced: Traced, wish: Wish, budget: int) -> Planned:
     build_pass_manager(rest, context, remarks).run(module.operation)
     target = replace(chooser, mesh="").target(module.operation, remarks)
     said = remarks.statistics
-    costs = collective_costs(said["plan"], said["program"], target.model)
-    answer = said["answer"]
-    predicted = Predicted(answer.cost, answer.bound, sum(one.seconds for one in costs), int(answer.peak_bytes), budget)
+    costs = plan_costs(said)
     arguments, results = _tensors(traced, module)
     form, code = _compiled_form(module)
     plan = SpmdPlan(
@@ -153,10 +151,13 @@ def _search(traced: Traced, wish: Wish, budget: int) -> Planned:
         form=form,
         asked={key: value for key, value in options.items() if value and key not in ("cluster", "mesh", "budget")},
         versions={"jax": jax_version},
-        predicted=predicted,
+        predicted=costs.predicted(said["answer"], budget),
         arguments=arguments,
         results=results,
-        costs=costs,
+        works=costs.works(),
+        costs=costs.costs(),
+        memory=costs.memory(),
+        rivals=rivals(said),
         annotations=read_annotations(module),
     )
     return Planned(plan, code)

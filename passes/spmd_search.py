@@ -1,0 +1,131 @@
+"""From a module to its SPMD plan: what `auto-shard` chooses for it, with what binds the choice to the module and what it costs.
+
+Errors    those of the passes of `auto-shard`; RHI-MESH-002 where the mesh is left open, and some dims must stay whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.cluster import cluster_to_text, load_cluster
+from rhino.ir.collectives import tensor_bytes
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir import ir
+from rhino.ir.program import argument_name
+from rhino.ir.reader import entry_function, walk
+from rhino.ir.shardings import SHARDING, module_mesh
+from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
+from rhino.passes.annotations import boundary_dims, read_annotations
+from rhino.passes.base import Remarks
+from rhino.passes.choose_shardings import ChooseShardings
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.plan_costs import PlanCosts, plan_costs, rivals
+from rhino.passes.problem import AUTO, write_mesh
+from rhino.passes.registry import Item, build_named
+from rhino.strategies.answer import Answer
+
+Whole = Mapping[Side, Mapping[int, int]]
+"""Of arguments and results by number: how many of their last dims must stay whole."""
+
+ANNOTATED: Final = "annotated"
+"""The form of a program that is compiled as it was, with the shardings on its ops."""
+
+ALIAS: Final = "tf.aliasing_output"
+RESULT_INFO: Final = "jax.result_info"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A plan, and the choice that it is: for questions that the plan by itself does not answer."""
+
+    plan: SpmdPlan
+    costs: PlanCosts
+    answer: Answer
+
+
+def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks, whole: Whole | None = None) -> Found:
+    """Returns the best plan for `module`, which is annotated with it; `options` are those of `auto-shard`, `name` is how it is called."""
+    source, rest = normalize(module, name, options, remarks)
+    chooser = next(one for one in rest if isinstance(one, ChooseShardings))
+    keep_whole(module, name, whole or {}, chooser, remarks)
+    build_pass_manager(rest, module.context, remarks).run(module.operation)
+    said = remarks.statistics
+    costs = plan_costs(said)
+    arguments, results = boundary(module)
+    plan = SpmdPlan(
+        source=source,
+        cluster=tuple(cluster_to_text(load_cluster(options["cluster"])).splitlines()),
+        mesh=said["target"].mesh.axes,
+        form=ANNOTATED,
+        asked={key: value for key, value in options.items() if value and key not in ("cluster", "mesh", "budget")},
+        versions={},
+        predicted=costs.predicted(said["answer"], int(said["budget_bytes"])),
+        arguments=arguments,
+        results=results,
+        works=costs.works(),
+        costs=costs.costs(),
+        memory=costs.memory(),
+        rivals=rivals(said),
+        annotations=read_annotations(module),
+    )
+    return Found(plan, costs, said["answer"])
+
+
+def normalize(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks) -> tuple[Source, tuple[Item, ...]]:
+    """Normalizes `module`; returns what binds a plan to it, and the passes that are left of the search."""
+    items = build_named("auto-shard", options)
+    assert items is not None
+    before = digest(module)
+    build_pass_manager(items[:1], module.context, remarks).run(module.operation)
+    ops = Counter(op.name for op in walk(entry_function(module).operation))
+    return Source(name, before, digest(module), dict(sorted(ops.items()))), items[1:]
+
+
+def boundary(module: ir.Module) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Returns arguments and results by path, as they lie in an annotated module."""
+    entry = entry_function(module)
+    graph_names = [argument_name(value, n) for n, value in enumerate(entry.arguments)]
+    sides = []
+    for side, types in (("arg", entry.type.inputs), ("res", entry.type.results)):
+        given = boundary_attributes(entry, side)
+        infos = [str(ir.StringAttr(one[RESULT_INFO]).value) if RESULT_INFO in one else f"result{n}" for n, one in enumerate(given)]
+        names = graph_names if side == "arg" else infos
+        aliases = [ir.IntegerAttr(one[ALIAS]).value if ALIAS in one else None for one in given]
+        rows = zip(names, types, boundary_dims(entry, side), aliases, strict=True)
+        sides.append(tuple(Tensor(name, _kind(kind), dims, tensor_bytes(kind), alias) for name, kind, dims, alias in rows))
+    return sides[0], sides[1]
+
+
+def keep_whole(module: ir.Module, name: str, whole: Whole, chooser: ChooseShardings, remarks: Remarks) -> None:
+    """Keeps the last dims of some arguments and results whole. Raises RHI-MESH-002 where the mesh is left open."""
+    if not any(whole.values()):
+        return
+    if chooser.mesh == AUTO and module_mesh(module.operation) is None:
+        what = f"{name} takes or gives typed keys, and the mesh is left to the search"
+        raise RhinoError("RHI-MESH-002", what, fix="name a mesh, as 8 or 2x4, or pass jax.random.key_data(key)")
+    with module.context, ir.Location.unknown():
+        target = chooser.target(module.operation, remarks)
+        write_mesh(module.operation, target)
+        entry = entry_function(module)
+        for side, held in whole.items():
+            old = boundary_attributes(entry, side)
+            ranks = [len(ir.RankedTensorType(kind).shape) for kind in (entry.type.inputs if side == "arg" else entry.type.results)]
+            for number, count in held.items():
+                dims = ["{?}"] * (ranks[number] - count) + ["{}"] * count
+                old[number][SHARDING] = ir.Attribute.parse(f"#sdy.sharding<@{target.mesh_name}, [{', '.join(dims)}]>")
+            set_boundary_attributes(entry, side, old)
+
+
+def digest(module: ir.Module) -> str:
+    """Returns the hash by which plans know a program; names and places in sources are no part of it."""
+    return hashlib.sha256(str(module.operation.get_asm(enable_debug_info=False)).encode()).hexdigest()
+
+
+def _kind(kind: ir.Type) -> str:
+    tensor = ir.RankedTensorType(kind)
+    return f"{tensor.element_type}[{','.join(map(str, tensor.shape))}]"
