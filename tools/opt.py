@@ -177,19 +177,20 @@ class _Run:
         return source_facts(module, data, self.file)
 
     def write_plan(self, module: ir.Module, facts: dict[str, Any]) -> None:
-        from rhino.tools.opt_plan import prove_whole_plan, write_whole_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_plan import prove, write_whole_plan  # noqa: PLC0415 - as above
 
-        write_whole_plan(prove_whole_plan(module, self.options, facts, self.file), self.options, self.stderr)
+        write_whole_plan(prove(module, self.options, facts, self.file), self.options, self.stderr)
 
     def searched(self, module: ir.Module, facts: dict[str, Any], result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
-        from rhino.tools.opt_plan import prove_whole_plan, write_whole_plan  # noqa: PLC0415 - as above
-        from rhino.tools.opt_search import Made, search_whole_plan  # noqa: PLC0415 - as above
+        from rhino.passes.whole_choice import Made  # noqa: PLC0415 - as above
+        from rhino.tools.opt_plan import prove, write_whole_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_search import MadeModule, search_whole_plan  # noqa: PLC0415 - as above
 
-        def make(own: ir.Module, options: Namespace) -> Made:
+        def make(own: ir.Module, options: Namespace) -> Made[MadeModule]:
             remarks = Remarks(self.file)
             self.run_passes(own, steps(options), remarks)
-            plan = prove_whole_plan(own, options, facts, self.file) if options.stages else None
+            plan = prove(own, options, facts, self.file) if options.stages else None
 
             def finish() -> None:
                 result.remarks = remarks
@@ -198,9 +199,9 @@ class _Run:
 
             if plan:
                 timeline, memory = plan.simulation.timeline, plan.simulation.memory
-                return Made(own, timeline.end_s, tuple(one.peak_bytes for one in memory), finish)
+                return Made(MadeModule(own, finish), timeline.end_s, tuple(one.peak_bytes for one in memory))
             answer = remarks.statistics["answer"]
-            return Made(own, answer.cost, (answer.peak_bytes,), finish)
+            return Made(MadeModule(own, finish), answer.cost, (answer.peak_bytes,))
 
         made = search_whole_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
         made.finish()

@@ -25,19 +25,30 @@ def source_facts(module: ir.Module, data: bytes, file: str) -> dict[str, Any]:
     return {"source": Path(file).name, "source_sha256": digest_of(data), "nonnegative_arguments": sorted(nonnegative_arguments(module))}
 
 
-def prove_whole_plan(staged: ir.Module, options: Namespace, facts: dict[str, Any], file: str) -> Made:
+def prove(staged: ir.Module, options: Namespace, facts: dict[str, Any], file: str) -> Made:
+    """Returns the plan of `staged` as the command line asks for it.
+
+    Raises:
+        RhinoError: RHI-CLI-001 where `staged` is not in stages, and what `prove_whole_plan` raises.
+    """
+    if not is_staged(staged.operation):
+        raise RhinoError("RHI-CLI-001", "--plan is given, and the module is no step in stages", Place(file), fix="add --auto-parallel")
+    cluster = options.cluster or DEFAULT_CLUSTER
+    budget = parse_size(options.budget) if options.budget else int(load_cluster(cluster).device.usable_hbm_bytes)
+    return prove_whole_plan(staged, options.schedule or DEFAULT, cluster, budget, facts, chunks=options.chunks, file=file)
+
+
+def prove_whole_plan(
+    staged: ir.Module, schedule: str, cluster: str, budget_bytes: int, facts: dict[str, Any], *, chunks: int = 1, file: str = ""
+) -> Made:
     """Returns the plan of `staged`, whose programs are in an order that is proven to run and to fit.
 
     Raises:
         RhinoError: RHI-SCHED-001, RHI-STEP-008 where a device has not enough memory, and what `make_whole_plan` raises.
     """
-    if not is_staged(staged.operation):
-        raise RhinoError("RHI-CLI-001", "--plan is given, and the module is no step in stages", Place(file), fix="add --auto-parallel")
-    cluster = options.cluster or DEFAULT_CLUSTER
-    made = make_whole_plan(staged, options.schedule or DEFAULT, cluster, facts, chunks=options.chunks, file=file)
+    made = make_whole_plan(staged, schedule, cluster, facts, chunks=chunks, file=file)
     plan = made.plan
-    budget = parse_size(options.budget) if options.budget else load_cluster(cluster).device.usable_hbm_bytes
-    limits = Limits(int(budget), made.costs.temp_bytes, tuple(one.name for one in plan.arguments))
+    limits = Limits(budget_bytes, made.costs.temp_bytes, tuple(one.name for one in plan.arguments))
     verify(plan.step, len(plan.arguments), len(plan.results), limits)
     return made
 

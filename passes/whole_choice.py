@@ -1,0 +1,151 @@
+"""The best whole plan where its caller leaves something of it open: shapes are compared, and the best have their programs made.
+
+Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found; what reading the module and making a plan raise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.units import format_bytes
+from rhino.passes.whole_report import Chosen, Report
+from rhino.passes.whole_search import Setup, Workers, make_space, pipeline_of
+from rhino.strategies.schedules import SCHEDULES
+from rhino.strategies.whole import DEFAULT, explore
+from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused
+
+T = TypeVar("T")
+
+MOST_MADE: Final = 3
+"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is estimated at; and
+the best without stages, where all of them come to more than that is estimated at."""
+
+MOST_NOTES: Final = 8
+"""How many shapes an error names."""
+
+_TOO_LARGE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is decided of a plan before anything is searched for (None and empty: open), and how the search goes.
+
+    `stages` are those of the model, of which a schedule may put several on a rank. `most` shapes are planned, by `jobs` processes (None:
+    one a core).
+    """
+
+    stages: int | None = None
+    mesh: tuple[int, ...] = ()
+    micro_batches: int | None = None
+    schedule: str = ""
+    strategy: str = DEFAULT
+    most: int = MOST
+    jobs: int | None = None
+
+    def schedules(self) -> tuple[str, ...]:
+        """Returns the schedules to choose from; a number of stages that is said means one for each rank."""
+        if self.schedule:
+            return (self.schedule,)
+        return tuple(name for name, schedule in SCHEDULES.items() if self.stages is None or not schedule.chunked)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages."""
+
+    stages: int
+    chunks: int
+    schedule: str
+    mesh: tuple[int, ...]
+    micro_batches: int
+    keep: float
+
+
+@dataclass(frozen=True, slots=True)
+class Made(Generic[T]):
+    """What is made by a plan, and what that is predicted to take."""
+
+    made: T
+    step_s: float
+    peak_bytes: tuple[float, ...]
+
+
+Make = Callable[[Decided], Made[T]]
+"""Makes the programs of a plan; what it raises where they do not fit rules the plan out."""
+
+
+def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
+    """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
+
+    Raises:
+        RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found; what `make` raises else.
+    """
+    chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
+    stages = [] if said.stages is None else [max(1, said.stages // chunks)]
+    numbers = [] if said.micro_batches is None else [said.micro_batches]
+    space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
+    workers = Workers(setup, said.jobs or os.cpu_count() or 1)
+    try:
+        explored = explore(space, workers.evaluate, told, said.strategy)
+    finally:
+        workers.close()
+    end = _End(setup, explored, make)
+    made, chosen = end.best()
+    return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes)
+
+
+@dataclass(eq=False)
+class _End(Generic[T]):
+    """Makes the programs of the best shapes, best first. `failed` are those that turned out not to fit."""
+
+    setup: Setup
+    explored: Explored
+    make: Make[T]
+    failed: list[Refused] = field(default_factory=list)
+
+    def best(self) -> tuple[Made[T], Chosen]:
+        """Returns the best that was made."""
+        found: tuple[Made[T], Chosen] | None = None
+        for number, estimate in enumerate(self.explored.ranked):
+            if found and found[0].step_s <= estimate.step_s:
+                break
+            if found and number >= MOST_MADE and estimate.shape.stages > 1:
+                continue  # But without stages there is nothing that estimates leave open.
+            if (one := self.made(estimate)) and (not found or one.step_s < found[0].step_s):
+                found = one, Chosen(estimate, one.step_s, one.peak_bytes)
+        if found is None:
+            raise self.none_fits()
+        return found
+
+    def made(self, estimate: Estimate) -> Made[T] | None:
+        """Returns what is made of a shape, None where that does not fit."""
+        try:
+            return self.make(decided(estimate))
+        except RhinoError as error:
+            if error.id not in _TOO_LARGE:
+                raise
+            self.failed.append(Refused(estimate.shape, error.what, by_memory=True))
+            return None
+
+    def none_fits(self) -> RhinoError:
+        """Returns what to say where there is no plan."""
+        refused = [*self.failed, *self.explored.refused]
+        by_memory = any(one.by_memory for one in refused)
+        notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
+        if by_memory:
+            what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device"
+            fix = "raise --budget, use more devices, or a smaller batch"
+            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, fix)
+        return RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
+
+
+def decided(estimate: Estimate) -> Decided:
+    """Returns the plan that was estimated."""
+    shape = estimate.shape
+    pipeline = pipeline_of(SCHEDULES[estimate.schedule], shape) if estimate.schedule else None
+    stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
+    return Decided(stages, chunks, estimate.schedule, shape.mesh, shape.micro_batches, shape.keep)
