@@ -12,7 +12,7 @@ from rhino.ir.mesh import mesh_of_shape, parse_mesh
 from rhino.ir.units import parse_size
 from rhino.passes.annotate_candidates import AnnotateCandidates
 from rhino.passes.annotate_work import AnnotateWork
-from rhino.passes.base import Pass, make_pass, make_passes
+from rhino.passes.base import Pass, make_pass, make_passes, option_names
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.cones import AnnotateCones
 from rhino.passes.critical_path import AnnotateCriticalPath
@@ -94,6 +94,18 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
     )
+
+
+def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Returns the passes of `auto-shard` for a step that is taken in micro-batches first, if `options` have their number.
+
+    Those before the first rule are the first part: what they leave is the program that shardings are chosen for.
+    """
+    own = option_names(ChooseShardings)
+    early = {name: text for name, text in options.items() if any(name in option_names(cls) for cls in BEFORE_CHOICE)}
+    choose = make_pass(ChooseShardings, {name: text for name, text in options.items() if name in own or name not in early}, PARALLEL)
+    *rewriting, populate, pin = before_choice(early)
+    return tuple(rewriting), (populate, pin, choose, "func.func(sdy-drop-sharding-rules)")
 
 
 _STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages, Recompute)
