@@ -96,6 +96,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-JAX-006": (ExitCode.USAGE, "something is asked of a plan or a function that has to be planned first"),
     "RHI-JAX-007": (ExitCode.BAD_INPUT, "an array that was donated is used again"),
     "RHI-JAX-008": (ExitCode.BAD_INPUT, "the processes of a job have planned differently"),
+    "RHI-JAX-009": (ExitCode.USAGE, "something is asked of a plan in stages that only a plan of one program can do"),
     "RHI-PASS-001": (ExitCode.USAGE, "a pass pipeline does not parse"),
     "RHI-PASS-002": (ExitCode.BAD_INPUT, "a pass of MLIR's own fails on the input, or leaves what does not verify"),
 }

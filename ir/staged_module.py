@@ -28,6 +28,9 @@ NUM_STAGES: Final = "rhino.num_stages"
 RESULTS: Final = "rhino.results"
 NAME: Final = "rhino.name"
 ALIAS: Final = "tf.aliasing_output"
+KEPT: Final = "rhino.kept"
+"""On an argument that a result takes the place of: its buffer stays the caller's."""
+
 STEP: Final = "step"
 """The declaration of the whole step."""
 
@@ -86,7 +89,12 @@ def read_staged(module: ir.Operation) -> StagedStep:
         programs=tuple(_program(function, mesh) for function in functions.values()),
         parts=tuple(_part(part, numbers) for part in parts),
         arguments=tuple(
-            Argument(_text(attributes[NAME]), layout, ALIAS in attributes, _int(attributes[ALIAS]) if ALIAS in attributes else None)
+            Argument(
+                _text(attributes[NAME]),
+                layout,
+                ALIAS in attributes and KEPT not in attributes,
+                _int(attributes[ALIAS]) if ALIAS in attributes else None,
+            )
             for attributes, layout in zip(boundary_attributes(step, "arg"), layouts(step, "arg", mesh), strict=True)
         ),
         results=tuple(map(_text, ir.ArrayAttr(module.attributes[RESULTS]))),

@@ -17,12 +17,18 @@ from jax.sharding import AbstractMesh
 from rhino.call import CallShape, Key, Pieces
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import Mesh
+from rhino.ir.plan_folder import WholePlan
 from rhino.ir.presets import PRESETS
-from rhino.ir.spmd_plan import plan_to_text
-from rhino.plan import Plan, Trees
-from rhino.planner import Wish, adopt_plan, search_plan
+from rhino.ir.spmd_plan import SpmdPlan, plan_to_text
+from rhino.pipeline_plan import PipelinePlan
+from rhino.pipeline_planner import Staged, adopt_stages
+from rhino.pipeline_program import PipelineProgram
+from rhino.plan import Plan
+from rhino.planner import Wish, adopt_plan
 from rhino.program import SpmdProgram, make_program
-from rhino.traced import Traced, trace
+from rhino.traced import Traced, key_dims, trace
+from rhino.trees import Trees
+from rhino.whole import plan_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,45 +39,80 @@ class Asked:
     """
 
     wish: Wish
-    plan: Plan | None
+    plan: Plan | PipelinePlan | None
     mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A function planned for one key. `code` is the module of its plan, `donated` are arguments by number."""
+    """A function planned for one key. `code` is the module of a plan of shardings alone; `donated` are arguments by number."""
 
     traced: Traced
-    plan: Plan
+    plan: Plan | PipelinePlan
     code: bytes
     donated: tuple[int, ...]
 
     @cached_property
-    def program(self) -> SpmdProgram:
-        """The program on its devices. Raises RHI-RUN-004 where there are too few, RHI-JAX-008 where another process has another plan."""
+    def program(self) -> SpmdProgram | PipelineProgram:
+        """The program on its devices.
+
+        Raises:
+            RhinoError: RHI-RUN-004 where there are too few, RHI-JAX-008 where another process has another plan, RHI-JAX-009 where there are
+                other processes and the plan is in stages.
+        """
+        if isinstance(self.plan, PipelinePlan):
+            _check_alone(self.plan)
+            return PipelineProgram(self.traced, self.plan)
         _check_agreement(self.plan)
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 
 def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked) -> Entry:
     """Returns `fn` planned for a call: by search, or as the kept plan says."""
-    if asked.plan is None:
-        wish = _settled(asked.wish, asked.devices)
-        traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(wish.named_mesh()))
-        planned = search_plan(traced, wish)
+    kept = asked.plan
+    wish = asked.wish if kept is not None else _settled(asked.wish, asked.devices)
+    named = Mesh(kept.facts.mesh) if isinstance(kept, Plan) else wish.named_mesh()
+    traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named))
+    facts, code = _planned(traced, wish, kept)
+    trees = Trees(key.tree, traced.out_tree)
+    plan: Plan | PipelinePlan
+    if isinstance(facts, WholePlan):
+        keys = tuple(map(key_dims, traced.in_avals)), tuple(map(key_dims, traced.out_avals))
+        plan = PipelinePlan(facts, trees, key_dims=keys)
+        plan = replace(plan, devices=_first(asked.devices, plan.num_devices, shape.name))
     else:
-        traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(Mesh(asked.plan.facts.mesh)))
-        planned = adopt_plan(traced, asked.plan.facts, asked.wish.cluster or None, asked.wish.op_rules)
-    devices = asked.devices
-    if devices is not None:
-        num_devices = prod(size for _, size in planned.plan.mesh)
-        if len(devices) < num_devices:
-            what = f"the plan of {shape.name} needs {num_devices} devices, and {len(devices)} were given"
-            raise RhinoError("RHI-RUN-004", what, fix="give as many, or plan for a smaller mesh")
-        devices = devices[:num_devices]
-    plan = Plan(planned.plan, Trees(key.tree, traced.out_tree), devices)
-    return Entry(replace(traced, code=b""), plan, planned.code, shape.donated_pieces(pieces))
+        plan = Plan(facts, trees, _first(asked.devices, prod(size for _, size in facts.mesh), shape.name))
+    return Entry(replace(traced, code=b""), plan, code, shape.donated_pieces(pieces))
+
+
+def _planned(traced: Traced, wish: Wish, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
+    """Returns the plan for a traced function, and the module to compile if the plan does not hold it."""
+    if isinstance(kept, PipelinePlan):
+        adopt_stages(traced, kept.facts, wish.cluster or None)
+        return kept.facts, b""
+    found = plan_step(traced, wish) if kept is None else adopt_plan(traced, kept.facts, wish.cluster or None, wish.op_rules)
+    return found.plan, b"" if isinstance(found, Staged) else found.code
+
+
+def _first(devices: tuple[jax.Device, ...] | None, count: int, name: str) -> tuple[jax.Device, ...] | None:
+    """Returns as many of the devices that were given, None where none were. Raises RHI-RUN-004 where they are too few."""
+    if devices is None:
+        return None
+    if len(devices) < count:
+        what = f"the plan of {name} needs {count} devices, and {len(devices)} were given"
+        raise RhinoError("RHI-RUN-004", what, fix="give as many, or plan for a smaller mesh")
+    return devices[:count]
+
+
+def _check_alone(plan: PipelinePlan) -> None:
+    """Refuses to run a plan in stages in a job of several processes, whose arrays this call could not give back as ordinary ones."""
+    if jax.process_count() > 1:
+        raise RhinoError(
+            "RHI-JAX-009",
+            f"the plan of {plan.function} is in stages, and this job has {jax.process_count()} processes",
+            fix="plan with stages=1, or save the plan and run it with rhino-run FOLDER --processes=N, which starts its own processes",
+        )
 
 
 def _check_agreement(plan: Plan) -> None:
@@ -107,7 +148,8 @@ def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:
             fix="say cluster='h100x8', another preset, or the path of a cluster file (docs/cluster.md)",
         )
     hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
-    large = [count for count in sorted(hosts) if count >= len(there)]
+    is_exact = wish.is_open and not wish.mesh  # what is left open is all of the cluster
+    large = [count for count in sorted(hosts) if count == len(there) or (count > len(there) and not is_exact)]
     if not large:
         raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {len(there)} host devices", fix="name a cluster")
-    return replace(wish, cluster=hosts[large[0]], mesh=wish.mesh or str(len(there)))
+    return replace(wish, cluster=hosts[large[0]], mesh=wish.mesh or ("" if is_exact else str(len(there) // (wish.stages or 1))))

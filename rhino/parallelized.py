@@ -15,13 +15,17 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
+from rhino.pipeline_plan import PipelinePlan
+from rhino.pipeline_program import PipelineProgram
 from rhino.plan import Plan
-from rhino.planner import Wish
+from rhino.planner import SHARD, WHOLE, Wish
 from rhino.program import Getter, NewShapesError
 from rhino.state import make_state
+from rhino.strategies.schedules import find_schedule
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
+Search = Literal["shard", "whole"]
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
 """What a call raises for arrays that its program was not made for: types and values are JAX's, the last two those of `Getter`s."""
@@ -54,14 +58,22 @@ class Parallelized:
                 pass  # what has, is seen below
         return self._dispatch(self._shape.split(args, kwargs))
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:  # noqa: ANN401 - the function's own
+    def plan(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:  # noqa: ANN401 - the function's own
         """Returns the plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s). Needs no devices."""
         return self._entry(self._shape.split(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:  # noqa: ANN401 - the function's own
-        """Returns the planned program, lowered by jit; what its `.compile()` gives takes the arrays of a call, without the constants."""
+        """Returns the planned program, lowered by jit; what its `.compile()` gives takes the arrays of a call, without the constants.
+
+        Raises:
+            RhinoError: RHI-JAX-009 for a plan in stages, which is several programs.
+        """
         pieces = self._shape.split(args, kwargs)
-        lowered: jax.stages.Lowered = self._entry(pieces).program.run.lower(*pieces.values)
+        program = self._entry(pieces).program
+        if isinstance(program, PipelineProgram):
+            what = f"the plan of {self._shape.name} is in stages: there is no one program to lower"
+            raise RhinoError("RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO")
+        lowered: jax.stages.Lowered = program.run.lower(*pieces.values)
         return lowered
 
     def init(self, init_fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -144,9 +156,15 @@ def parallelize(
     level: int = 3,
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
-    plan: Plan | None = None,
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    recompute: float | str | None = None,
+    batch: str | Sequence[str] = (),
+    search: Search = "shard",
+    plan: Plan | PipelinePlan | None = None,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
-    """Returns `fn` parallelized: the search chooses a sharding for every tensor of it, and calling it runs it so.
+    """Returns `fn` parallelized: the search chooses how it runs on many devices, and calling it runs it so.
 
     Args:
         fn: a function of arrays, as for `jax.jit`; without it, a decorator is returned.
@@ -165,6 +183,15 @@ def parallelize(
         level: 2 stops the search early, 3 goes on.
         devices: what to run on; left out, those of a JAX mesh, or JAX's first ones.
         on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
+        stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that of one stage. Left
+            out, one, or as many as `rhino.stage_boundary` says.
+        micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best number is searched for.
+        schedule: in which order stages run: "1f1b", "gpipe", "interleaved" or "zero-bubble".
+        recompute: the share of what the way back needs of the way forward that is kept, 0 to 1; the rest is computed again. As "1;0.5" one
+            for each stage.
+        batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
+        search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and recomputation too, as far as
+            they are not said.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
 
     Raises:
@@ -181,6 +208,8 @@ def parallelize(
     other_mesh = text and plan is not None and parse_mesh(text).axes != plan.facts.mesh
     said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
+    said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]
+    said += [name for name, one in (("recompute", recompute is not None), ("batch", batch), ("search", search != SHARD)) if one]
     if plan is not None and said:
         raise RhinoError("RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out")
     shape = CallShape(fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames)))
@@ -196,8 +225,33 @@ def parallelize(
         axis_roles=tuple(f"{axis}={role}" for axis, role in (axis_roles or {}).items()),
         constraints="" if constraints is None else str(constraints),
         op_rules="" if op_rules is None else str(op_rules),
+        micro_batches=micro_batches,
+        batch=batch if isinstance(batch, str) else "; ".join(batch),
+        recompute="" if recompute is None else str(recompute),
+        stages=stages,
+        schedule=schedule or "",
+        search=search,
     )
+    _check_stages(wish)
     return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), None if devices is None else tuple(devices)), on_new_shapes)
+
+
+def _check_stages(wish: Wish) -> None:
+    """Raises RHI-JAX-002 where what is said of stages and micro-batches says nothing, RHI-SCHED-001 for an unknown schedule."""
+    if wish.search not in (SHARD, WHOLE):
+        raise RhinoError("RHI-JAX-002", f"search is {wish.search!r}", fix="say 'shard' or 'whole'")
+    for name, count in (("stages", wish.stages), ("micro_batches", wish.micro_batches)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise RhinoError("RHI-JAX-002", f"{name} is {count!r}", fix="say a number from 1, or leave it out")
+    if wish.schedule:
+        find_schedule(wish.schedule)
+        if wish.stages == 1:
+            raise RhinoError("RHI-JAX-002", "schedule is given, and there is one stage, which needs none", fix="leave one out")
+    if wish.recompute and wish.is_open:
+        what = "recompute is given, and what is searched for decides it too"
+        raise RhinoError("RHI-JAX-002", what, fix="leave it out, or say stages, micro_batches and mesh")
+    if wish.batch and wish.micro_batches is None and not wish.is_open and wish.stages is not None:
+        raise RhinoError("RHI-JAX-002", "batch is given, and it is not taken in parts", fix="say micro_batches, or leave it out")
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

@@ -13,21 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, load_plan, save_plan
+from rhino.pipeline_plan import PipelinePlan
 from rhino.runtime.devices import pick_devices
+from rhino.trees import Trees, known
 
 _KIND = re.compile(r".*\[(.*)\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Trees:
-    """How a function's arrays stand in its arguments (a tuple of those that are no constants) and in its results."""
-
-    arguments: jax.tree_util.PyTreeDef
-    results: jax.tree_util.PyTreeDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +36,9 @@ class Plan:
     devices: tuple[jax.Device, ...] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Plan:
-        """Returns the plan in a file. Raises RHI-PLAN-001."""
-        return cls(load_plan(Path(path)))
+    def load(cls, path: str | PathLike[str]) -> Plan | PipelinePlan:
+        """Returns the plan in a file, or in a folder that in stages. Raises RHI-PLAN-001, RHI-PLAN-002."""
+        return PipelinePlan.load(path) if Path(path).is_dir() else cls(load_plan(Path(path)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""
@@ -61,12 +54,12 @@ class Plan:
     @property
     def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
         """A sharding for every array of the arguments: a tuple with a tree for each argument that is no constant."""
-        return jax.tree.unflatten(self._trees().arguments, self._shardings(self.facts.arguments))
+        return jax.tree.unflatten(known(self.trees, self.facts.source.function).arguments, self._shardings(self.facts.arguments))
 
     @property
     def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
         """A sharding for every array of the results, in their tree."""
-        return jax.tree.unflatten(self._trees().results, self._shardings(self.facts.results))
+        return jax.tree.unflatten(known(self.trees, self.facts.source.function).results, self._shardings(self.facts.results))
 
     def partition_specs(self) -> dict[str, PartitionSpec]:
         """Returns the partition spec of each argument by its path."""
@@ -85,15 +78,6 @@ class Plan:
         made: dict[PartitionSpec, NamedSharding] = {}
         specs = [partition_spec(one) for one in tensors]
         return [made.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
-
-    def _trees(self) -> Trees:
-        if self.trees is None:
-            raise RhinoError(
-                "RHI-JAX-006",
-                f"a file does not hold the pytrees of {self.facts.source.function}: this plan knows shardings by path alone",
-                fix="give it to the function, and ask that: rhino.parallelize(step, plan=plan).plan(*shapes).in_shardings",
-            )
-        return self.trees
 
 
 def partition_spec(tensor: Tensor) -> PartitionSpec:

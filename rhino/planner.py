@@ -32,6 +32,7 @@ from rhino.traced import Traced
 Pins = Callable[[Sequence[tuple[str, int]]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
 
+SHARD, WHOLE = "shard", "whole"
 LOCALIZED, ANNOTATED = "localized", "annotated"
 
 _REWRITING = ("num", "keep", "batch")
@@ -56,6 +57,14 @@ class Wish:
     recompute: str = ""
     stages: int | None = None
     schedule: str = ""
+    search: str = SHARD
+
+    @property
+    def is_open(self) -> bool:
+        """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
+        if self.stages is not None and self.micro_batches is not None and self.named_mesh() is not None:
+            return False
+        return self.search == WHOLE or ((self.stages or 1) > 1 and (self.micro_batches is None or self.mesh == AUTO))
 
     def named_mesh(self) -> Mesh | None:
         """The mesh, where the user names one."""
@@ -129,8 +138,8 @@ def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: st
         write_mesh(module.operation, Target(MESH_NAME, Mesh(plan.mesh), CostModel(device, ())))
         name, mesh = mesh_of(module)
         write_annotations(module, plan.annotations)
-        for side, tensors in zip(SIDES, (plan.arguments, plan.results), strict=True):
-            write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in tensors])
+        for side, held in zip(SIDES, (plan.arguments, plan.results), strict=True):
+            write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in held])
     form, code = _compiled_form(module)
     return Planned(replace(plan, form=form), code)
 

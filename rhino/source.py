@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
@@ -33,17 +33,18 @@ _ALIAS: Final = "tf.aliasing_output"
 _RESULT_INFO: Final = "jax.result_info"
 
 
-def read_traced(traced: Traced, context: ir.Context, extra: Mapping[int, Attributes] | None = None) -> ir.Module:
-    """Returns the module as it was traced, with what is carried written on its arguments, and for some by number something `extra`."""
+def read_traced(traced: Traced, context: ir.Context, kept: str = "") -> ir.Module:
+    """Returns the module as it was traced, with what is carried written on its arguments, and `kept` on those that the caller keeps."""
     module = read_module(traced.code, traced.name, context)
     with context:
         entry = entry_function(module)
         int32 = ir.IntegerType.get_signless(32)
-        taken = {number: {_ALIAS: cast(ir.Attribute, ir.IntegerAttr.get(int32, result))} for number, result in traced.alias.items()}
-        old = boundary_attributes(entry, "arg")
-        more = extra or {}
-        written = [{**attributes, **taken.get(n, {}), **more.get(n, {})} for n, attributes in enumerate(old)]
-        set_boundary_attributes(entry, "arg", written)
+        attributes = boundary_attributes(entry, "arg")
+        for number, result in traced.alias.items():
+            attributes[number][_ALIAS] = ir.IntegerAttr.get(int32, result)
+            if kept and number in traced.kept:
+                attributes[number][kept] = ir.UnitAttr.get()
+        set_boundary_attributes(entry, "arg", attributes)
     return module
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from rhino.call import CallShape, Tree
@@ -46,7 +47,30 @@ def make_state(
     for part, number, one in zip(parts, numbers, chosen, strict=True):
         _check(part, kinds[one], shape.title(number), shape.name, _name(init_fn))
     shardings = jax.tree.leaves([entry.program.in_shardings[one] for one in chosen])
-    return jax.jit(init_fn, out_shardings=jax.tree.unflatten(jax.tree.structure(made), shardings))(*args, **kwargs)
+    leaves: list[Any] = [None] * len(shardings)
+    for mesh in dict.fromkeys(one.mesh for one in shardings):
+        numbers = [number for number, one in enumerate(shardings) if one.mesh == mesh]
+        here = _moved((args, kwargs), mesh) if len(numbers) < len(shardings) else (args, kwargs)
+        for number, leaf in zip(numbers, _make(init_fn, numbers, [shardings[number] for number in numbers], here), strict=True):
+            leaves[number] = leaf
+    return jax.tree.unflatten(jax.tree.structure(made), leaves)
+
+
+def _make(init_fn: Callable[..., Any], numbers: Sequence[int], shardings: Sequence[NamedSharding], given: Tree) -> list[jax.Array]:
+    """Returns some leaves of what `init_fn` gives, made on the devices of one mesh; nothing else is computed there."""
+
+    def some(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        leaves = jax.tree.leaves(init_fn(*args, **kwargs))
+        return [leaves[number] for number in numbers]
+
+    made: list[jax.Array] = jax.jit(some, out_shardings=list(shardings))(*given)
+    return made
+
+
+def _moved(given: Tree, mesh: Mesh) -> Tree:
+    """Returns what `init_fn` is given with arrays that are committed to other devices copied to those of a mesh."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, whole) if isinstance(leaf, jax.Array) and leaf.committed else leaf, given)
 
 
 def _check(made: Tree, wanted: Tree, title: str, fn: str, init: str) -> None:

@@ -1,0 +1,183 @@
+"""A plan in stages as a JAX user holds it: on which rank each array lies and how, and the folder that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.instructions import Feed, Fetch, Layout
+from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
+from rhino.ir.spmd_plan import Source, Tensor
+from rhino.ir.step_memory import local_bytes
+from rhino.ir.timeline import render
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.whole_plan import costs_of
+from rhino.runtime.devices import pick_devices
+from rhino.runtime.executor import devices_of_ranks
+from rhino.runtime.rank_program import RankDevices
+from rhino.runtime.signature import array_dtype
+from rhino.strategies.simulate import simulate
+from rhino.trees import Trees, known
+
+Place = tuple[int, Layout]
+"""A rank, and how an array lies on its mesh."""
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """How a function runs in stages, each on the mesh of its rank.
+
+    `facts` is what the folder holds (that of `rhino-opt --auto-parallel --plan`, which `rhino-run` runs), and what makes plans equal.
+    Devices are looked for when shardings are asked for: JAX's first ones, unless some were given; each rank has as many, one after another.
+    """
+
+    facts: WholePlan
+    trees: Trees | None = field(default=None, compare=False)
+    devices: tuple[jax.Device, ...] | None = field(default=None, compare=False, repr=False)
+    key_dims: tuple[tuple[int, ...], tuple[int, ...]] = field(default=((), ()), compare=False, repr=False)
+    """Of arguments and results, how many dims behind a typed key's own its words have; empty where nothing is known of keys."""
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str]) -> PipelinePlan:
+        """Returns the plan in a folder. Raises RHI-PLAN-001, and RHI-PLAN-002 where a file of it is missing or altered."""
+        return cls(read_plan(Path(folder)))
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Writes the plan as a folder, whole or not at all. Raises RHI-PLAN-003."""
+        write_plan(self.facts, Path(folder))
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the plan runs on."""
+        return self.facts.step.num_ranks * self.facts.step.mesh.num_devices
+
+    @cached_property
+    def ranks(self) -> tuple[RankDevices, ...]:
+        """The devices of each rank. Raises RHI-RUN-004 where there are too few."""
+        step = self.facts.step
+        devices = pick_devices(self.num_devices) if self.devices is None else self.devices
+        return tuple(RankDevices(rank, step.mesh, held) for rank, held in devices_of_ranks(step, devices).items())
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each rank on its devices. Raises RHI-RUN-004 where there are too few."""
+        return tuple(rank.sharding(Layout((), "f32", ())).mesh for rank in self.ranks)
+
+    @property
+    def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
+        """A sharding for every array of the arguments, on the mesh of its rank: a tuple with a tree for each that is no constant."""
+        return jax.tree.unflatten(known(self.trees, self.function).arguments, self._shardings(self.arguments(), self.key_dims[0]))
+
+    @property
+    def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
+        """A sharding for every array of the results, on the mesh of its rank, in their tree."""
+        return jax.tree.unflatten(known(self.trees, self.function).results, self._shardings(self.results(), self.key_dims[1]))
+
+    @property
+    def function(self) -> str:
+        """What is planned."""
+        return str(self.facts.about["source"])
+
+    def arguments(self) -> tuple[Place, ...]:
+        """Returns where each argument lives. One that nothing reads lies whole on the first rank."""
+        fed = {one.argument: one.target for one in self.facts.step.instructions if isinstance(one, Feed)}
+        return tuple(self._place(fed.get(number), one) for number, one in enumerate(self.facts.arguments))
+
+    def results(self) -> tuple[Place, ...]:
+        """Returns where each result is given."""
+        given = {one.result: one.source for one in self.facts.step.instructions if isinstance(one, Fetch)}
+        return tuple(self._place(given[number], one) for number, one in enumerate(self.facts.results))
+
+    def partition_specs(self) -> dict[str, PartitionSpec]:
+        """Returns the partition spec of each argument by its path, on the mesh of its rank (`rank_of`)."""
+        return {one.name: _spec(layout) for one, (_, layout) in zip(self.facts.arguments, self.arguments(), strict=True)}
+
+    def rank_of(self) -> dict[str, int]:
+        """Returns the rank on which each argument lives, by its path."""
+        return {one.name: rank for one, (rank, _) in zip(self.facts.arguments, self.arguments(), strict=True)}
+
+    def explain(self, num_rows: int = 20) -> str:
+        """Returns what the plan comes to, rank by rank, with the largest `num_rows` arguments, and when each rank runs what."""
+        about, step = self.facts.about, self.facts.step
+        lines = [
+            f"{self.function}: {about['stages']} stages on {step.num_ranks} ranks of mesh {step.mesh}, "
+            f"{about['micro_batches']} micro-batches, schedule {about['schedule']}",
+            f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}",
+        ]
+        sizes = [
+            (local_bytes(layout, step.mesh), rank, one.name, layout)
+            for one, (rank, layout) in zip(self.facts.arguments, self.arguments(), strict=True)
+        ]
+        for rank, (idle, peak) in enumerate(zip(about["predicted_idle"], about["predicted_peak_bytes"], strict=True)):
+            held = sum(size for size, own, _, _ in sizes if own == rank)
+            lines.append(f"  rank {rank}: {idle:.0%} idle, peak {format_bytes(peak)} per device, {format_bytes(held)} of it arguments")
+        lines.append("arguments, bytes per device:")
+        for size, rank, name, layout in sorted(sizes, key=lambda one: (-one[0], one[2]))[:num_rows]:
+            lines.append(f"  {name}: {format_bytes(size)} on rank {rank}, {_spec(layout)}")
+        return "\n".join([*lines, self.timeline()])
+
+    def timeline(self) -> str:
+        """Returns when each rank runs what, as it is predicted."""
+        return render(simulate(self.facts.step, costs_of(self.facts)).timeline)
+
+    def _place(self, slot: int | None, one: Boundary) -> Place:
+        if slot is None:
+            return 0, Layout(one.shape, one.dtype, ((),) * len(one.shape))
+        found = self.facts.step.slots[slot]
+        return found.rank, found.layout
+
+    def _shardings(self, places: Sequence[Place], key_dims: Sequence[int]) -> list[NamedSharding]:
+        own = [self.ranks[rank].sharding(layout) for rank, layout in places]
+        if not any(key_dims):
+            return own
+        return [
+            NamedSharding(one.mesh, PartitionSpec(*tuple(one.spec)[: len(layout.dims) - extra])) if extra else one
+            for one, (_, layout), extra in zip(own, places, key_dims, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a plan in stages is of: the program, its arguments and results, and the lines of the cluster's file."""
+
+    source: Source
+    cluster: tuple[str, ...]
+    arguments: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+
+def origin_of(plan: WholePlan) -> Origin:
+    """Returns what a plan says that it is of. Raises RHI-PLAN-001 where it was made of a file, of which nothing is known here."""
+    about = plan.about
+    try:
+        source = Source(about["source"], about["source_sha256"], about["normal_sha256"], about["ops"])
+        return Origin(source, tuple(about["cluster_file"]), _tensors(plan.arguments), _tensors(plan.results))
+    except (KeyError, TypeError) as error:
+        what = f"the plan of {about.get('source')} was made from a file, not from a function"
+        raise RhinoError(
+            "RHI-PLAN-001", what, notes=(f"it does not say {error}",), fix="run it with rhino-run, or plan the function and save that"
+        ) from None
+
+
+def _tensors(side: Sequence[Boundary]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(one.name or f"result{number}", kind_of(one.dtype, one.shape), ((),) * len(one.shape), 0, one.alias)
+        for number, one in enumerate(side)
+    )
+
+
+def kind_of(dtype: str, shape: Sequence[int]) -> str:
+    """Returns the kind of an array, as plans say it; `dtype` is MLIR's name."""
+    return f"{array_dtype(dtype) or dtype}[{','.join(map(str, shape))}]"
+
+
+def _spec(layout: Layout) -> PartitionSpec:
+    return PartitionSpec(*(axes or None for axes in layout.dims))

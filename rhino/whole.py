@@ -1,0 +1,75 @@
+"""A plan of any kind for a traced function: shardings alone, in stages, or whatever the search of whole plans finds best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.manual import bytecode
+from rhino.ir.mlir import ir, make_context
+from rhino.passes.base import Remarks
+from rhino.passes.normalize import Normalize
+from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
+from rhino.passes.whole_search import Setup
+from rhino.pipeline_planner import Staged, plan_stages
+from rhino.planner import SHARD, Planned, Wish, search_plan
+from rhino.source import read_traced, shapes
+from rhino.traced import Traced
+
+_TOO_LARGE = ("RHI-SOLVE-001", "RHI-SOLVE-002")
+_SEARCHED = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch")
+
+
+def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
+    """Returns the best plan that keeps to the wish.
+
+    Raises:
+        RhinoError: what `rhino-opt` raises for such a plan.
+    """
+    if wish.is_open:
+        return _search_whole(traced, wish)
+    if (wish.stages or 1) > 1:
+        return plan_stages(traced, wish)
+    try:
+        return search_plan(traced, wish)
+    except RhinoError as error:
+        if error.id not in _TOO_LARGE:
+            raise
+        raise replace(error, fix=f"{error.fix}; or say search='whole': stages, micro-batches and recomputation need less") from None
+
+
+def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:
+    """Returns the best plan of what the wish leaves open. Shapes are planned in this process: others would run the user's script again."""
+    context = make_context()
+    module = read_traced(traced, context)
+    options = {name: text for name, text in wish.options(shapes(traced, module)[0]).items() if name in _SEARCHED}
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks(traced.name))
+    mesh = wish.named_mesh()
+    said = Said(wish.stages, mesh.shape if mesh else (), wish.micro_batches, wish.schedule, jobs=1)
+    setup = Setup(bytecode(module), traced.name, wish.cluster, float(wish.budget_bytes()), options, said.schedules())
+
+    def make(plan: Decided) -> Made[Planned | Staged]:
+        found = _made(traced, _as_decided(wish, plan))
+        if isinstance(found, Staged):
+            return Made(found, found.step_s, found.peak_bytes)
+        return Made(found, found.plan.predicted.step_s, (found.plan.predicted.peak_bytes,))
+
+    return choose_whole(setup, said, make)[0]
+
+
+def _made(traced: Traced, wish: Wish) -> Planned | Staged:
+    return plan_stages(traced, wish) if wish.schedule else search_plan(traced, wish)
+
+
+def _as_decided(wish: Wish, plan: Decided) -> Wish:
+    """Returns the wish for a plan of which nothing is open."""
+    return replace(
+        wish,
+        mesh=wish.mesh if wish.named_mesh() else "x".join(map(str, plan.mesh)),
+        micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
+        recompute=f"{plan.keep:g}" if plan.keep < 1 else "",
+        stages=plan.stages,
+        schedule=plan.schedule,
+        search=SHARD,
+    )
