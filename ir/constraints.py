@@ -3,7 +3,8 @@
 As text:  a pin      `PATTERN=[{"x"}, {}]`, Shardy's list of dims; quotes may be left out, `?` leaves a dim open
           a ban      `PATTERN=[{}, {"y"}]` this sharding, or `PATTERN=y` any split along an axis
           a role     `AXIS=batch` or `AXIS=model`
-As TOML:  `[[pin]]` and `[[forbid]]` with `name` and `sharding`, or `axis`; `[axis-role]` with an axis for a key.
+          a scope    `PATTERN=replicate(4)` or `PATTERN=split(4)`; without a number, all devices
+As TOML:  `[[pin]]` and `[[forbid]]` with `name` and `sharding`, or `axis`; `[axis-role]` with an axis for a key; `[scope]` with a pattern.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.scopes import Way, parse_way
 
 ROLES: Final = ("batch", "model")
 _DIM: Final = re.compile(r"\s*\{([^{}]*)\}\s*")
@@ -68,7 +70,25 @@ class AxisRole:
     said: str
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Ops in the scopes whose names match `pattern` are shared by devices in this way."""
+
+    pattern: str
+    way: Way
+    said: str
+
+
 Constraint = Pin | Ban | AxisBan
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All that is said: of tensors, of axes, and of scopes."""
+
+    constraints: tuple[Constraint, ...] = ()
+    roles: tuple[AxisRole, ...] = ()
+    scopes: tuple[Scope, ...] = ()
 
 
 class _MalformedError(Exception):
@@ -93,17 +113,22 @@ def parse_role(text: str) -> AxisRole:
     return _on_command_line(said, lambda: _role(*_halves(text, "AXIS=ROLE"), said))
 
 
-def read_constraints(file: str) -> tuple[tuple[Constraint, ...], tuple[AxisRole, ...]]:
-    """Returns the constraints and roles of a TOML file. Raises RHI-CLI-002 where it cannot be read, RHI-PIN-001."""
+def parse_scope(text: str) -> Scope:
+    """Returns the scope `PATTERN=replicate(N)` or `PATTERN=split(N)`. Raises RHI-CLI-001."""
+    said = f"scope '{text}'"
+    return _on_command_line(said, lambda: _scope(*_halves(text, "PATTERN=replicate(N), or PATTERN=split(N)"), said))
+
+
+def read_constraints(file: str) -> Said:
+    """Returns what a TOML file says. Raises RHI-CLI-002 where it cannot be read, RHI-PIN-001."""
     root = read_toml(file, "RHI-PIN-001")
     try:
-        _check_keys(root, "the file", ("pin", "forbid", "axis-role"))
+        _check_keys(root, "the file", ("pin", "forbid", "axis-role", "scope"))
         pins = [_file_pin(row, f"pin {number} of {file}") for number, row in enumerate(_rows(root, "pin"), 1)]
         bans = [_file_ban(row, f"forbid {number} of {file}") for number, row in enumerate(_rows(root, "forbid"), 1)]
-        roles = root.get("axis-role", {})
-        if not isinstance(roles, dict):
-            raise _MalformedError(f"axis-role: got {roles!r}, expected a table of axes")
-        return (*pins, *bans), tuple(_role(axis, str(role), f"axis-role '{axis}={role}' of {file}") for axis, role in roles.items())
+        roles = [_role(axis, role, f"axis-role '{axis}={role}' of {file}") for axis, role in _table(root, "axis-role", "axes")]
+        scopes = [_scope(name, way, f"scope '{name}={way}' of {file}") for name, way in _table(root, "scope", "names")]
+        return Said((*pins, *bans), tuple(roles), tuple(scopes))
     except _MalformedError as error:
         raise RhinoError("RHI-PIN-001", str(error), Place(file), fix="see docs/constraints.md") from None
 
@@ -148,6 +173,13 @@ def _role(axis: str, role: str, said: str) -> AxisRole:
     return AxisRole(axis, role, said)
 
 
+def _scope(pattern: str, text: str, said: str) -> Scope:
+    way = parse_way(text)
+    if way is None:
+        raise _MalformedError(f"got {text}, expected replicate, split, or one of these with a number of devices in ()")
+    return Scope(pattern, way, said)
+
+
 def _dims(text: str) -> tuple[Dim, ...]:
     inner = re.fullmatch(r"\s*\[(.*)\]\s*", text, re.DOTALL)
     found = [_DIM.fullmatch(part) for part in re.split(r"(?<=\})\s*,", inner[1])] if inner and inner[1].strip() else []
@@ -176,6 +208,13 @@ def _rows(root: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise _MalformedError(f"{key}: expected tables [[{key}]]")
     return rows
+
+
+def _table(root: Mapping[str, object], key: str, of: str) -> list[tuple[str, str]]:
+    table = root.get(key, {})
+    if not isinstance(table, dict):
+        raise _MalformedError(f"{key}: got {table!r}, expected a table of {of}")
+    return [(name, str(value)) for name, value in table.items()]
 
 
 def _file_pin(row: Mapping[str, object], where: str) -> Pin:

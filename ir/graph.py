@@ -7,7 +7,7 @@ the loop), a value is a number (arguments first).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -17,6 +17,7 @@ from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec
 
 Ints = NDArray[np.int64]
+Choices = tuple[frozenset[int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Graph:
     `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument.
     Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that
     the user's own shardings leave open, for the values and results that have one. `roles` says what each axis of the mesh is for ("batch",
-    "model" or ""), and is empty where the user has not said it. `zeros` are the values all of whose elements are known to be 0.
+    "model" or ""), and is empty where the user has not said it. `zeros` are the values all of whose elements are known to be 0. `choices`
+    holds, for ops of which it is said, what they may do along each axis (as strategies/candidates.py numbers it), None where that is open.
     """
 
     classes: tuple[OpClass, ...]
@@ -131,6 +133,7 @@ class Graph:
     loops: tuple[Loop, ...] = ()
     roles: tuple[str, ...] = ()
     zeros: frozenset[int] = frozenset()
+    choices: dict[int, Choices] = field(default_factory=dict)
 
     def times(self) -> Ints:
         """Returns how often each op runs in a step [ops]."""

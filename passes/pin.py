@@ -1,9 +1,10 @@
 """Write what the user says of tensors and axes onto the module, as constraints that the search must keep.
 
-Reads     arguments and results by name, ops by the names of their locations; existing shardings, with which constraints must agree.
+Reads     arguments and results by name, ops by the names of their locations, in which scopes may be said already; existing shardings,
+          with which constraints must agree.
 Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis speaks of (existing and new ones taken together),
-          `rhino.forbidden` where a sharding is banned, `rhino.said` beside both: the user's words, for messages. `rhino.axis_roles` on the
-          module. Where nothing is asked for, nothing is written.
+          `rhino.forbidden` where a sharding is banned, `rhino.scopes` on ops in scopes, `rhino.said` beside these: the user's words, for
+          messages. `rhino.axis_roles` on the module. Where nothing is asked for, nothing is written.
 Errors    RHI-CLI-001 a constraint does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a
           constraint speaks of nothing that is there, RHI-SHARD-001 constraints that contradict each other or what the mesh can do,
           RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
@@ -17,7 +18,19 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from rhino.ir.boundary import entries
-from rhino.ir.constraints import AxisBan, AxisRole, Ban, Constraint, Pin, parse_forbid, parse_pin, parse_role, read_constraints
+from rhino.ir.constraints import (
+    AxisBan,
+    AxisRole,
+    Ban,
+    Constraint,
+    Pin,
+    Said,
+    parse_forbid,
+    parse_pin,
+    parse_role,
+    parse_scope,
+    read_constraints,
+)
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import YIELD
 from rhino.ir.mlir import ir
@@ -40,6 +53,7 @@ from rhino.ir.spots import (
 from rhino.passes.base import Remarks, opt
 from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, write_mesh
 from rhino.passes.rules import with_rules
+from rhino.passes.scopes import write_scopes
 from rhino.strategies.roles import Roles
 
 _RESULT: Final = "result:"
@@ -59,44 +73,50 @@ class PinShardings(PlanningPass):
     pin: str = opt("", "NAME=SHARDING, several with ; between: these tensors lie so")
     forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: these tensors do not lie so")
     axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
+    scope: str = opt("", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope")
     constraints: str = opt("", "a TOML file of the same, see docs/constraints.md")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Writes the constraints onto `module`."""
-        constraints, roles = self.said()
-        if not constraints and not roles:
-            return
+        said = self.said()
+        if said.constraints or said.roles:
+            self.write(module, said, remarks)
+        write_scopes(module, said.scopes, self.name, remarks)
+
+    def write(self, module: ir.Operation, said: Said, remarks: Remarks) -> None:
+        """Writes what is said of tensors and axes."""
         target = self.target(module, remarks)
-        _check_axes(constraints, roles, target)
+        _check_axes(said, target)
         entry_function(module, remarks.file)
         write_mesh(module, target)
-        _Boundary(module, target, remarks).write(constraints)
-        scopes = [one for one in constraints if one.pattern.startswith(_PLACE)]
-        if scopes or roles:
+        _Boundary(module, target, remarks).write(said.constraints)
+        places = [one for one in said.constraints if one.pattern.startswith(_PLACE)]
+        if places or said.roles:
             with with_rules(module):
                 program = self.read(module, target, remarks)
-                _write_ops(program, scopes, target, remarks)
-                _write_roles(module, program, roles, remarks)
+                _write_ops(program, places, target, remarks)
+                _write_roles(module, program, said.roles, remarks)
 
-    def said(self) -> tuple[tuple[Constraint, ...], tuple[AxisRole, ...]]:
-        """Returns the constraints and roles of all options."""
-        constraints, roles = read_constraints(self.constraints) if self.constraints else ((), ())
+    def said(self) -> Said:
+        """Returns what all options say."""
+        file = read_constraints(self.constraints) if self.constraints else Said()
         own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
-        return (*own, *constraints), (*map(parse_role, _each(self.axis_role)), *roles)
+        roles = (*map(parse_role, _each(self.axis_role)), *file.roles)
+        return Said((*own, *file.constraints), roles, (*map(parse_scope, _each(self.scope)), *file.scopes))
 
 
 def _each(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def _check_axes(constraints: Sequence[Constraint], roles: Sequence[AxisRole], target: Target) -> None:
-    used = [(axis, one.said) for one in constraints for axis in _axes_of(one)] + [(role.axis, role.said) for role in roles]
-    for axis, said in used:
+def _check_axes(said: Said, target: Target) -> None:
+    used = [(axis, one.said) for one in said.constraints for axis in _axes_of(one)] + [(role.axis, role.said) for role in said.roles]
+    for axis, words in used:
         if axis not in target.names:
-            what = f'{said}: the mesh has no axis "{axis}"; it is {target.mesh}'
+            what = f'{words}: the mesh has no axis "{axis}"; it is {target.mesh}'
             raise RhinoError("RHI-PIN-002", what, fix=f"name one of {', '.join(target.names)}, or say --mesh")
     known: dict[str, AxisRole] = {}
-    for role in roles:
+    for role in said.roles:
         if known.setdefault(role.axis, role).role != role.role:
             what = f"{role.said} contradicts {known[role.axis].said}"
             raise RhinoError("RHI-SHARD-001", what, fix="leave one out: an axis has one role")

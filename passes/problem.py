@@ -17,7 +17,8 @@ from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME, SAID, module_mesh
 from rhino.ir.spec import spec_text
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.strategies.build import Choice, ContradictionError, build
+from rhino.passes.scopes import cannot_run, held, scoped_graph
+from rhino.strategies.build import Choice, ContradictionError, NoChoiceError, build
 from rhino.strategies.cost import CostModel
 from rhino.strategies.roles import Roles
 
@@ -123,13 +124,21 @@ def write_mesh(module: ir.Operation, target: Target) -> None:
 
 
 def build_choice(program: Program, target: Target) -> Choice:
-    """Returns the choice problem of a program. Raises RHI-SHARD-001 where the user's shardings contradict each other."""
+    """Returns the choice problem of a program.
+
+    Raises:
+        RhinoError: RHI-SHARD-001 where what the user says of shardings and scopes contradicts itself, RHI-PIN-002 where a scope wants
+            devices that the mesh has not.
+    """
+    scoped = scoped_graph(program, target.mesh)
     try:
-        return build(program.graph, target.model)
+        return build(scoped.graph, target.model)
+    except NoChoiceError as error:
+        raise cannot_run(program, scoped, target.mesh, error.op) from None
     except ContradictionError as contradiction:
         value = contradiction.value
         graph = program.graph
-        said = [f"{words} says so" for words in _said(program, value)]
+        said = [*(f"{words} says so" for words in _said(program, value)), *held(program, scoped, value)]
         if contradiction.by_role:
             roles = ", ".join(f"{name}={role}" for name, role in zip(target.names, graph.roles, strict=True) if role)
             said.append(f"axis-role {roles} leaves none of these: its dims of the batch are {_listed(Roles(graph).batch_dims(value))}")

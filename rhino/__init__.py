@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rhino.passes.pipeline import build_pass_manager as build_pass_manager
     from rhino.passes.strip import Strip as Strip
     from rhino.plan import Plan as Plan
+    from rhino.scopes import replicate as replicate
+    from rhino.scopes import split as split
 
 # Beside the imports above, which type checkers read; a test holds the two together.
 _HOMES: Final = {
@@ -57,6 +59,7 @@ _HOMES: Final = {
     "rhino.passes.pipeline": ("build_pass_manager",),
     "rhino.passes.strip": ("Strip",),
     "rhino.plan": ("Plan",),
+    "rhino.scopes": ("replicate", "split"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, OpClass, TensorType, materialized
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Choices, Graph, OpClass, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
 from rhino.strategies.candidates import State, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -36,6 +36,14 @@ class ContradictionError(Exception):
         self.value, self.by_role = value, by_role
 
 
+class NoChoiceError(Exception):
+    """The user's word leaves an op without a way to run. `op` is its number."""
+
+    def __init__(self, op: int) -> None:
+        super().__init__(f"op {op}")
+        self.op = op
+
+
 @dataclass(frozen=True, eq=False)
 class Choice:
     """The choice problem of one graph on a mesh, with what each node stands for."""
@@ -51,6 +59,7 @@ def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
 
     Raises:
         ContradictionError: where shardings given by the user leave nothing to choose from.
+        NoChoiceError: where an op cannot run in any of the ways that it is said to.
     """
     return Builder(graph, model, is_part=is_part).build()
 
@@ -229,7 +238,7 @@ class Builder:
         memory = tuple([self.lies[v] for v in operands] + [self.in_memory[v] for v in results])
         in_place = bool(results) and results[0] in self.in_place
         batch = self.roles.batch_factors(op) if self.roles else frozenset()
-        key = (self.op_class[op], known, memory, self.times[op], in_place, batch)
+        key = (self.op_class[op], known, memory, self.times[op], in_place, batch, graph.choices.get(op))
         if key not in self.states_of:
             self.states_of[key] = self.op_states(op, known, batch)
         options = self.states_of[key]
@@ -259,6 +268,10 @@ class Builder:
         every = strategies(self.graph.cls(op), self.sizes)
         if self.roles:
             every = tuple(s for s in every if self.roles.allows_strategy(s.strategy, batch))
+        if op in self.graph.choices:
+            every = tuple(s for s in every if _keeps(s.strategy, self.graph.choices[op]))
+            if not every:
+                raise NoChoiceError(op)
         return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
 
     def state_s(self, op: int, state: State) -> float:
@@ -342,6 +355,11 @@ class Builder:
         seconds = reshard_seconds(self.model, self.graph.types[use.type], list(rows), list(columns))
         table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
+
+
+def _keeps(strategy: Sequence[int], choices: Choices) -> bool:
+    """Says whether a strategy is among what an op may do along each axis."""
+    return all(may is None or choice in may for choice, may in zip(strategy, choices, strict=True))
 
 
 def lies_in_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:

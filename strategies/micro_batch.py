@@ -23,7 +23,7 @@ from rhino.strategies.roles import Roles
 from rhino.strategies.slices import slice_early
 from rhino.strategies.time_axis import HEAVY, Meeting, Phase, Propagation
 
-_LEAST_SHARE: Final = 0.5
+LEAST_SHARE: Final = 0.5
 """What touches less of the work, in units of what touches most, is not the batch."""
 
 Batch = Mapping[int, int]
@@ -94,7 +94,7 @@ def take_in_parts(graph: Graph, asked: Asked) -> Outcome:
     every = _candidates(roles, asked)
     first: Outcome | None = None
     for one in every:
-        if one.carried == every[0].carried and one.work >= every[0].work * _LEAST_SHARE:
+        if one.carried == every[0].carried and one.work >= every[0].work * LEAST_SHARE:
             outcome = _attempt(graph, asked, one.batch)
             if isinstance(outcome, Parts):
                 return _with_others(graph, asked, every, outcome)
@@ -124,7 +124,7 @@ class _Candidate:
 def _candidates(roles: Roles, asked: Asked) -> list[_Candidate]:
     """Returns what may be the batch, best first."""
     graph = roles.graph
-    work = _work(roles)
+    work = group_work(roles)
     inputs = [number for number, argument in enumerate(graph.arguments) if argument.alias is None and number not in asked.whole]
     found = []
     for group in dict.fromkeys(roles.group[dim] for number in inputs for dim in roles.dims(number)):
@@ -145,7 +145,7 @@ def _members(roles: Roles, group: int, asked: Asked) -> Batch:
     return found
 
 
-def _work(roles: Roles) -> dict[int, int]:
+def group_work(roles: Roles) -> dict[int, int]:
     """Returns the floating-point operations that each group of dims has a share in."""
     graph, work = roles.graph, dict[int, int]()
     for op, times in enumerate(graph.times().tolist()):

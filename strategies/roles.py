@@ -14,6 +14,8 @@ positions, say).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from copy import copy
 
 import numpy as np
 
@@ -45,7 +47,15 @@ class Roles:
             {self.group[dim] for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
             for reads in (True, False)
         )
-        batch = inputs - carried
+        self._take(inputs - carried)
+
+    def of_groups(self, batch: AbstractSet[int]) -> Roles:
+        """Returns the same with these groups of dims for the batch."""
+        other = copy(self)
+        other._take(batch)
+        return other
+
+    def _take(self, batch: AbstractSet[int]) -> None:
         self.is_batch = [group in batch for group in self.group]
 
     def dims(self, value: int) -> range:

@@ -1,0 +1,95 @@
+"""Scopes: parts of a program whose ops are shared by devices in one way, and how they are found in the locations of ops.
+
+JAX writes the names around an op on its location: `jit(step)/transpose(jvp(moe))/dot_general` is of the backward pass of a scope `moe`. Its
+`named_scope` is what `rhino.replicate` and `rhino.split` leave there, as `rhino.split[8]`. The *path* of an op is these names, outermost
+first, without the transformations around them and without the op's own primitive.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from rhino.ir.mlir import ir
+from rhino.ir.patterns import matches
+
+SCOPES: Final = "rhino.scopes"
+"""On an op: the ways of the scopes that it is in, outermost first."""
+REPLICATE, SPLIT = "replicate", "split"
+
+_WAY: Final = re.compile(rf"({REPLICATE}|{SPLIT})(?:\((\d+)\))?")
+_NAME: Final = re.compile(rf"rhino\.({REPLICATE}|{SPLIT})(?:\[(\d+)\])?")
+_PREFIX: Final = b"rhino."
+_WRAPPED: Final = re.compile(r"\w+\(|\)")
+_TOKEN: Final = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?(\()?|[()]')
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How devices share the ops of a scope: `kind` is "replicate" or "split"; without `num`, all that scopes around and inside leave."""
+
+    kind: str
+    num: int | None
+
+    def __str__(self) -> str:
+        return self.kind if self.num is None else f"{self.kind}({self.num})"
+
+    @property
+    def name(self) -> str:
+        """What a scope of this way is called in locations."""
+        return f"rhino.{self.kind}" if self.num is None else f"rhino.{self.kind}[{self.num}]"
+
+
+def parse_way(text: str) -> Way | None:
+    """Returns the way that `text` says, as `split(8)`, None where it says none."""
+    return _way(_WAY.fullmatch(text))
+
+
+def way_of_name(name: str) -> Way | None:
+    """Returns the way that a scope's name says."""
+    return _way(_NAME.fullmatch(name))
+
+
+def names_scopes(module: ir.Operation) -> bool:
+    """Says whether a location of `module` may have a name of ours, in a hundredth of the time in which all are looked at."""
+    stream = io.BytesIO()
+    module.write_bytecode(stream)
+    found = stream.getvalue()
+    return any(_PREFIX + kind.encode() in found for kind in (REPLICATE, SPLIT))
+
+
+def scope_path(location: ir.Location) -> tuple[str, ...]:
+    """Returns the path of an op with this location. What called its function comes first."""
+    return _path(str(location))
+
+
+def depth_in(pattern: str, path: tuple[str, ...]) -> int | None:
+    """Returns how many names of `path` lead to the outermost scope that `pattern` finds, None where it finds none."""
+    return next((n for n in range(1, len(path) + 1) if matches(pattern, "/".join(path[:n]), "/")), None)
+
+
+@cache
+def _path(text: str) -> tuple[str, ...]:
+    whole = "/".join(reversed(list(_names(text))))
+    return tuple(part for part in _WRAPPED.sub("", whole).split("/")[:-1] if part)
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yields the names in a location, without those of the Python frames that a name stands for."""
+    inside = 0
+    for name, position, opens, single in ((m[1], m[2], m[3], m[0]) for m in _TOKEN.finditer(text)):
+        if inside:
+            inside += (opens is not None or single == "(") - (single == ")")
+        elif name is not None and position is None:
+            yield name
+            inside = int(opens is not None)
+
+
+def _way(found: re.Match[str] | None) -> Way | None:
+    if found is None or found[2] == "0":
+        return None
+    return Way(found[1], int(found[2]) if found[2] else None)

@@ -1,0 +1,119 @@
+"""What scopes ask of axes, ops and arguments.
+
+    replicate   Along its axes products that have a dim of the batch are split by it, and other ops by nothing else. Arguments that its
+                ops read, however they were converted or cut before, are whole if they have no dim of the batch.
+    split       Along its axes products are split, by no dim of the batch. Other ops are free.
+
+What a product gives is stored so too, or as a partial sum: who needs it otherwise pays for that by himself.
+
+A number of devices is the product of some axes: the outermost such for replicate, the innermost for split, so that what is replicated
+spans hosts. Scopes around one op have different axes. One without a number gets all axes that the others around that op leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from math import prod
+
+from rhino.ir.graph import BARRIER, WHILE, Graph, OpClass
+from rhino.ir.scopes import SPLIT, Way
+from rhino.ir.spec import PARTIAL, REPLICATED, split
+from rhino.strategies.candidates import REPLICATE
+from rhino.strategies.cost import PRODUCTS
+from rhino.strategies.roles import Roles
+
+Axes = tuple[int, ...]
+
+
+def is_product(cls: OpClass) -> bool:
+    """Says whether an op of this class is one that a scope has to share: one that runs on matrix units."""
+    return cls.name in PRODUCTS and cls.rule is not None and not cls.free
+
+
+def possible_counts(sizes: Sequence[int]) -> list[int]:
+    """Returns the numbers of devices that scopes can have on axes of `sizes`."""
+    return sorted({prod(sizes[axis] for axis in axes) for axes in _subsets(range(len(sizes)))})
+
+
+def take_axes(sizes: Sequence[int], ways: Sequence[Way], barred: Sequence[frozenset[int]]) -> tuple[Axes, ...] | None:
+    """Returns the axes of each scope around an op, outermost first, None where there are too few; `barred` are those it cannot have."""
+    taken = next(_taken(sizes, list(zip(ways, barred, strict=True)), frozenset()), None)
+    if taken is None:
+        return None
+    used, found = {axis for axes in taken if axes for axis in axes}, []
+    for axes, bars in zip(taken, barred, strict=True):
+        rest = tuple(axis for axis, size in enumerate(sizes) if size > 1 and axis not in used and axis not in bars)
+        if axes is None and not rest and prod(sizes) > 1:
+            return None
+        used |= set(rest) if axes is None else set()
+        found.append(rest if axes is None else axes)
+    return tuple(found)
+
+
+def allowed_choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] | None:
+    """Returns what an op in a scope may do along one of its axes (as strategies/candidates.py numbers it), None where it is free."""
+    factors = frozenset(range(len(cls.rule.sizes) if cls.rule else 0))
+    if kind == SPLIT:
+        return factors - batch if is_product(cls) else None
+    if is_product(cls) and batch:
+        return batch
+    return batch | {REPLICATE} | {-2 - number for number in range(len(cls.linear))}
+
+
+def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int]:
+    """Returns how what a product gives may lie along an axis of its scope; `batch` are its dims of the batch."""
+    if kind == SPLIT:
+        return frozenset([PARTIAL, *(split(dim) for dim in range(rank) if dim not in batch)])
+    return frozenset([PARTIAL, *map(split, batch)] if batch else [PARTIAL, REPLICATED, *map(split, range(rank))])
+
+
+def read_whole(roles: Roles, ops: Iterable[int]) -> dict[int, int]:
+    """Returns the arguments without a dim of the batch that `ops` read, directly or through ops without such a dim; by which op each."""
+    graph = roles.graph
+    seen, found = set[int](), dict[int, int]()
+    for op in ops:
+        left = graph.operands(op).tolist()
+        while left:
+            value = left.pop()
+            if value in seen or not graph.type_of(value).shape or roles.batch_dims(value):
+                continue
+            seen.add(value)
+            if value < len(graph.arguments):
+                found[value] = op
+            else:
+                left += _sources(roles, value)
+    return found
+
+
+def _sources(roles: Roles, value: int) -> Iterator[int]:
+    """Yields what a value is made of, unless a batch is summed for it: it is a gradient then."""
+    graph: Graph = roles.graph
+    op = int(graph.value_op[value])
+    place = value - graph.results(op).start
+    match graph.cls(op).name:
+        case name if name == WHILE:
+            end = next(loop.end for loop in graph.loops if loop.op == op)
+            yield from (int(graph.operands(op)[place]), int(graph.operands(end)[place]))
+        case name if name == BARRIER:
+            yield int(graph.operands(op)[place])
+        case _ if not roles.batch_factors(op):
+            yield from graph.operands(op).tolist()
+
+
+def _taken(sizes: Sequence[int], left: Sequence[tuple[Way, frozenset[int]]], used: frozenset[int]) -> Iterator[tuple[Axes | None, ...]]:
+    """Yields the axes of scopes with numbers, None for one without, best first."""
+    if not left:
+        yield ()
+        return
+    (way, bars), *rest = left
+    free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used and axis not in bars]
+    every: list[Axes | None] = [None] if way.num is None else [a for a in _subsets(free) if prod(sizes[axis] for axis in a) == way.num]
+    for axes in reversed(every) if way.kind == SPLIT else every:
+        for others in _taken(sizes, rest, used | frozenset(axes or ())):
+            yield (axes, *others)
+
+
+def _subsets(axes: Sequence[int]) -> list[Axes]:
+    """Returns all sets of axes, in the order of their first axes."""
+    return sorted(chosen for count in range(len(axes) + 1) for chosen in combinations(axes, count))
