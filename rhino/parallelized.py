@@ -205,7 +205,7 @@ def parallelize(
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
     text = _mesh_text(mesh)
-    other_mesh = text and plan is not None and parse_mesh(text).axes != plan.facts.mesh
+    other_mesh = text and plan is not None and parse_mesh(text).axes != plan.axes
     said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino.ir.diagnostics import RhinoError
@@ -59,6 +60,11 @@ class PipelinePlan:
         """How many devices the plan runs on."""
         return self.facts.step.num_ranks * self.facts.step.mesh.num_devices
 
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """The axes of the mesh of a rank, with their sizes."""
+        return self.facts.step.mesh.axes
+
     @cached_property
     def ranks(self) -> tuple[RankDevices, ...]:
         """The devices of each rank. Raises RHI-RUN-004 where there are too few."""
@@ -69,7 +75,8 @@ class PipelinePlan:
     @property
     def meshes(self) -> tuple[Mesh, ...]:
         """The mesh of each rank on its devices. Raises RHI-RUN-004 where there are too few."""
-        return tuple(rank.sharding(Layout((), "f32", ())).mesh for rank in self.ranks)
+        mesh = self.facts.step.mesh
+        return tuple(Mesh(np.array(rank.devices, dtype=object).reshape(mesh.shape), mesh.names) for rank in self.ranks)
 
     @property
     def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree

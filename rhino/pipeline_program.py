@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rhino.call import Key, leaf_kind
@@ -28,7 +29,9 @@ class PipelineProgram:
         self.key: Key = traced.key
         self.in_shardings: tuple[Any, ...] = plan.in_shardings
         self._traced, self._plan = traced, plan
-        self._keys = [(n, aval.dtype) for n, aval in enumerate(traced.out_avals) if plan.key_dims[1][n]]
+        given, made = plan.key_dims
+        self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
+        self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
         self._executor = Executor(plan.facts.step, plan.facts.modules, {rank.rank: rank.devices for rank in plan.ranks})
         weakref.finalize(self, self._executor.close)
 
@@ -37,10 +40,10 @@ class PipelineProgram:
         leaves, tree = jax.tree.flatten(values)
         if tree != self.key.tree:
             raise NewShapesError
-        arguments = list(map(_stored, leaves, self.key.leaves))
+        arguments = [_stored(leaf, *kind) for leaf, kind in zip(leaves, self._kinds, strict=True)]
         results: list[Any] = list(self._executor.run(arguments))
-        for number, dtype in self._keys:
-            results[number] = jax.random.wrap_key_data(results[number], impl=_implementation(dtype))
+        for number, implementation in self._keys.items():
+            results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
         return jax.tree.unflatten(self._traced.out_tree, results)
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -48,17 +51,17 @@ class PipelineProgram:
         return values
 
 
-def _stored(leaf: Any, kind: tuple[tuple[int, ...], Any]) -> Argument:  # noqa: ANN401 - a leaf
-    """Returns a leaf of this kind as the executor takes it: typed keys as their words, numbers as arrays."""
-    shape, dtype = kind
+def _stored(leaf: Any, shape: tuple[int, ...], dtype: Any, is_key: bool) -> Argument:  # noqa: ANN401 - a leaf, and its dtype
+    """Returns a leaf as the executor takes it: typed keys as their words. Raises NewShapesError for another, or a dead one."""
     if not isinstance(leaf, jax.Array):
-        if leaf_kind(leaf) != kind:
+        if leaf_kind(leaf) != (shape, dtype):
             raise NewShapesError
         return np.asarray(leaf, dtype)
     if leaf.shape != shape or leaf.dtype != dtype or leaf.is_deleted():
         raise NewShapesError
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else leaf
+    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def _implementation(dtype: Any) -> str:  # noqa: ANN401 - JAX's dtype of keys
-    return str(jax.random.key_impl(jax.ShapeDtypeStruct((), dtype)))
+    """Returns the generator of typed keys."""
+    return str(jax.random.key_impl(jnp.empty((), dtype)))

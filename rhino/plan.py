@@ -37,12 +37,17 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan | PipelinePlan:
-        """Returns the plan in a file, or in a folder that in stages. Raises RHI-PLAN-001, RHI-PLAN-002."""
+        """Returns the plan in a file, or in the folder of one in stages. Raises RHI-PLAN-001, RHI-PLAN-002."""
         return PipelinePlan.load(path) if Path(path).is_dir() else cls(load_plan(Path(path)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""
         save_plan(self.facts, Path(path))
+
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """The axes of the mesh, with their sizes."""
+        return self.facts.mesh
 
     @property
     def mesh(self) -> Mesh:

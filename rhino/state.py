@@ -49,9 +49,9 @@ def make_state(
     shardings = jax.tree.leaves([entry.program.in_shardings[one] for one in chosen])
     leaves: list[Any] = [None] * len(shardings)
     for mesh in dict.fromkeys(one.mesh for one in shardings):
-        numbers = [number for number, one in enumerate(shardings) if one.mesh == mesh]
-        here = _moved((args, kwargs), mesh) if len(numbers) < len(shardings) else (args, kwargs)
-        for number, leaf in zip(numbers, _make(init_fn, numbers, [shardings[number] for number in numbers], here), strict=True):
+        own = [number for number, one in enumerate(shardings) if one.mesh == mesh]
+        here = _moved((args, kwargs), mesh) if len(own) < len(shardings) else (args, kwargs)
+        for number, leaf in zip(own, _make(init_fn, own, [shardings[number] for number in own], here), strict=True):
             leaves[number] = leaf
     return jax.tree.unflatten(jax.tree.structure(made), leaves)
 
