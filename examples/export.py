@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import bert
+import clip
+import forward_forward
 import gpt
 import jax
 import jax.export
@@ -43,6 +45,8 @@ import t5
 import two_tower
 import unet
 import vgg
+import vit
+import zoo
 from jax.extend import mlir
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -61,17 +65,26 @@ class Entry:
     presets: Mapping[str, Config]
 
 
+def entry(tiny: Config, model: Callable[[Config], Model], presets: Mapping[str, Config]) -> Entry:
+    """Returns the entry of a model with its configuration in the zoo, and with those of papers."""
+    name = model(tiny).name
+    return Entry(type(tiny), model, {f"{name}-tiny": tiny, **presets})
+
+
 MODELS: Final = {
-    "bert": Entry(bert.BERTConfig, bert.model, bert.PRESETS),
-    "gpt": Entry(gpt.GPTConfig, gpt.model, gpt.TABLE1),
-    "llama": Entry(llama.LlamaConfig, llama.model, llama.PRESETS),
-    "mlp": Entry(mlp.MLPConfig, mlp.model, mlp.PRESETS),
-    "moe": Entry(moe.MoEConfig, moe.model, moe.TABLE2),
-    "resnet": Entry(resnet.ResNetConfig, resnet.model, resnet.PRESETS),
-    "t5": Entry(t5.T5Config, t5.model, t5.PRESETS),
-    "two-tower": Entry(two_tower.TwoTowerConfig, two_tower.model, two_tower.PRESETS),
-    "unet": Entry(unet.UNetConfig, unet.model, unet.PRESETS),
-    "vgg": Entry(vgg.VGGConfig, vgg.model, vgg.PRESETS),
+    "bert": entry(zoo.BERT, bert.model, bert.PRESETS),
+    "clip": entry(zoo.CLIP, clip.model, clip.PRESETS),
+    "forward-forward": entry(zoo.FORWARD, forward_forward.model, forward_forward.PRESETS),
+    "gpt": entry(zoo.GPT, gpt.model, gpt.TABLE1),
+    "llama": entry(zoo.LLAMA, llama.model, llama.PRESETS),
+    "mlp": entry(zoo.MLP, mlp.model, mlp.PRESETS),
+    "moe": entry(zoo.MOE, moe.model, moe.TABLE2),
+    "resnet": entry(zoo.RESNET, resnet.model, resnet.PRESETS),
+    "t5": entry(zoo.T5, t5.model, t5.PRESETS),
+    "two-tower": entry(zoo.TOWERS, two_tower.model, two_tower.PRESETS),
+    "unet": entry(zoo.UNET, unet.model, unet.PRESETS),
+    "vgg": entry(zoo.VGG, vgg.model, vgg.PRESETS),
+    "vit": entry(zoo.VIT, vit.model, vit.PRESETS),
 }
 
 
@@ -195,7 +208,7 @@ def read_config(entry: Entry, args: argparse.Namespace) -> Config:
 def table() -> str:
     """Returns a line for each model and preset: name, millions of parameters, options that differ from the defaults."""
     rows = [(name, entry, cfg) for model, entry in MODELS.items() for name, cfg in {model: entry.config(), **entry.presets}.items()]
-    return "\n".join(f"{name:18} {num_params(entry.model(cfg)) / 1e6:10,.1f} M  {show_changes(cfg)}".rstrip() for name, entry, cfg in rows)
+    return "\n".join(f"{name:22} {num_params(entry.model(cfg)) / 1e6:10,.1f} M  {show_changes(cfg)}".rstrip() for name, entry, cfg in rows)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Two different encoders that meet in one loss (as in CLIP): a perceptron over features, a transformer over tokens.
+"""Two different encoders that meet in one loss (as in `clip.py`): a perceptron over features, a transformer over tokens.
 
 The graph is no line: the towers share nothing until the loss, which compares every pair of the batch (in-batch softmax), or with `pairs`
 each row with its own partner alone.
@@ -6,6 +6,7 @@ each row with its own partner alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -16,6 +17,8 @@ import mlp
 from layers import Params, init_norm, layer_norm, normal
 from training import Model
 from transformer import BlockConfig, block, init_block, init_layers, run_layers
+
+LOG_SCALE: Final = math.log(1 / 0.07)  # what the temperature starts from (Radford et al., 2021, section 2.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def init(cfg: TwoTowerConfig, key: jax.Array) -> Params:
             "final": init_norm(cfg.hidden),
             "project": normal(project, cfg.hidden, cfg.embed),
         },
-        "log_scale": jnp.log(jnp.float32(1 / 0.07)),  # The temperature that CLIP starts from.
+        "log_scale": jnp.float32(LOG_SCALE),
     }
 
 
@@ -77,6 +80,19 @@ def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-12)
 
 
+def contrast(left: jax.Array, right: jax.Array, log_scale: jax.Array, pairs: bool = False) -> jax.Array:
+    """Mean cross entropy of finding each row's partner, over both directions; with `pairs`, of being one's partner.
+
+    Shapes: `left` and `right` [batch, embed], rows of length 1.
+    """
+    scale = jnp.exp(log_scale)
+    partner = (left * right).sum(-1) * scale  # The diagonal of `logits` below, without the gather.
+    if pairs:
+        return jax.nn.softplus(-partner).mean()
+    logits = left @ right.T * scale
+    return ((jax.nn.logsumexp(logits, axis=0) + jax.nn.logsumexp(logits, axis=1)) / 2 - partner).mean()
+
+
 def loss(cfg: TwoTowerConfig, params: Params, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
     """Mean cross entropy of finding each row's partner in the batch, over both directions; with `pairs`, of being one's partner."""
     key_features, key_tokens = jax.random.split(key)
@@ -84,12 +100,7 @@ def loss(cfg: TwoTowerConfig, params: Params, batch: dict[str, jax.Array], key: 
         left = unit(mlp.forward(cfg.dropout, params["features"], batch["features"], key_features))
     with jax.named_scope("tokens"):
         right = unit(encode_tokens(cfg, params["tokens"], batch["tokens"], key_tokens))
-    scale = jnp.exp(params["log_scale"])
-    partner = (left * right).sum(-1) * scale  # The diagonal of `logits` below, without the gather.
-    if cfg.pairs:
-        return jax.nn.softplus(-partner).mean()
-    logits = left @ right.T * scale
-    return ((jax.nn.logsumexp(logits, axis=0) + jax.nn.logsumexp(logits, axis=1)) / 2 - partner).mean()
+    return contrast(left, right, params["log_scale"], cfg.pairs)
 
 
 def sample(cfg: TwoTowerConfig, key: jax.Array) -> dict[str, jax.Array]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 import bert
+import clip
+import forward_forward
 import gpt
 import llama
 import mlp
@@ -18,6 +20,7 @@ import t5
 import two_tower
 import unet
 import vgg
+import vit
 from training import Model
 
 GPT: Final = gpt.GPTConfig(layers=2, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
@@ -31,11 +34,29 @@ VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=12
 BERT: Final = bert.BERTConfig(layers=1, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
 RESNET: Final = resnet.ResNetConfig(blocks=(1, 1), channels=8, width_factor=2, classes=64, image=16, batch=8)
 T5: Final = t5.T5Config(layers=1, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, encoder_seq=32, decoder_seq=16, batch=8)
+VIT: Final = vit.ViTConfig(image=16, patch=4, layers=1, hidden=32, heads=8, ffn=64, classes=64, batch=8)
+CLIP: Final = clip.CLIPConfig(
+    image=16,
+    patch=4,
+    image_layers=1,
+    image_hidden=32,
+    image_heads=8,
+    vocab=64,
+    seq=8,
+    text_layers=1,
+    text_hidden=32,
+    text_heads=8,
+    embed=16,
+    batch=16,
+)
+FORWARD: Final = forward_forward.ForwardForwardConfig(sizes=(32, 64, 64), classes=8, batch=16)
 UNET: Final = unet.UNetConfig(channels=16, multipliers=(1, 2), blocks=1, groups=8, image=16, batch=8)
 
 ZOO: Final[dict[str, Model]] = {
     "bert": bert.model(BERT),
+    "clip": clip.model(CLIP),
     "dnabert": bert.model(replace(BERT, convs=1)),
+    "forward-forward": forward_forward.model(FORWARD),
     "gpt": gpt.model(GPT),
     "gpt-scan": gpt.model(replace(GPT, scan=True)),
     "gpt-fused": gpt.model(replace(GPT, layers=1, fused_qkv=True)),
@@ -52,4 +73,5 @@ ZOO: Final[dict[str, Model]] = {
     "two-tower": two_tower.model(TOWERS),
     "unet": unet.model(UNET),
     "vgg": vgg.model(VGG),
+    "vit": vit.model(VIT),
 }

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import bert
+import clip
 import export
+import forward_forward
 import gpt
 import jax
 import jax.export
@@ -27,6 +29,7 @@ import transformer
 import two_tower
 import unet
 import vgg
+import vit
 from training import Adam, init_state, jit_step, lower_step
 
 from rhino.ir.mlir import ir, make_context, stablehlo
@@ -35,10 +38,27 @@ GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
 LLAMA = llama.LlamaConfig(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, batch=4)
 T5 = t5.T5Config(layers=1, hidden=16, heads=2, head_dim=4, ffn=32, vocab=32, encoder_seq=12, decoder_seq=8, batch=4)
+CLIP = clip.CLIPConfig(
+    image=8,
+    patch=4,
+    image_layers=1,
+    image_hidden=16,
+    image_heads=2,
+    vocab=32,
+    seq=6,
+    text_layers=1,
+    text_hidden=16,
+    text_heads=2,
+    embed=8,
+    batch=8,
+)
+FORWARD = forward_forward.ForwardForwardConfig(sizes=(16, 32, 32), classes=4, batch=16)
+VIT = vit.ViTConfig(image=8, patch=4, layers=1, hidden=16, heads=2, ffn=32, classes=6, batch=4)
 UNET = unet.UNetConfig(channels=4, multipliers=(1, 2), blocks=1, groups=2, image=8, batch=4)
 MODELS = {
     "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
     "bert-scan-convs": bert.model(bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)),
+    "forward-forward": forward_forward.model(FORWARD),
     "gpt": gpt.model(GPT),
     "gpt-scan-dropout": gpt.model(dataclasses.replace(GPT, scan=True, fused_qkv=True, dropout=0.1)),
     "gpt-bf16": gpt.model(dataclasses.replace(GPT, dtype="bf16")),
@@ -53,6 +73,7 @@ MODELS = {
     "two-tower": two_tower.model(TOWERS),
     "unet": unet.model(UNET),
     "vgg": vgg.model(vgg.VGGConfig(channels=(4, 6), convs=(1, 2), hidden=16, classes=6, image=8, batch=4, dropout=0.0)),
+    "vit": vit.model(VIT),
 }
 ARGS = ["mlp", "--sizes=8,16,4", "--batch=4"]
 ARGUMENT_NAMES = ["state.params[0]['bias']", "state.mu[1]['weight']", "state.step", "batch['x']", "batch['y']"]
@@ -162,6 +183,31 @@ def test_partners_in_the_batch_lose_less_than_strangers():
     strangers = {**batch, "tokens": jnp.roll(batch["tokens"], 1, axis=0)}
     key = jax.random.key(3)
     assert loss(state.params, batch, key) < 0.5 * loss(state.params, strangers, key)
+
+
+def test_a_patch_is_a_square_of_the_image():
+    images = jnp.arange(2 * 4 * 4 * 3.0).reshape(2, 4, 4, 3)
+    patches = vit.cut(2, images)
+    np.testing.assert_array_equal(patches[1, 2].reshape(2, 2, 3), images[1, 2:, :2])
+
+
+def test_a_text_is_what_its_end_has_seen():
+    """Nothing after the largest token counts, everything before it does."""
+    key = jax.random.key(16)
+    tokens = jnp.array([[3, 5, 31, 7, 2, 1], [4, 5, 31, 7, 2, 1], [3, 5, 31, 8, 2, 1]])
+    first, other_start, other_rest = jax.jit(lambda: clip.encode_text(CLIP, clip.init(CLIP, key)["text"], tokens, key))()
+    assert (first != other_start).any()
+    np.testing.assert_allclose(first, other_rest, atol=1e-6)
+
+
+def test_no_gradient_goes_from_a_layer_to_the_one_before():
+    key = jax.random.key(17)
+    layers, batch = mlp.init_layers(FORWARD.sizes, key), forward_forward.sample(FORWARD, key)
+    grad = jax.jit(jax.grad(functools.partial(forward_forward.loss, FORWARD)))
+    alone, both = grad(layers[:1], batch, key), grad(layers, batch, key)
+    np.testing.assert_allclose(alone[0]["weight"], both[0]["weight"], rtol=1e-6)
+    assert jnp.abs(both[1]["weight"]).max() > 0
+    assert (batch["wrong"] != batch["y"]).all()
 
 
 def test_fused_and_separate_gates_agree():
@@ -293,6 +339,11 @@ def listed():
         ("t5", "t5-11b", 11300),
         ("unet", "unet-33m", 33),
         ("vgg", "vgg-1m-classes", 4200),
+        ("vit", "vit-b16", 86),
+        ("vit", "vit-l16", 307),
+        ("vit", "vit-h14", 632),
+        ("clip", "clip-b32", 151.3),
+        ("clip", "clip-l14", 427.6),
     ],
 )
 def test_presets_have_the_papers_parameter_counts(name, preset, millions):
@@ -376,7 +427,7 @@ def test_an_unwritable_file_is_an_error_of_one_line(tmp_path, capsys):
 
 def test_the_list_names_every_model_and_preset():
     assert list(listed()) == [name for model, entry in export.MODELS.items() for name in (model, *entry.presets)]
-    assert listed()["gpt-xl"] == f"{'gpt-xl':18} {'1,315.4':>10} M  --layers=24 --hidden=2048 --heads=32 --ffn=8192 --batch=64"
+    assert listed()["gpt-xl"] == f"{'gpt-xl':22} {'1,315.4':>10} M  --layers=24 --hidden=2048 --heads=32 --ffn=8192 --batch=64"
 
 
 def test_the_script_writes_to_stdout_and_is_deterministic():
