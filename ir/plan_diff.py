@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rhino.ir.plan_text import signed_bytes, signed_seconds
 from rhino.ir.spmd_plan import Cost, SpmdPlan, Tensor, dims_text, folded
 from rhino.ir.units import format_bytes, format_seconds
 
@@ -29,11 +30,15 @@ def _made_for(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
 
 
 def _totals(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
-    for name, show in (("step_s", format_seconds), ("communication_s", format_seconds), ("peak_bytes", format_bytes)):
+    for name, show, signed in (
+        ("step_s", format_seconds, signed_seconds),
+        ("compute_s", format_seconds, signed_seconds),
+        ("communication_s", format_seconds, signed_seconds),
+        ("peak_bytes", format_bytes, signed_bytes),
+    ):
         then, now = getattr(a.predicted, name), getattr(b.predicted, name)
         if then != now:
-            sign = "+" if now > then else "-"
-            yield f"{name.rpartition('_')[0]}: {show(then)} -> {show(now)} ({sign}{show(abs(now - then))})"
+            yield f"{name.rpartition('_')[0]}: {show(then)} -> {show(now)} ({signed(now - then)})"
 
 
 def _tensors(side: str, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Iterator[str]:
@@ -62,7 +67,9 @@ def _costs(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
     for place in {**then, **now}:
         seconds = now.get(place, (0, 0, 0.0))[2] - then.get(place, (0, 0, 0.0))[2]
         if then.get(place) != now.get(place):
-            rows.append((-abs(seconds), f"{_signed(seconds)} {' '.join(place)}: {_sent(then.get(place))} -> {_sent(now.get(place))}"))
+            rows.append(
+                (-abs(seconds), f"{signed_seconds(seconds)} {' '.join(place)}: {_sent(then.get(place))} -> {_sent(now.get(place))}")
+            )
     lines = [line for _, line in sorted(rows)]
     yield from lines[:_SHOWN]
     if len(lines) > _SHOWN:
@@ -93,10 +100,6 @@ def _lies(one: Tensor | None) -> str:
 
 def _sent(one: tuple[int, int, float] | None) -> str:
     return "none" if one is None else f"{one[0]} of {format_bytes(one[1])} together"
-
-
-def _signed(seconds: float) -> str:
-    return f"{'+' if seconds >= 0 else '-'}{format_seconds(abs(seconds))}"
 
 
 def _mesh(plan: SpmdPlan) -> str:

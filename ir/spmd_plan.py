@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -181,7 +181,8 @@ def plan_to_text(plan: SpmdPlan) -> str:
     """Returns the file of a plan; the same text for the same plan."""
     found = {one.name: getattr(plan, one.name) for one in fields(plan)}
     found |= {"source": asdict(plan.source), "predicted": asdict(plan.predicted)}
-    found["arguments"], found["results"] = ([_tensor_row(one) for one in side] for side in (plan.arguments, plan.results))
+    found["arguments"] = [_tensor_row(one) for one in plan.arguments]
+    found["results"] = _result_rows(plan)
     for name in ("works", "costs", "rivals"):
         found[name] = [astuple(one) for one in getattr(plan, name)]
     found["memory"] = asdict(plan.memory) | {"alive": [astuple(one) for one in plan.memory.alive]}
@@ -209,7 +210,7 @@ def plan_from_text(text: str, file: str = "") -> SpmdPlan:
             versions=dict(data["versions"]),
             predicted=Predicted(**data["predicted"]),
             arguments=tuple(map(_tensor, data["arguments"])),
-            results=tuple(map(_tensor, data["results"])),
+            results=_results(data["results"], tuple(map(_tensor, data["arguments"]))),
             works=tuple(Work(*row) for row in data["works"]),
             costs=tuple(Cost(*row) for row in data["costs"]),
             memory=_memory(data["memory"]),
@@ -268,6 +269,20 @@ def layout_text(spec: int, axes: Sequence[str], rank: int) -> str:
 def _tensor_row(one: Tensor) -> list[Any]:
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
     return row if one.alias is None else [*row, one.alias]
+
+
+def _result_rows(plan: SpmdPlan) -> list[list[Any]]:
+    """Returns the rows of results; of one that is an argument's next value, and lies as it does, the path alone."""
+    rows = [_tensor_row(one) for one in plan.results]
+    for one in plan.arguments:
+        if one.alias is not None and _tensor_row(replace(one, alias=None))[1:] == rows[one.alias][1:]:
+            rows[one.alias] = rows[one.alias][:1]
+    return rows
+
+
+def _results(rows: Sequence[list[Any]], arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    given = {one.alias: one for one in arguments}
+    return tuple(_tensor(row) if len(row) > 1 else replace(given[n], path=row[0], alias=None) for n, row in enumerate(rows))
 
 
 def _tensor(row: list[Any]) -> Tensor:

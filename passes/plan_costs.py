@@ -143,6 +143,28 @@ class PlanCosts:
         results = self._layouts(state.comes, cls.results)
         return results if cls.fusible else f"{self._layouts(state.needs, cls.operands)} -> {results}"
 
+    def how_stored(self, node: Node, state: State) -> str:
+        """Returns how an argument, a value or a result lies in a state of its node."""
+        return layout_text(state.comes[0], self.axes, len(self._value_type(node).shape))
+
+    def type_of(self, node: Node) -> str:
+        """Returns the type of what a node stands for, of the first result of an op; empty where it has none."""
+        return _type(self._value_type(node)) if node.kind != "op" or self.plan.graph.results(node.number) else ""
+
+    def local_bytes(self, value: int) -> int:
+        """Returns the bytes of a value on a device, as it is stored."""
+        return self.plan.graph.type_of(value).num_bytes // num_parts(self.plan.specs[value], self.plan.sizes)
+
+    def _value_type(self, node: Node) -> TensorType:
+        graph = self.plan.graph
+        match node.kind:
+            case "op":
+                return graph.type_of(graph.results(node.number).start)
+            case "return":
+                return graph.type_of(graph.returns[node.number])
+            case _:
+                return graph.type_of(node.number)
+
     def _layouts(self, specs: Iterable[int], kinds: Iterable[TensorType]) -> str:
         return ", ".join(layout_text(spec, self.axes, len(kind.shape)) for spec, kind in zip(specs, kinds, strict=True))
 
@@ -155,7 +177,7 @@ class PlanCosts:
     def _work(self, op: int, times: int, compute_s: float, collectives_s: float) -> Work:
         graph, state = self.plan.graph, self.plan.ops[op]
         name, line = self.named(op)
-        local = sum(graph.type_of(value).num_bytes // num_parts(self.plan.specs[value], self.plan.sizes) for value in graph.results(op))
+        local = sum(self.local_bytes(value) for value in graph.results(op))
         kind = _kind(self.program.ops[op].name)
         shares = state.num_shares(self.plan.sizes) if state.strategy else 1
         return Work(kind, name, line, times, shares, self.how(op, state), compute_s, collectives_s, times * local)
@@ -167,6 +189,8 @@ class PlanCosts:
         for row in np.flatnonzero((nodes.start <= time) & (nodes.end >= time)).tolist():
             owner = int(nodes.owner[row])
             name, kind = self._node(self.choice.nodes[owner])
+            if self.choice.nodes[owner].kind == "argument" and (nodes.start[row], nodes.end[row]) != (0, problem.num_times - 1):
+                kind = f"{kind}, beside the old one"
             yield Held(name, kind, 1, int(problem.tables[nodes.table[row]][self.states[owner]]))
         for row in np.flatnonzero((edges.start <= time) & (edges.end >= time)).tolist():
             u, v = int(problem.edge_u[edges.owner[row]]), int(problem.edge_v[edges.owner[row]])
@@ -178,13 +202,11 @@ class PlanCosts:
     def _node(self, node: Node) -> tuple[str, str]:
         graph = self.plan.graph
         if node.kind == "argument":
-            return graph.arguments[node.number].name, f"argument {_type(graph.type_of(node.number))}"
+            return graph.arguments[node.number].name, f"argument {self.type_of(node)}"
         if node.kind == "return":
-            return f"result {node.number}", _type(graph.type_of(graph.returns[node.number]))
+            return f"result {node.number}", self.type_of(node)
         op = node.number if node.kind == "op" else int(graph.value_op[node.number])
-        results = graph.results(op)
-        value = results.start if node.kind == "op" and results else node.number
-        return self.named(op).name, f"{_kind(self.program.ops[op].name)} {_type(graph.type_of(value)) if results else ''}".strip()
+        return self.named(op).name, f"{_kind(self.program.ops[op].name)} {self.type_of(node)}".strip()
 
     def _running(self, time: int) -> str:
         """Returns the op that computes at a time, where the residents tell."""

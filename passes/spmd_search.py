@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
@@ -26,7 +26,7 @@ from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.plan_costs import PlanCosts, plan_costs, rivals
 from rhino.passes.problem import AUTO, write_mesh
-from rhino.passes.registry import Item, build_named
+from rhino.passes.registry import Item, shard_in_parts
 from rhino.strategies.answer import Answer
 
 Whole = Mapping[Side, Mapping[int, int]]
@@ -35,22 +35,30 @@ Whole = Mapping[Side, Mapping[int, int]]
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
 
+REWRITING: Final = ("num", "keep", "batch")
+"""Options that change the program for which shardings are chosen."""
+
 ALIAS: Final = "tf.aliasing_output"
 RESULT_INFO: Final = "jax.result_info"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A plan, and the choice that it is: for questions that the plan by itself does not answer."""
+    """A plan, and the choice that it is: for questions that the plan by itself does not answer. It took `num_solves` to find."""
 
     plan: SpmdPlan
     costs: PlanCosts
     answer: Answer
+    num_solves: int
 
 
 def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks, whole: Whole | None = None) -> Found:
-    """Returns the best plan for `module`, which is annotated with it; `options` are those of `auto-shard`, `name` is how it is called."""
-    source, rest = normalize(module, name, options, remarks)
+    """Returns the best plan for `module`, which is annotated with it; `name` is how it is called.
+
+    `options` are those of the passes, by name: of `auto-shard`, and of micro-batches.
+    """
+    rewriting, rest = shard_in_parts(options)
+    source = normalize(module, name, rewriting, remarks, is_rewritten=any(name in options for name in REWRITING))
     chooser = next(one for one in rest if isinstance(one, ChooseShardings))
     keep_whole(module, name, whole or {}, chooser, remarks)
     build_pass_manager(rest, module.context, remarks).run(module.operation)
@@ -73,17 +81,20 @@ def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Re
         rivals=rivals(said),
         annotations=read_annotations(module),
     )
-    return Found(plan, costs, said["answer"])
+    return Found(plan, costs, said["answer"], said["search"].solves)
 
 
-def normalize(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks) -> tuple[Source, tuple[Item, ...]]:
-    """Normalizes `module`; returns what binds a plan to it, and the passes that are left of the search."""
-    items = build_named("auto-shard", options)
-    assert items is not None
+def normalize(module: ir.Module, name: str, passes: Sequence[Item], remarks: Remarks, *, is_rewritten: bool) -> Source:
+    """Runs the passes before shardings are chosen, of which the first normalizes; returns what binds a plan to `module`.
+
+    If the others rewrite it, the plan is of what they leave.
+    """
     before = digest(module)
-    build_pass_manager(items[:1], module.context, remarks).run(module.operation)
+    build_pass_manager(passes[:1], module.context, remarks).run(module.operation)
     ops = Counter(op.name for op in walk(entry_function(module).operation))
-    return Source(name, before, digest(module), dict(sorted(ops.items()))), items[1:]
+    source = Source(name, before, digest(module), dict(sorted(ops.items())))
+    build_pass_manager(passes[1:], module.context, remarks).run(module.operation)
+    return replace(source, normal_sha256=digest(module)) if is_rewritten else source
 
 
 def boundary(module: ir.Module) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
