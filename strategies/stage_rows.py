@@ -17,7 +17,7 @@ What is least is what the nets cost, under a limit of work; or the most work of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -106,6 +106,18 @@ class StageRows:
     def bound(self, scaled: float) -> float:
         """Returns a bound on the rows' objective as a cost or in seconds of work."""
         return self.base + scaled * self.unit
+
+    def scaled(self, cost: float) -> float:
+        """Returns a cost, or seconds of work, as the rows' objective has it."""
+        return (cost - self.base) / self.unit
+
+    def narrowed(self, values: Ints) -> Windows:
+        """Returns the windows that are left where switches have these values, 0 or 1 [variables]; others mean nothing."""
+        first, last = self.windows.first.copy(), self.windows.last.copy()
+        for node, some in enumerate(self.switches):
+            first[node] += sum(values[variable] == 1 for variable in some.values())
+            last[node] -= sum(values[variable] == 0 for variable in some.values())
+        return replace(self.windows, first=first, last=last)
 
     def at_most(self, terms: Term, limit: float) -> None:
         """Adds the row that a sum is at most `limit`, unless it is always."""

@@ -4,7 +4,8 @@
 2. The best cuts of lines through the program (stage_line.py): a choice to begin with, often as good as any.
 3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it (stage_windows.py). A small
    problem is left as it is, with every stage open to every node.
-4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound.
+4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound. In a large problem
+   switches that no choice worth finding has otherwise are fixed first (row_fixing.py): of choices half way to the bound, then of all.
 5. Among choices that cost as little, one of less work on the device that has the most: the best on lines, else if it is found soon.
 
 The bound is one on all choices in the windows, and of joined nodes where nodes were joined: for a small problem, on all choices.
@@ -18,6 +19,7 @@ import numpy as np
 
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.problem import Ints
+from rhino.strategies.row_fixing import fixed_values
 from rhino.strategies.rows import Point, solve_rows
 from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
 from rhino.strategies.stage_merge import Merged, merge
@@ -33,6 +35,9 @@ JOINED_SHARE = 1 / 16
 
 STEP_LIMIT, LP_STEPS, BALANCE_STEPS = 200, 2000, 100
 """Steps of the solver (strategies/rows.py) for branch and bound, for its relaxation, and for the better balance of a choice found so."""
+
+SHARES = (0.5, 1.0)
+"""How far from the bound to the best known cost choices are looked for, in a large problem: the nearer, the more is known beforehand."""
 
 MOST_BALANCED = 1000
 """Variables up to which a choice of the integer program is balanced further within the tolerance: it takes seconds beyond."""
@@ -175,20 +180,35 @@ class _Search:
     def branch_and_bound(self, reduced: Merged, windows: Windows, limit_s: float) -> float:
         """Takes what the integer program finds, and returns the bound on all choices in the windows: infinite if there are none."""
         rows = StageRows(reduced.problem, windows, limit_s, self.best_cost)
-        relaxed = solve_rows(rows.rows(), integer=False, step_limit=LP_STEPS)
+        whole = rows.rows()
+        relaxed = solve_rows(whole, integer=False, step_limit=LP_STEPS)
         if isinstance(relaxed, Infeasible):
             return self.best_cost
         bound = rows.bound(relaxed.bound)
         if isinstance(relaxed, Point):
             self.offer(rows.stages(relaxed)[reduced.group], limit_s, _PROGRAM)
-        if self.best is not None and self.best_cost * (1 - self.worth) <= bound:
+        if isinstance(relaxed, Unsolved) or self.is_small or self.best is None:
+            return self.searched(reduced, windows, limit_s, bound)
+        for share in SHARES:
+            most = bound + share * (self.best_cost * (1 - self.worth) - bound)
+            if most <= bound:
+                break
+            narrow = rows.narrowed(fixed_values(whole, relaxed.duals, rows.scaled(most)))
+            bound = self.searched(reduced, narrow, limit_s, bound, most)
+        return bound
+
+    def searched(self, reduced: Merged, windows: Windows, limit_s: float, bound: float, most_cost: float = np.inf) -> float:
+        """Takes what branch and bound finds among choices of at most this cost, and returns the better bound on all choices."""
+        most_cost = min(most_cost, self.best_cost)
+        if self.best_cost * (1 - self.worth) <= bound:
             return bound
+        rows = StageRows(reduced.problem, windows, limit_s, most_cost)
         whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit, rounds=self.best is None)
         if isinstance(whole, Infeasible):
-            return self.best_cost
+            return most_cost
         if isinstance(whole, Point):
             self.offer(rows.stages(whole)[reduced.group], limit_s, _PROGRAM)
-        return max(bound, rows.bound(whole.bound))
+        return max(bound, min(most_cost, rows.bound(whole.bound)))
 
     def balance(self, reduced: Merged, windows: Windows, limit_s: float) -> None:
         """Takes a choice that costs as little as the best and has less work on the device that has the most."""
