@@ -97,7 +97,12 @@ class ChooseShardings(PlanningPass):
         """Returns the plan for one mesh, or why there is none. `module` gets sharding rules, nothing else."""
         program = self.read(module, target, remarks)
         clock.lap("graph")
-        choice = build_choice(program, target)
+        try:
+            choice = build_choice(program, target)
+        except RhinoError as error:
+            if error.id != "RHI-PIN-002":
+                raise
+            return error  # this mesh has no axes for a scope; another may have
         clock.lap("candidates")
         budget = self.ranks * (parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes)
         loop = accumulation_loop(program)

@@ -19,7 +19,7 @@ from rhino.ir.mlir import ir
 from rhino.ir.numerics import SOURCES
 from rhino.ir.patterns import nearest
 from rhino.ir.program import RULE, Program
-from rhino.ir.reader import entry_function
+from rhino.ir.reader import entry_function, walk
 from rhino.ir.scopes import REPLICATE, SCOPES, SPLIT, Way, depth_in, names_scopes, parse_way, scope_path, way_of_name
 from rhino.ir.shardings import SAID
 from rhino.ir.spec import REPLICATED, all_specs, entry
@@ -64,6 +64,14 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
             raise _finds_nothing(one, paths, remarks.file)
     for said, number in count.items():
         remarks.add(name, Place(remarks.file), f"{said} speaks of {number} ops")
+
+
+def scopes_text(module: ir.Operation) -> str:
+    """Returns which ops of `module` are in `rhino.replicate` and `rhino.split` by their locations: what else tells two programs apart."""
+    if not names_scopes(module):
+        return ""
+    ways = ((number, _ways_on(scope_path(op.location))) for number, op in enumerate(walk(module)))
+    return "".join(f"{number} {_listed(tuple(found))}\n" for number, found in ways if found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +168,15 @@ def _ops(block: ir.Block) -> Iterator[ir.Operation]:
 
 def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[Way, str]]:
     """Returns the scopes that lie on a path, outermost first, each with the words that it comes from."""
-    written = dict.fromkeys(way for part in path if (way := way_of_name(part)))
-    found = [(path.index(way.name), way, f"rhino.{way}") for way in written]
+    found = [(path.index(way.name), way, f"rhino.{way}") for way in _ways_on(path)]
     found += [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
     ordered = sorted(found, key=lambda one: one[0])
     return [(way, said) for number, (_, way, said) in enumerate(ordered) if way not in [other for _, other, _ in ordered[:number]]]
+
+
+def _ways_on(path: tuple[str, ...]) -> dict[Way, None]:
+    """Returns the ways of scopes that a path names, outermost first."""
+    return dict.fromkeys(way for part in path if (way := way_of_name(part)))
 
 
 def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> RhinoError:

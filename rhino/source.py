@@ -23,6 +23,7 @@ from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import AUTO, write_mesh
 from rhino.passes.registry import Item
+from rhino.passes.scopes import scopes_text
 from rhino.traced import Traced, key_dims
 
 Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -62,7 +63,8 @@ def normalize(module: ir.Module, traced: Traced, passes: Sequence[Item], remarks
 
 
 def _digest(module: ir.Module) -> str:
-    return hashlib.sha256(str(module.operation.get_asm(enable_debug_info=False)).encode()).hexdigest()
+    text = f"{module.operation.get_asm(enable_debug_info=False)}{scopes_text(module.operation)}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hold_keys(module: ir.Module, traced: Traced, chooser: ChooseShardings, remarks: Remarks) -> None:

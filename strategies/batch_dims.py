@@ -2,7 +2,8 @@
 
 Candidates have a share in at least half of the work that any group has a share in. First come those that lead every argument that they
 are in, as JAX's users write it; of these the ones that no argument carries from step to step; of these the ones with the most work. The
-first along which the step can be taken in parts is the batch, or the first of all where none can (a batch norm ties its parts together).
+first along which the step can be taken in parts is the batch, or the first of all where none can (a batch norm ties its parts together),
+or none of those that are carried alike.
 
 Inputs that nothing ties to it, as a second tower's, have a batch of their own, where the program says what it carries. Where a batch is
 cut in micro-batches, [m * b] to [m, b], the part that the work is done along counts.
@@ -19,12 +20,13 @@ from rhino.strategies.roles import Roles
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A group of dims: the arguments that have it, the group that its work is done along, and how much that is."""
+    """A group of dims: the arguments that have it, the group that its work is done along (another where it is cut), and how much it is."""
 
     members: Batch
     group: int
     work: int
     is_carried: bool
+    is_cut: bool
 
     @property
     def leads(self) -> bool:
@@ -37,7 +39,8 @@ def batch_roles(roles: Roles, tested: Mapping[int, frozenset[int]]) -> Roles:
     most = max((one.work for one in every), default=0)
     able = [one for one in every if one.work and one.work >= most * LEAST_SHARE]
     able.sort(key=lambda one: (not one.leads, one.is_carried, -one.work))
-    chosen = next((one for one in able if _is_free(roles, one, tested)), able[0] if able and able[0].leads else None)
+    alike = [one for one in able if one.is_carried == able[0].is_carried]
+    chosen = next((one for one in alike if one.is_cut or _is_free(roles, one, tested)), able[0] if able and able[0].leads else None)
     return roles.of_groups({one.group for one in _with_others(roles, chosen, every)} if chosen else set())
 
 
@@ -68,7 +71,7 @@ def _candidates(roles: Roles) -> list[_Candidate]:
     for group, members in every.items():
         finest = max((group, *inner.get(group, ())), key=lambda one: work.get(one, 0))
         carried = any(arguments[number].alias is not None for number in members)
-        found.append(_Candidate(members, finest, work.get(finest, 0), carried))
+        found.append(_Candidate(members, finest, work.get(finest, 0), carried, finest != group))
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rhino.ir.cluster import preset_names
-from rhino.ir.constraints import parse_forbid, parse_pin, parse_role
+from rhino.ir.constraints import parse_forbid, parse_pin, parse_role, parse_scope
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
 from rhino.ir.units import parse_size
@@ -32,6 +32,7 @@ _SHARED: Final = (
     "pin",
     "forbid",
     "axis-role",
+    "scope",
     "constraints",
     "op-rules",
     "batch",
@@ -44,7 +45,10 @@ _SHARED: Final = (
 )
 """Options of passes that the command line has for all that take them."""
 
-_CHECKS: Final = {"pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role}
+_CHECKS: Final = {"pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role, "scope": parse_scope}
+_ONE_PROGRAM: Final = ({"auto-shard"}, {"auto-shard", "localize"}, {"micro-batch", "auto-shard"}, {"micro-batch", "auto-shard", "localize"})
+"""The passes that may be asked for where the plan of one program is written."""
+
 _DESCRIPTION: Final = """\
 Reads a module, runs passes on it, and prints it. Input is StableHLO text, MLIR bytecode, a portable artifact or a jax.export blob.
 """
@@ -96,13 +100,15 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
+    options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
     options.searches = is_parallel and (options.num is None or options.stages is None or options.mesh == AUTO)
     if options.plan == "":
-        raise RhinoError("RHI-CLI-001", "--plan names no folder", fix="say for example --plan=out/plan")
+        raise RhinoError("RHI-CLI-001", "--plan names no folder and no file", fix="say for example --plan=out/plan")
     if not is_parallel:
         for name in ("plan", "schedule", "timeline"):
-            if getattr(options, name):
-                raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}")
+            if getattr(options, name) and not (name == "plan" and options.makes_file):
+                shard = ", or --auto-shard and no other pass" if name == "plan" else ""
+                raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}{shard}")
     for name in ("plan_json", "strategy", "jobs", "candidates"):
         if getattr(options, name) is not None and not options.searches:
             fix = (
@@ -114,7 +120,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
     for name in ("jobs", "candidates"):
         if (getattr(options, name) or 1) < 1:
             raise RhinoError("RHI-CLI-001", f"--{name} is less than 1", fix="give a positive number, or leave it out")
-    if (options.makes_plan or options.searches) and options.split_input_file:
+    if (options.makes_plan or options.makes_file or options.searches) and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")
     options.ranks = None
     if is_parallel and not options.searches:
@@ -283,7 +289,7 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     add("--tolerance", metavar="E", help="how far above the most even division of work a stage may be, as a share")
     add("--schedule", metavar="S", choices=tuple(SCHEDULES), help=f"in which order ranks run: {', '.join(SCHEDULES)} (default {DEFAULT})")
     add("--chunks", type=int, metavar="C", help="stages on a rank, where the schedule allows several (there 2, else 1)")
-    add("--plan", metavar="FOLDER", help="write the whole plan there; the module is then written only with -o")
+    add("--plan", metavar="PATH", help="write the plan there: a folder, with --auto-shard a file; the module is then written with -o alone")
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
     add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")
     ways = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
@@ -297,6 +303,12 @@ def _add_constraints(group: argparse._ArgumentGroup) -> None:
     add("--pin", action="append", metavar="N=S", help="tensors with names like N lie as S, as 'layers.*.up=[{}, {\"y\"}]'; repeatable")
     add("--forbid", action="append", metavar="N=S", help="they do not lie as S, or if S is an axis are not split along it; repeatable")
     add("--axis-role", action="append", metavar="A=ROLE", help="along axis A only the batch is split, or never: batch or model; repeatable")
+    add(
+        "--scope",
+        action="append",
+        metavar="N=WAY",
+        help="ops in scopes with names like N are shared so: replicate(4) or split(4); repeatable",
+    )
     add("--constraints", metavar="FILE", help="a TOML file of the same")
     add("--op-rules", metavar="FILE", help="a TOML file of sharding rules for custom calls, by target")
 

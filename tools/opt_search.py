@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from rhino.ir.cluster import load_cluster
 from rhino.ir.manual import bytecode
@@ -25,22 +25,22 @@ from rhino.strategies.whole.base import MOST, Explored
 from rhino.tools.files import write_output
 from rhino.tools.opt_options import settle
 
-_PASS_OPTIONS: Final[tuple[str, ...]] = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch", "whole")
+_PASS_OPTIONS: Final[tuple[str, ...]] = ("pin", "forbid", "axis-role", "scope", "constraints", "op-rules", "batch", "whole")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeModule:
-    """A module made by a plan, and what is left to do once it is the one."""
+    """A module made by a plan, and what is left to do once it is the one; that takes what the search says for itself."""
 
     module: ir.Module
-    finish: Callable[[], None]
+    finish: Callable[[dict[str, Any]], None]
 
 
 Make = Callable[[ir.Module, Namespace], Made[MadeModule]]
 
 
-def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make) -> MadeModule:
-    """Returns what `make` makes of the best plan for `module`; says on `stderr` what it is, and what the others lost by.
+def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make) -> ir.Module:
+    """Returns the module that `make` makes by the best plan; says on `stderr` what that is, and what the others lost by.
 
     `given` are the options of passes by name. `make` takes a module of its own and a command line on which nothing is open.
 
@@ -63,7 +63,8 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
     print(report.text(), file=stderr)
     if options.plan_json:
         write_output(options.plan_json, (json.dumps(report.json(), indent=2) + "\n").encode(), sys.stdout.buffer)
-    return made
+    made.finish(report.json())
+    return made.module
 
 
 def _said(options: Namespace) -> Said:
