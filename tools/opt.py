@@ -19,9 +19,13 @@ from rhino.ir.locations import place_of
 from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
-from rhino.passes.base import Remarks
+from rhino.ir.spmd_plan import save_plan
+from rhino.passes.base import Remarks, read_options
+from rhino.passes.localize import Localize
 from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.registry import Item
+from rhino.passes.spmd_search import search
 from rhino.tools.ending import exit_code_of
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
@@ -161,6 +165,8 @@ class _Run:
         with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
             if self.options.searches:
                 module = self.searched(module, facts, result)
+            elif self.options.makes_file:
+                self.write_file(module, result.remarks)
             else:
                 self.run_passes(module, self.items, result.remarks)
                 if self.options.makes_plan:
@@ -181,10 +187,18 @@ class _Run:
 
         write_whole_plan(prove(module, self.options, facts, self.file), self.options, self.stderr)
 
+    def write_file(self, module: ir.Module, remarks: Remarks) -> None:
+        """Shards `module`, and writes the plan of that."""
+        given = {"cluster": DEFAULT_CLUSTER, **given_options(self.options)}
+        for name, text in self.options.steps:
+            given |= read_options(name, text)
+        save_plan(search(module, Path(self.file).name, given, remarks).plan, Path(self.options.plan))
+        self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], remarks)
+
     def searched(self, module: ir.Module, facts: dict[str, Any], result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
         from rhino.passes.whole_choice import Made  # noqa: PLC0415 - as above
-        from rhino.tools.opt_plan import prove, write_whole_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_plan import prove, with_search, write_whole_plan  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import MadeModule, search_whole_plan  # noqa: PLC0415 - as above
 
         def make(own: ir.Module, options: Namespace) -> Made[MadeModule]:
@@ -192,10 +206,10 @@ class _Run:
             self.run_passes(own, steps(options), remarks)
             plan = prove(own, options, facts, self.file) if options.stages else None
 
-            def finish() -> None:
+            def finish(search: dict[str, Any]) -> None:
                 result.remarks = remarks
                 if plan and options.makes_plan:
-                    write_whole_plan(plan, options, self.stderr)
+                    write_whole_plan(with_search(plan, search), options, self.stderr)
 
             if plan:
                 timeline, memory = plan.simulation.timeline, plan.simulation.memory
@@ -203,9 +217,7 @@ class _Run:
             answer = remarks.statistics["answer"]
             return Made(MadeModule(own, finish), answer.cost, (answer.peak_bytes,))
 
-        made = search_whole_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
-        made.finish()
-        return made.module
+        return search_whole_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
 
     def with_locations(self) -> bool:
         asked: bool | None = self.options.mlir_print_debuginfo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,6 +52,11 @@ def prove_whole_plan(
     limits = Limits(budget_bytes, made.costs.temp_bytes, tuple(one.name for one in plan.arguments))
     verify(plan.step, len(plan.arguments), len(plan.results), limits)
     return made
+
+
+def with_search(made: Made, search: dict[str, Any]) -> Made:
+    """Returns a plan that says how it was found, and what others lost by."""
+    return replace(made, plan=replace(made.plan, about={**made.plan.about, "search": search}))
 
 
 def write_whole_plan(made: Made, options: Namespace, stderr: TextIO) -> None:
