@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.cluster import cluster_to_text, load_cluster
 from rhino.ir.collectives import tensor_bytes
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import ir
+from rhino.ir.mlir import func, ir
 from rhino.ir.program import argument_name
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
@@ -31,6 +31,9 @@ from rhino.strategies.answer import Answer
 
 Whole = Mapping[Side, Mapping[int, int]]
 """Of arguments and results by number: how many of their last dims must stay whole."""
+
+Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""Arguments and results."""
 
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
@@ -64,10 +67,10 @@ def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Re
     build_pass_manager(rest, module.context, remarks).run(module.operation)
     said = remarks.statistics
     costs = plan_costs(said)
-    arguments, results = boundary(module)
+    arguments, results = boundary(module, is_annotated=True)
     plan = SpmdPlan(
         source=source,
-        cluster=tuple(cluster_to_text(load_cluster(options["cluster"])).splitlines()),
+        cluster=cluster_lines(options["cluster"]),
         mesh=said["target"].mesh.axes,
         form=ANNOTATED,
         asked={key: value for key, value in options.items() if value and key not in ("cluster", "mesh", "budget")},
@@ -97,19 +100,24 @@ def normalize(module: ir.Module, name: str, passes: Sequence[Item], remarks: Rem
     return replace(source, normal_sha256=digest(module)) if is_rewritten else source
 
 
-def boundary(module: ir.Module) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Returns arguments and results by path, as they lie in an annotated module."""
+def boundary(module: ir.Module, *, is_annotated: bool) -> Sides:
+    """Returns arguments and results by path, as they lie in an annotated module; whole in another."""
     entry = entry_function(module)
-    graph_names = [argument_name(value, n) for n, value in enumerate(entry.arguments)]
-    sides = []
-    for side, types in (("arg", entry.type.inputs), ("res", entry.type.results)):
-        given = boundary_attributes(entry, side)
-        infos = [str(ir.StringAttr(one[RESULT_INFO]).value) if RESULT_INFO in one else f"result{n}" for n, one in enumerate(given)]
-        names = graph_names if side == "arg" else infos
-        aliases = [ir.IntegerAttr(one[ALIAS]).value if ALIAS in one else None for one in given]
-        rows = zip(names, types, boundary_dims(entry, side), aliases, strict=True)
-        sides.append(tuple(Tensor(name, _kind(kind), dims, tensor_bytes(kind), alias) for name, kind, dims, alias in rows))
-    return sides[0], sides[1]
+    arguments = [argument_name(value, n).replace('\\"', '"') for n, value in enumerate(entry.arguments)]
+    results = [_result_name(one, n) for n, one in enumerate(boundary_attributes(entry, "res"))]
+    return _tensors(entry, "arg", arguments, is_annotated), _tensors(entry, "res", results, is_annotated)
+
+
+def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated: bool) -> tuple[Tensor, ...]:
+    kinds = [ir.RankedTensorType(kind) for kind in (entry.type.inputs if side == "arg" else entry.type.results)]
+    dims = boundary_dims(entry, side) if is_annotated else [((),) * len(kind.shape) for kind in kinds]
+    aliases = [ir.IntegerAttr(one[ALIAS]).value if ALIAS in one else None for one in boundary_attributes(entry, side)]
+    rows = zip(names, kinds, dims, aliases, strict=True)
+    return tuple(Tensor(name, _kind(kind), lies, tensor_bytes(kind), alias) for name, kind, lies, alias in rows)
+
+
+def _result_name(attributes: Attributes, number: int) -> str:
+    return str(ir.StringAttr(attributes[RESULT_INFO]).value) if RESULT_INFO in attributes else f"result{number}"
 
 
 def keep_whole(module: ir.Module, name: str, whole: Whole, chooser: ChooseShardings, remarks: Remarks) -> None:
@@ -132,11 +140,15 @@ def keep_whole(module: ir.Module, name: str, whole: Whole, chooser: ChooseShardi
             set_boundary_attributes(entry, side, old)
 
 
+def cluster_lines(cluster: str) -> tuple[str, ...]:
+    """Returns the file of a cluster by its lines, as plans keep it."""
+    return tuple(cluster_to_text(load_cluster(cluster)).splitlines())
+
+
 def digest(module: ir.Module) -> str:
     """Returns the hash by which plans know a program; names and places in sources are no part of it."""
     return hashlib.sha256(str(module.operation.get_asm(enable_debug_info=False)).encode()).hexdigest()
 
 
-def _kind(kind: ir.Type) -> str:
-    tensor = ir.RankedTensorType(kind)
-    return f"{tensor.element_type}[{','.join(map(str, tensor.shape))}]"
+def _kind(kind: ir.RankedTensorType) -> str:
+    return f"{kind.element_type}[{','.join(map(str, kind.shape))}]"

@@ -20,11 +20,12 @@ from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.registry import PARALLEL, build_named
+from rhino.passes.spmd_search import Sides, cluster_lines, keep_whole, normalize
 from rhino.passes.whole_plan import Made
 from rhino.pipeline_plan import kind_of, origin_of
-from rhino.planner import Wish, cluster_lines
+from rhino.planner import Wish
 from rhino.runtime.inputs import nonnegative_arguments
-from rhino.source import Sides, hold_keys, normalize, read_traced, shapes
+from rhino.source import key_words, read_traced, shapes
 from rhino.strategies.schedules import DEFAULT, find_schedule
 from rhino.tools.opt_plan import prove_whole_plan
 from rhino.traced import Traced
@@ -58,10 +59,10 @@ def plan_stages(traced: Traced, wish: Wish) -> Staged:
     passes = build_named(PARALLEL, options)
     assert passes is not None
     nonnegative = sorted(nonnegative_arguments(module))
-    source = normalize(module, traced, passes[:1], remarks, is_rewritten=False)
+    source = normalize(module, traced.name, passes[:1], remarks, is_rewritten=False)
     for chooser in passes:
         if isinstance(chooser, ChooseShardings):
-            hold_keys(module, traced, chooser, remarks)
+            keep_whole(module, traced.name, key_words(traced), chooser, remarks)
     build_pass_manager(passes[1:], context, remarks).run(module.operation)
     about: dict[str, Any] = {
         "source": source.function,
@@ -90,7 +91,7 @@ def adopt_stages(traced: Traced, plan: WholePlan, cluster: str | None) -> None:
     passes = build_named(PARALLEL, {})
     assert passes is not None
     now = _stored(traced, module)
-    source = normalize(module, traced, passes[:1], remarks, is_rewritten=False)
+    source = normalize(module, traced.name, passes[:1], remarks, is_rewritten=False)
     check_current(origin_of(plan), source, now, cluster_lines(cluster) if cluster is not None else None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from jax.version import __version__ as jax_version
 
-from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
+from rhino.ir.cluster import load_cluster, parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.manual import bytecode, wrap_manual
 from rhino.ir.mesh import Mesh, parse_mesh
@@ -17,15 +17,13 @@ from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, num_parts
 from rhino.ir.units import format_bytes, parse_size
-from rhino.passes.annotations import read_annotations, write_annotations, write_boundary_dims
+from rhino.passes.annotations import write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.plan_costs import plan_costs, rivals
 from rhino.passes.problem import AUTO, Target, write_mesh
 from rhino.passes.registry import shard_in_parts
-from rhino.source import SIDES, hold_keys, mesh_of, normalize, read_traced, shapes, tensors
+from rhino.passes.spmd_search import ANNOTATED, REWRITING, cluster_lines, normalize, search
+from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors
 from rhino.strategies.cost import CostModel
 from rhino.traced import Traced
 
@@ -33,10 +31,7 @@ Pins = Callable[[Sequence[tuple[str, int]]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
 
 SHARD, WHOLE = "shard", "whole"
-LOCALIZED, ANNOTATED = "localized", "annotated"
-
-_REWRITING = ("num", "keep", "batch")
-"""Options that change the program for which shardings are chosen."""
+LOCALIZED = "localized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +124,9 @@ def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: st
     """
     context, remarks = make_context(), Remarks(traced.name)
     module = read_traced(traced, context)
-    options = {name: plan.asked[name] for name in _REWRITING if name in plan.asked}
+    options = {name: plan.asked[name] for name in REWRITING if name in plan.asked}
     rewriting, _ = shard_in_parts({**options, "op-rules": op_rules})
-    source = normalize(module, traced, rewriting, remarks, is_rewritten=bool(options))
+    source = normalize(module, traced.name, rewriting, remarks, is_rewritten=bool(options))
     check_current(plan, source, shapes(traced, module), cluster_lines(cluster) if cluster is not None else None)
     with context, ir.Location.unknown():
         device = parse_cluster("\n".join(plan.cluster)).device
@@ -145,42 +140,13 @@ def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: st
 
 
 def _search(traced: Traced, wish: Wish, budget: int) -> Planned:
-    context, remarks = make_context(), Remarks(traced.name)
-    module = read_traced(traced, context)
+    module = read_traced(traced, make_context())
     asked = wish.options(shapes(traced, module)[0])
     options = {"cluster": wish.cluster, "mesh": wish.mesh, "budget": str(budget), **asked}
-    rewriting, rest = shard_in_parts(options)
-    source = normalize(module, traced, rewriting, remarks, is_rewritten=any(name in asked for name in _REWRITING))
-    chooser = next(one for one in rest if isinstance(one, ChooseShardings))
-    hold_keys(module, traced, chooser, remarks)
-    build_pass_manager(rest, context, remarks).run(module.operation)
-    target = replace(chooser, mesh="").target(module.operation, remarks)
-    said = remarks.statistics
-    costs = plan_costs(said)
+    plan = search(module, traced.name, options, Remarks(traced.name), key_words(traced)).plan
     arguments, results = tensors(traced, module)
     form, code = _compiled_form(module)
-    plan = SpmdPlan(
-        source=source,
-        cluster=cluster_lines(wish.cluster),
-        mesh=target.mesh.axes,
-        form=form,
-        asked=asked,
-        versions={"jax": jax_version},
-        predicted=costs.predicted(said["answer"], budget),
-        arguments=arguments,
-        results=results,
-        works=costs.works(),
-        costs=costs.costs(),
-        memory=costs.memory(),
-        rivals=rivals(said),
-        annotations=read_annotations(module),
-    )
-    return Planned(plan, code)
-
-
-def cluster_lines(cluster: str) -> tuple[str, ...]:
-    """Returns the file of a cluster by its lines, as plans keep it."""
-    return tuple(cluster_to_text(load_cluster(cluster)).splitlines())
+    return Planned(replace(plan, form=form, versions={"jax": jax_version}, arguments=arguments, results=results), code)
 
 
 def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
