@@ -27,6 +27,7 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.plan_costs import PlanCosts, plan_costs, rivals
 from rhino.passes.problem import AUTO, write_mesh
 from rhino.passes.registry import Item, shard_in_parts
+from rhino.passes.scopes import scopes_text
 from rhino.strategies.answer import Answer
 
 Whole = Mapping[Side, Mapping[int, int]]
@@ -146,8 +147,9 @@ def cluster_lines(cluster: str) -> tuple[str, ...]:
 
 
 def digest(module: ir.Module) -> str:
-    """Returns the hash by which plans know a program; names and places in sources are no part of it."""
-    return hashlib.sha256(str(module.operation.get_asm(enable_debug_info=False)).encode()).hexdigest()
+    """Returns the hash by which plans know a program; names and places in sources are no part of it, but for scopes."""
+    text = f"{module.operation.get_asm(enable_debug_info=False)}{scopes_text(module.operation)}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _kind(kind: ir.RankedTensorType) -> str:

@@ -90,7 +90,7 @@ def test_what_does_not_parse_is_told_why(parse, text, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[[pins]]\nname = 'w'", "the file: unknown key 'pins'; known are pin, forbid, axis-role"),
+        ("[[pins]]\nname = 'w'", "the file: unknown key 'pins'; known are pin, forbid, axis-role, scope"),
         ("[[pin]]\nname = 'w'", "pin 1 of FILE: got sharding = None, expected text"),
         ("[[forbid]]\nname = 'w'\naxis = 'x'\nsharding = '[{}]'", "forbid 1 of FILE: expected either sharding or axis"),
         ("[axis-role]\nx = 'data'", "got x=data, expected one of x=batch, x=model"),
