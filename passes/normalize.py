@@ -19,10 +19,11 @@ from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, maker_of, walk
-from rhino.passes.base import Pass, Remarks
+from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.branches import select_branches
 from rhino.passes.loop_values import own_values
 from rhino.passes.shardy_ops import plain_shardy_ops
+from rhino.passes.stage_marks import keep_marks
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,13 @@ class Normalize(Pass):
     name: ClassVar[str] = "rhino-normalize"
     errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-READ-006")
 
+    boundaries: bool = opt(False, "keep the marks of stages for rhino-pipeline-stages")
+
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Normalizes `module` in place."""
         entry = entry_function(module, remarks.file)
+        if self.boundaries:
+            keep_marks(module)
         _nested(module, f"func.func({_LEGALIZE})")
         Inliner(module, remarks.file).inline(entry)
         plain_shardy_ops(entry)

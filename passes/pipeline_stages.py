@@ -1,10 +1,11 @@
 """Write on every op of a training step the pipeline stage that it belongs to.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; existing
-          `rhino.stage` on ops, as constraints; a missing `sdy.sharding_rule` is made for the time of the pass.
+          `rhino.stage` on ops, as constraints; `rhino.stage_boundary` on barriers
+          (passes/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
 Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage; `rhino.num_stages` on
           the module. Without a loop, on each op of the step; those that update arguments have a stage. A loop inside has one stage with
-          all that is in it. Adds, removes and changes no op.
+          all that is in it. Takes the marks out; adds, removes and changes no other op.
 Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing stages cannot be
           honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent, RHI-CLI-001 a malformed budget,
           RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that
@@ -33,12 +34,14 @@ from rhino.ir.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.problem import DEFAULT_CLUSTER
+from rhino.passes.stage_marks import BACK, FORWARD, drop_marks, way_of
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.cost import CostModel
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_graph import Staging, make_staging
-from rhino.strategies.stage_parts import parts_of
+from rhino.strategies.stage_marks import marked_stages
+from rhino.strategies.stage_parts import Parts, parts_of
 from rhino.strategies.stage_places import op_stages
 from rhino.strategies.stage_problem import OPEN, Bools, StageProblem
 
@@ -87,6 +90,7 @@ class PipelineStages(Pass):
             module.attributes[NUM_STAGES] = _number(self.stages)
             for place, text in _said(program, staging, answer):
                 remarks.add(self.name, place, text)
+        drop_marks(module)
         remarks.statistics.update(stages=answer, staging=staging)
 
     def _tolerance(self) -> float:
@@ -112,6 +116,7 @@ class PipelineStages(Pass):
             for number, op in enumerate(program.ops)
             if STAGE in op.attributes and (parts.body[number] or parts.apply[number]) and not parts.free[number]
         }
+        pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
         budget = float(parse_size(self.budget)) if self.budget else None
         staging = make_staging(program.graph, parts, self.stages, count, pins, budget, link=link)
@@ -121,6 +126,26 @@ class PipelineStages(Pass):
             raise _bad_number(what, f"ask for at most {max(working, 1)}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging
+
+    def _marked(self, program: Program, parts: Parts) -> dict[int, int]:
+        """Returns the virtual stages of ops that follow from the user's boundaries. Raises RHI-STAGE-003 where these do not fit."""
+        marks = {number: way for number, op in enumerate(program.ops) if (way := way_of(op)) is not None}
+        if not marks:
+            return {}
+        forward, back = ([number for number, own in marks.items() if own == way] for way in (FORWARD, BACK))
+        found = marked_stages(program.graph, parts.body, forward, back)
+        for number in found.misplaced:
+            raise RhinoError(
+                "RHI-STAGE-003",
+                "a boundary of stages stands in a loop of the model, or in what runs again on the way back",
+                place_of(program.ops[number].location, program.file),
+                fix="put it between such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
+            )
+        if found.num_stages != self.stages:
+            what = f"{found.num_stages - 1} boundaries stand one after the other, and {self.stages} stages were asked for"
+            place = place_of(program.ops[next(iter(marks))].location, program.file)
+            raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
+        return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
 
 
 def _number(value: int) -> ir.Attribute:

@@ -131,7 +131,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         "func.func(sdy-drop-sharding-rules)",
     )
     begin = (
-        Normalize(),  # First: custom calls may stand in functions that are called.
+        Normalize(boundaries=True),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
         micro,
     )

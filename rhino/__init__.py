@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from rhino.passes.normalize import Normalize as Normalize
     from rhino.passes.pipeline import build_pass_manager as build_pass_manager
     from rhino.passes.strip import Strip as Strip
+    from rhino.pipeline_plan import PipelinePlan as PipelinePlan
     from rhino.plan import Plan as Plan
     from rhino.scopes import replicate as replicate
     from rhino.scopes import split as split
+    from rhino.stage_boundary import stage_boundary as stage_boundary
 
 # Beside the imports above, which type checkers read; a test holds the two together.
 _HOMES: Final = {
@@ -58,8 +60,10 @@ _HOMES: Final = {
     "rhino.passes.normalize": ("Normalize",),
     "rhino.passes.pipeline": ("build_pass_manager",),
     "rhino.passes.strip": ("Strip",),
+    "rhino.pipeline_plan": ("PipelinePlan",),
     "rhino.plan": ("Plan",),
     "rhino.scopes": ("replicate", "split"),
+    "rhino.stage_boundary": ("stage_boundary",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -5,7 +5,7 @@ This is the one place beside `rhino.ir.mlir` that sees MLIR of JAX's own making:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -50,3 +50,8 @@ def _lower(context: mlir.LoweringRuleContext, *leaves: Any, embedded: Embedded) 
 
 
 mlir.register_lowering(_program, _lower)
+
+
+def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
+    """Makes a primitive of one result lower to what `function` of arrays does."""
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))

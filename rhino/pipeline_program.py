@@ -32,6 +32,7 @@ class PipelineProgram:
         given, made = plan.key_dims
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
+        self._donated = [number for number in traced.alias if number not in traced.kept]
         self._executor = Executor(plan.facts.step, plan.facts.modules, {rank.rank: rank.devices for rank in plan.ranks})
         weakref.finalize(self, self._executor.close)
 
@@ -42,6 +43,10 @@ class PipelineProgram:
             raise NewShapesError
         arguments = [_stored(leaf, *kind) for leaf, kind in zip(leaves, self._kinds, strict=True)]
         results: list[Any] = list(self._executor.run(arguments))
+        for number in self._donated:
+            leaf = leaves[number]
+            if isinstance(leaf, jax.Array) and not leaf.is_deleted():  # it was sent, or moved first: its buffer could not be taken over
+                leaf.delete()
         for number, implementation in self._keys.items():
             results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
         return jax.tree.unflatten(self._traced.out_tree, results)

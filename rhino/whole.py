@@ -9,6 +9,7 @@ from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
+from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
 from rhino.pipeline_planner import Staged, plan_stages
@@ -26,6 +27,8 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     Raises:
         RhinoError: what `rhino-opt` raises for such a plan.
     """
+    if wish.stages is None:
+        wish = replace(wish, stages=_marked(traced))
     if wish.is_open:
         return _search_whole(traced, wish)
     if (wish.stages or 1) > 1:
@@ -36,6 +39,18 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
         if error.id not in _TOO_LARGE:
             raise
         raise replace(error, fix=f"{error.fix}; or say search='whole': stages, micro-batches and recomputation need less") from None
+
+
+def _marked(traced: Traced) -> int | None:
+    """Returns how many stages the function's own boundaries make, None where it has none."""
+    if BOUNDARY.encode() not in traced.code:
+        return None
+    context = make_context()
+    module = read_traced(traced, context)
+    with context, ir.Location.unknown():
+        Normalize(boundaries=True).run(module.operation, Remarks(traced.name))
+    count = num_marked_stages(module)
+    return count if count > 1 else None
 
 
 def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:

@@ -6,7 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TextIO
 
 from rhino.ir.cluster import load_cluster
@@ -18,6 +18,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL
+from rhino.passes.stage_marks import num_marked_stages
 from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
 from rhino.strategies.whole import DEFAULT
@@ -50,9 +51,11 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
     cluster = given.get("cluster", DEFAULT_CLUSTER)
     budget = float(parse_size(options.budget) if options.budget else load_cluster(cluster).device.usable_hbm_bytes)
     with module.context, ir.Location.unknown():
-        Normalize().run(module.operation, Remarks(file))
+        Normalize(boundaries=True).run(module.operation, Remarks(file))
     passed = {name: given[name] for name in _PASS_OPTIONS if name in given}
     said = _said(options)
+    if said.stages is None and (marked := num_marked_stages(module)) > 1:
+        said = replace(said, stages=marked)
     setup = Setup(bytecode(module), file, cluster, budget, passed, said.schedules())
 
     def make_own(plan: Decided) -> Made[MadeModule]:
