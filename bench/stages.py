@@ -32,17 +32,17 @@ from typing import Any, Final
 import numpy as np
 from search import EXPORT, machine
 
-from rhino.ir.accumulation import MICRO_BATCHES
+from rhino.ir.accumulation import accumulation_loop
 from rhino.ir.cluster import load_cluster, mesh_axes
-from rhino.ir.graph import Graph, Loop
+from rhino.ir.graph import Graph
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.registry import build_named
+from rhino.passes.sharded_step import sharded_figures
 from rhino.passes.whole import whole_program
-from rhino.strategies.cost import CostModel
 from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_line import cut, equal_cut, lines_of, stretches
@@ -61,8 +61,11 @@ CLUSTER: Final = "v100x8"
 Record = dict[str, Any]
 
 
-def read_graph(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Loop]:
-    """Returns a model's training step with a loop over micro-batches, and that loop; `arguments` are what the exporter takes."""
+def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Parts]:
+    """Returns a model's training step with a loop over micro-batches in parts, costed whole on a device of the cluster.
+
+    `arguments` are what the exporter takes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step.mlirbc"
         subprocess.run([sys.executable, EXPORT, *arguments, "--format=bytecode", "-o", file], check=True)
@@ -71,14 +74,8 @@ def read_graph(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Loo
     assert steps is not None
     build_pass_manager(steps, module.context).run(module.operation)
     with module.context, ir.Location.unknown(), whole_program(module.operation, Remarks()) as program:
-        return program.graph, next(loop for loop in program.graph.loops if MICRO_BATCHES in program.ops[loop.op].attributes)
-
-
-def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Parts]:
-    """Returns a model's training step in parts, costed on a device of the cluster."""
-    graph, loop = read_graph(arguments, micro_batches)
-    cluster = load_cluster(CLUSTER)
-    return graph, parts_of(graph, loop, CostModel(cluster.device, mesh_axes(cluster, (1,))))
+        seconds, _ = sharded_figures(program, module.operation, load_cluster(CLUSTER))
+        return program.graph, parts_of(program.graph, accumulation_loop(program), seconds)
 
 
 def figures(staging: Staging, stage: Ints) -> Record:

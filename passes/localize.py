@@ -113,9 +113,13 @@ def rewrite(
 
 def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan, Program]:
     """Returns the plan that the module's annotations are, and the program it is for."""
-    sizes = mesh.shape
     passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
     program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
+    return annotated_plan(program, mesh.shape, remarks.file), program
+
+
+def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Plan:
+    """Returns the plan that the annotations of a program's ops are, on a mesh of `sizes`; what has none is whole everywhere."""
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
     ops: list[State] = []
@@ -126,11 +130,11 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan,
         elif cls.name in (WHILE, YIELD):
             ops.append(replicate(cls, len(sizes)))  # for now: see below
         else:
-            ops.append(_state(graph, number, op, specs, sizes, remarks.file))
+            ops.append(_state(graph, number, op, specs, sizes, file))
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
-    return Plan(graph, sizes, tuple(ops), tuple(specs), returned), program
+    return Plan(graph, sizes, tuple(ops), tuple(specs), returned)
 
 
 def _state(graph: Graph, number: int, op: ir.Operation, specs: Sequence[Spec], sizes: tuple[int, ...], file: str) -> State:

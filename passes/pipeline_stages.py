@@ -1,15 +1,17 @@
 """Write on every op of a training step the pipeline stage that it belongs to.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; existing
-          `rhino.stage` on ops, as constraints; `rhino.stage_boundary` on barriers
-          (passes/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
+          `rhino.stage` on ops, as constraints; `sdy.mesh`, `sdy.sharding` and `rhino.strategy`, by which work and bytes are those of
+          one device; `rhino.stage_boundary` on barriers (passes/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of
+          the pass.
 Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage; `rhino.num_stages` on
           the module. Without a loop, on each op of the step; those that update arguments have a stage. A loop inside has one stage with
           all that is in it. Takes the marks out; adds, removes and changes no other op.
 Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing stages cannot be
           honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent, RHI-CLI-001 a malformed budget,
           RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that
-          the module's mesh does not have.
+          the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that
+          is larger than the cluster.
 Source    Rhino 5.1, 5.2; strategies/stages.py.
 """
 
@@ -26,7 +28,6 @@ from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
 from rhino.ir.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import Graph
-from rhino.ir.hardware import Line
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
@@ -34,10 +35,10 @@ from rhino.ir.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.problem import DEFAULT_CLUSTER
+from rhino.passes.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
 from rhino.passes.stage_marks import BACK, FORWARD, drop_marks, way_of
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
-from rhino.strategies.cost import CostModel
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_marks import marked_stages
@@ -67,6 +68,7 @@ class PipelineStages(Pass):
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
         *WHOLE_ERRORS,
+        *SHARDED_ERRORS,
     )
 
     stages: int = opt(2, "how many stages")
@@ -80,9 +82,8 @@ class PipelineStages(Pass):
         if self.stages < 1:
             raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
         cluster = load_cluster(self.cluster)
-        model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
         with whole_program(module, remarks) as program:
-            staging = self._staging(program, model, self._link(cluster))
+            staging = self._staging(program, module, cluster)
             answer = _solve(staging.problem, tolerance)
             if isinstance(answer, Infeasible | Unsolved):
                 raise _unsolved(program, staging, tolerance, answer)
@@ -102,15 +103,13 @@ class PipelineStages(Pass):
             )
         return float(self.tolerance)
 
-    def _link(self, cluster: Cluster) -> Line | None:
-        """Returns the link between stages that each have an equal share of the cluster's devices; None where it has one device."""
-        ranks = min(self.stages, cluster.num_devices)
-        return mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
-
-    def _staging(self, program: Program, model: CostModel, link: Line | None) -> Staging:
+    def _staging(self, program: Program, module: ir.Operation, cluster: Cluster) -> Staging:
         loop = accumulation_loop(program)
         count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
-        parts = parts_of(program.graph, loop, model)
+        ranks = num_ranks(module, cluster, self.stages)
+        seconds, value_bytes = sharded_figures(program, module, cluster, ranks)
+        parts = parts_of(program.graph, loop, seconds)
+        link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
         pins = {
             number: ir.IntegerAttr(op.attributes[STAGE]).value
             for number, op in enumerate(program.ops)
@@ -119,7 +118,7 @@ class PipelineStages(Pass):
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
         budget = float(parse_size(self.budget)) if self.budget else None
-        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, link=link)
+        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, value_bytes, link)
         working = int(np.count_nonzero(staging.problem.work))
         if working < self.stages:
             what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"

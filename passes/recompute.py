@@ -7,7 +7,8 @@ Writes    copies of ops of the way forward, with their attributes, right before 
           the way back that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of virtual stage v
           is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
 Errors    RHI-RECOMPUTE-001 `keep` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
-          function, RHI-SHARD-001 a sharding that the module's mesh does not have.
+          function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
+          shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
 Source    strategies/recompute.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost"
           (2016).
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
-from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import WHILE, Loop
 from rhino.ir.locations import place_of
@@ -31,8 +32,8 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.recompute_write import write_blocks
+from rhino.passes.sharded_step import SHARDED_ERRORS, sharded_figures
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
-from rhino.strategies.cost import CostModel
 from rhino.strategies.recompute_graph import ONE_STAGE, Stash, stash_of
 from rhino.strategies.stage_parts import parts_of
 
@@ -50,7 +51,7 @@ class Recompute(Pass):
     """Compute values of the way forward again for the way back, instead of keeping them."""
 
     name: ClassVar[str] = "rhino-recompute"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS, *SHARDED_ERRORS)
 
     keep: str = opt("0", "the largest share of what the way back reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
@@ -59,13 +60,13 @@ class Recompute(Pass):
         """Rewrites `module` in place."""
         shares = _shares(self.keep)
         cluster = load_cluster(self.cluster)
-        model = CostModel(cluster.device, mesh_axes(cluster, (1,)))
         with whole_program(module, remarks) as program:
             loop = accumulation_loop(program)
             stages = _stages(program, loop)
             num_stages = _num_stages(module, stages)
             keep = dict(enumerate(_for_stages(shares, num_stages if stages is not None else None)))
-            parts = parts_of(program.graph, loop, model)
+            seconds, _ = sharded_figures(program, module, cluster)
+            parts = parts_of(program.graph, loop, seconds)
             stash = stash_of(program.graph, parts, stages)
             count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
             from rhino.strategies.recompute import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need

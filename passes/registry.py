@@ -119,10 +119,10 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
     rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
     budget = parse_size(choose.budget) if choose.budget else int(cluster.device.usable_hbm_bytes)
-    # Shardings are chosen for the whole step, which has the memory of all ranks; stages for whole tensors, which have that of all devices
-    # of one. What each device holds in the end is proven for the list of instructions.
+    # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is proven for the list
+    # of instructions.
     choose = replace(choose, mesh=str(rank), ranks=num_ranks)
-    stages = replace(stages, budget=str(budget * rank.num_devices))
+    stages = replace(stages, budget=str(budget))
     shard: tuple[Item, ...] = (
         Normalize(),  # Again, for the loop that is new.
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
@@ -143,7 +143,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     return (
         *begin,
         *shard,
-        stages,  # It counts whole tensors, whatever their shardings; the search before it need not know of stages.
+        stages,  # After the search, which need not know of stages: work and bytes are those of a device, as sharded.
         split,  # Last: it makes functions, one a program.
     )
 

@@ -6,12 +6,14 @@ paid where the value is read if an op reads it, and where it is made if it is on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from rhino.ir.spec import num_parts
 from rhino.strategies.build import Choice
+from rhino.strategies.candidates import State
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
@@ -34,6 +36,27 @@ def op_seconds(choice: Choice, states: Ints) -> Floats:
             seconds[max(ops[end] for end in ends)] += cost
     found: Floats = seconds[:-1]
     return found
+
+
+def states_of(choice: Choice, plan: Plan) -> Ints:
+    """Returns the state of each node of a choice that a plan is [nodes]; where it has none, the first that is there."""
+    found = [_place(node.states, _state_of(plan, node)) for node in choice.nodes]
+    return np.array(found, dtype=np.int64)
+
+
+def _state_of(plan: Plan, node: Node) -> State:
+    match node.kind:
+        case "op":
+            return plan.ops[node.number]
+        case "return":
+            spec = plan.returned[node.number]
+        case _:
+            spec = plan.specs[node.number]
+    return State((), (spec,), (spec,))
+
+
+def _place(states: Sequence[State], state: State) -> int:
+    return states.index(state) if state in states else 0
 
 
 def _op_of(choice: Choice, node: Node) -> int:

@@ -63,7 +63,7 @@ class StageEstimate:
 
 def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, link: Link) -> StageEstimate | None:
     """Returns the cut that moves the fewest bytes within the tolerance of the best balance; None where no line can be cut so."""
-    parts = parts_of(sharded.graph, sharded.loop, sharded.model, sharded.seconds)
+    parts = parts_of(sharded.graph, sharded.loop, sharded.seconds)
     staging = make_staging(sharded.graph, parts, num_stages, num_micro_batches, value_bytes=sharded.value_bytes)
     stage = _best_on_lines(staging.problem)
     if stage is None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino.ir.graph import WHILE, YIELD, Graph, Loop, materialized
-from rhino.strategies.cost import PRODUCTS, CostModel
+from rhino.ir.graph import Graph, Loop
+from rhino.strategies.cost import PRODUCTS
 from rhino.strategies.problem import Floats
 from rhino.strategies.stage_problem import Bools
 
@@ -25,8 +25,8 @@ class Parts:
     """Which ops are in the micro-batch, and which come after all of them.
 
     Shapes: `body`, `apply` [ops]; the accumulation loop itself, its return, and what comes before are in neither. `constant`, `free` [ops]:
-    what follows from constants and counters alone; that, and what else costs nothing. `seconds` [ops] is how long each takes, whole, once
-    per micro-batch or, outside the loop, once. `loop` is None where there is none.
+    what follows from constants and counters alone; that, and what else costs nothing. `seconds` [ops] is how long each takes, once per
+    micro-batch or, outside the loop, once. `loop` is None where there is none.
     """
 
     loop: Loop | None
@@ -37,39 +37,20 @@ class Parts:
     seconds: Floats
 
 
-def parts_of(graph: Graph, loop: Loop | None, model: CostModel, seconds: Floats | None = None) -> Parts:
-    """Returns the parts of a program with this accumulation loop, on a device of `model`.
-
-    `seconds` [ops] is how long each op takes in a step where that is known better than of whole ops.
-    """
+def parts_of(graph: Graph, loop: Loop | None, seconds: Floats) -> Parts:
+    """Returns the parts of a program with this accumulation loop; `seconds` [ops] is how long each op takes in a step."""
     op = np.arange(graph.num_ops)
     if loop is None:
         apply = _updates(graph)
         body = ~apply
     else:
         body, apply = (op > loop.op) & (op < loop.end), op > loop.end
-    seconds = op_seconds(graph, model) if seconds is None else seconds.copy()
+    seconds = seconds.copy()
     if loop is not None and loop.trips:
         seconds[body] /= loop.trips
     constant, free = _costless(graph, loop)
     seconds[free] = 0.0
     return Parts(loop, body, apply, constant, free, seconds)
-
-
-def op_seconds(graph: Graph, model: CostModel) -> Floats:
-    """Returns the seconds that each op takes in a step, whole on one device; what is computed inside its readers moves no memory [ops]."""
-    stands = materialized(graph).tolist()
-    seconds = np.zeros(graph.num_ops)
-    for op in range(graph.num_ops):
-        cls = graph.cls(op)
-        if cls.name in (WHILE, YIELD) or cls.free:
-            continue
-        values = (*graph.operands(op).tolist(), *graph.results(op))
-        moved = sum(graph.type_of(value).num_bytes for value in values if stands[value]) if cls.moved_bytes is None else cls.moved_bytes
-        is_kernel = any(stands[value] for value in graph.results(op))
-        seconds[op] = model.compute_s(cls, moved, 1, is_kernel=is_kernel)
-    result: Floats = seconds * graph.times()
-    return result
 
 
 def _updates(graph: Graph) -> Bools:

@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 from snippets import context
 
-from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.cluster import load_cluster
 from rhino.ir.hardware import Line
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
 from rhino.passes.base import Remarks
+from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.normalize import Normalize
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.pipeline_stages import PipelineStages
+from rhino.passes.sharded_step import sharded_figures
 from rhino.passes.whole import whole_program
-from rhino.strategies.cost import CostModel
+from rhino.strategies.sharded import local_bytes
 from rhino.strategies.stage_graph import NO_NODE, make_staging
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
@@ -24,7 +26,7 @@ from rhino.strategies.stages import solve_stages
 MICRO_BATCHES, BATCH, WIDTH = 4, 64, 32
 
 
-def accumulation(loss, params, *, norm=False):
+def accumulation(loss, params, *, norm=False, width=WIDTH):
     """The text of a step that accumulates the gradients of `loss(params, x, y)` in a loop, and applies them, over their norm or not."""
 
     def step(params, xs, ys):
@@ -36,7 +38,7 @@ def accumulation(loss, params, *, norm=False):
         scale = 1 / jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads))) if norm else 0.1
         return jax.tree.map(lambda p, g: p - scale * g, params, grads), value / MICRO_BATCHES
 
-    batch = jnp.zeros((MICRO_BATCHES, BATCH, WIDTH))
+    batch = jax.ShapeDtypeStruct((MICRO_BATCHES, BATCH, width), jnp.float32)
     return jax.jit(step, donate_argnums=0).lower(params, batch, batch).as_text()
 
 
@@ -73,14 +75,15 @@ def layers(params, x, y):
     return jnp.mean((x - y) ** 2)
 
 
-def weights(count):
-    return [jnp.zeros((WIDTH, WIDTH))] * count
+def weights(count, width=WIDTH):
+    return [jax.ShapeDtypeStruct((width, width), jnp.float32)] * count
 
 
 def staging_of(text, link=None) -> tuple[Program, object]:
-    cluster = load_cluster("v100x8")
-    with context(), ir.Location.unknown(), whole_program(module_of(text).operation, Remarks()) as program:
-        parts = parts_of(program.graph, program.graph.loops[0], CostModel(cluster.device, mesh_axes(cluster, (1,))))
+    module = module_of(text).operation
+    with context(), ir.Location.unknown(), whole_program(module, Remarks()) as program:
+        seconds, _ = sharded_figures(program, module, load_cluster("v100x8"))
+        parts = parts_of(program.graph, program.graph.loops[0], seconds)
         return program, make_staging(program.graph, parts, 2, MICRO_BATCHES, link=link)
 
 
@@ -188,3 +191,16 @@ def test_many_small_tensors_or_one_large_one_depends_on_what_a_transfer_costs():
 
     assert (least(0.0).cost, least(0.0).stage.tolist()[1]) == (3.0, 1)
     assert (least(1.0).cost, least(1.0).stage.tolist()[1]) == (5.0, 0)
+
+
+def test_a_sharded_step_is_cut_with_the_seconds_and_bytes_that_its_shardings_were_chosen_by():
+    module, remarks = module_of(accumulation(layers, weights(6, 4096), width=4096)), Remarks()
+    choose = ChooseShardings(mesh="2", ranks=2, cluster="v100x8")
+    with context():
+        build_pass_manager([Normalize(), choose, PipelineStages(stages=2, cluster="v100x8")], module.context, remarks).run(module.operation)
+    staging, answer, plan = remarks.statistics["staging"], remarks.statistics["answer"], remarks.statistics["plan"]
+    times = np.where(staging.parts.body, MICRO_BATCHES, 1)
+    assert staging.parts.seconds @ times == pytest.approx(answer.cost, rel=1e-6)
+    whole, sent = staging.graph.value_bytes(), local_bytes(plan)
+    assert sent.sum() < whole.sum()
+    assert staging.problem.held.size.max() == max(sent[: len(staging.graph.arguments)])

@@ -1,0 +1,41 @@
+"""What a step comes to on one device, op by op, as its annotations have it sharded."""
+
+from __future__ import annotations
+
+from rhino.ir.cluster import Cluster
+from rhino.ir.mesh import Mesh, mesh_of_shape
+from rhino.ir.mlir import ir
+from rhino.ir.program import Program
+from rhino.ir.shardings import module_mesh
+from rhino.passes.localize import annotated_plan
+from rhino.passes.problem import rank_target
+from rhino.strategies.build import build
+from rhino.strategies.problem import Floats
+from rhino.strategies.sharded import local_bytes, op_seconds, states_of
+
+SHARDED_ERRORS = ("RHI-LOCAL-001", "RHI-MESH-001")
+
+
+def rank_mesh(module: ir.Operation) -> Mesh:
+    """Returns the mesh that a module is sharded on, one device where it has none."""
+    found = module_mesh(module)
+    return found[1] if found is not None else mesh_of_shape((1,))
+
+
+def num_ranks(module: ir.Operation, cluster: Cluster, num_stages: int) -> int:
+    """Returns on how many meshes stages are: one each, as far as the cluster has devices."""
+    return max(1, min(num_stages, cluster.num_devices // rank_mesh(module).num_devices))
+
+
+def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> tuple[Floats, Floats]:
+    """Returns the seconds of each op in a step [ops], with the collectives that it waits for, and the bytes of each value [values].
+
+    Both are of one device of a rank's mesh, by the cost model that shardings are chosen by. What has no sharding is whole everywhere.
+
+    Raises:
+        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than the cluster.
+    """
+    model = rank_target(cluster, rank_mesh(module), ranks).model
+    plan = annotated_plan(program, model.sizes, program.file)
+    choice = build(program.graph, model, is_part=True)
+    return op_seconds(choice, states_of(choice, plan)), local_bytes(plan)
