@@ -1,4 +1,4 @@
-"""Run the project's checks with the current Python: format, lint, types, lit, unit.
+"""Run the project's checks with the current Python: format, lint, types, docs, lit, unit.
 
     python .ci/steps.py              every step
     python .ci/steps.py lint unit    only these
@@ -24,6 +24,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "format": (str(SCRIPTS / "ruff"), "format", "--check", "."),
     "lint": (str(SCRIPTS / "ruff"), "check", "."),
     "types": (sys.executable, ".ci/typecheck.py"),
+    "docs": (sys.executable, "docs/pages.py"),
     "lit": (str(SCRIPTS / "lit"), "-j2", "-v", "test/lit"),
     "unit": (str(SCRIPTS / "pytest"), "--numprocesses=auto", "--dist=worksteal"),
 }

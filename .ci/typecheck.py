@@ -15,7 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FARM: Final = Path("build/types")
-SCRIPTS: Final = (".ci", "bench", "examples")
+SCRIPTS: Final = (".ci", "bench", "docs", "examples")
 
 
 def package_dirs() -> dict[str, str]:

@@ -81,7 +81,8 @@ class Training:
 
         def loss(params: Any) -> jax.Array:  # noqa: ANN401 - a pytree of flax
             logits = state.apply_fn({"params": params}, tokens[:, :-1], rngs={"dropout": key})
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+            losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+            return losses.mean()
 
         value, grads = jax.value_and_grad(loss)(state.params)
         return state.apply_gradients(grads=grads), value
@@ -96,7 +97,9 @@ def plan(cfg: GPTConfig, cluster: str) -> rhino.Plan:
     """Returns the plan for a cluster: from shapes alone, so any size works on a laptop."""
     training = Training(cfg)
     tokens, key = jax.eval_shape(lambda: training.batch(0))
-    return rhino.parallelize(training.step, cluster=cluster, donate_argnums=0).plan(jax.eval_shape(training.init, key), tokens, key)
+    step = rhino.parallelize(training.step, cluster=cluster, donate_argnums=0)
+    found: rhino.Plan = step.plan(jax.eval_shape(training.init, key), tokens, key)
+    return found
 
 
 def train(cfg: GPTConfig, num_steps: int) -> Iterator[tuple[float, float]]:

@@ -61,12 +61,12 @@ def loss(cfg: ForwardForwardConfig, layers: mlp.Layers, batch: dict[str, jax.Arr
     del key
     h = jnp.concatenate([carry(cfg, batch["x"], batch["y"]), carry(cfg, batch["x"], batch["wrong"])])
     sign = jnp.where(jnp.arange(len(h)) < len(h) // 2, -1.0, 1.0)
-    total = jnp.float32(0)
+    total = jnp.zeros(())
     for index, p in enumerate(layers):
         with jax.named_scope(f"layer{index}"):
             h = jax.lax.stop_gradient(h * jax.lax.rsqrt(activity(h) + 1e-6)[:, None])
             h = jax.nn.relu(h @ p["weight"] + p["bias"])
-            total += jax.nn.softplus(sign * (activity(h) - cfg.threshold)).mean()
+            total = jnp.add(total, jax.nn.softplus(sign * (activity(h) - cfg.threshold)).mean())
     return total
 
 
