@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rhino.strategies.problem import Floats, Ints, Problem
 
@@ -25,7 +26,9 @@ _MOST_NEIGHBOURS = 60
 """NumPy's arrays have at most 64 dimensions, those of one entry included."""
 
 _ENTRIES_AT_ONCE = 1 << 18
-"""Differences of rows that are held at the same time: they then stay in a processor's cache."""
+"""Entries of a sum, or of differences of rows, that are held at the same time: they then stay in a processor's cache."""
+
+Bools = NDArray[np.bool_]
 
 Mask = tuple[int, ...]
 """The states of a node that are left, by their numbers in the problem."""
@@ -100,6 +103,11 @@ class TableStore:
     def _least(self, parts: Parts) -> int:
         count = 1 + max(position for _, positions in parts for position in positions)
         aligned = [_align(self.tables[number], positions, count) for number, positions in parts]
+        if prod(map(max, zip(*(table.shape for table in aligned), strict=True))) <= _ENTRIES_AT_ONCE:
+            total = aligned[0]
+            for table in aligned[1:]:
+                total = total + table
+            return self.intern(np.minimum.reduce(total, axis=0))
         states = max(table.shape[0] for table in aligned)
         best: Floats | None = None
         for state in range(states):  # one state at a time: the sum never exists for all of them at once
@@ -221,23 +229,24 @@ class Elimination:
                 self.remove(node)
 
     def _undominated(self, node: int) -> Mask:
-        store = self.store
-        cost = store.tables[self.unary[node]]
+        cost = self.store.tables[self.unary[node]]
         excess = np.zeros((len(cost), len(cost)))  # [p, q]: the most that q can cost more than p on the edges
-        barred = np.zeros(excess.shape, dtype=bool)  # q is illegal somewhere where p is legal
+        barred = np.eye(len(cost), dtype=bool)  # q is illegal somewhere where p is legal, or is p
         for table in self.pairs[node].values():
-            worst = self._worst(table)
-            barred |= np.isposinf(worst)
-            excess = excess + np.where(np.isposinf(worst), 0.0, worst)
+            worst, illegal = self._worst(table)
+            barred |= illegal
+            excess += worst
         with np.errstate(invalid="ignore"):
             loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
+        losers = loses.any(axis=1)
         alive = np.ones(len(cost), dtype=bool)
-        for p in np.argsort(cost, kind="stable")[::-1]:
-            alive[p] = False
-            alive[p] = not loses[p, alive].any()
+        for p in np.argsort(cost, kind="stable")[::-1] if losers.any() else ():
+            if losers[p]:
+                alive[p] = not (loses[p] & alive).any()
         return tuple(np.flatnonzero(alive).tolist())
 
-    def _worst(self, table: int) -> Floats:
+    def _worst(self, table: int) -> tuple[Floats, Bools]:
+        """Returns by how much state q can cost more than p on an edge [p, q], zero where it may be illegal, and where that is."""
         key = ("worst", table)
         if key not in self.store.memo:
             self.store.memo[key] = _most_more(self.store.tables[table])
@@ -326,21 +335,36 @@ class Elimination:
         """Removes every node, the one that makes the smallest table first.
 
         Raises:
-            TooWideError: where the next table would have more than `max_entries` entries; what was removed stays removed.
+            TooWideError: where a table would have more than `max_entries` entries; then nothing has been removed.
         """
-        heap = [(self.entries(node), node) for node, alive in enumerate(self.alive) if alive]
+        for node in self._order(max_entries):
+            self.remove(node)
+
+    def _order(self, max_entries: int) -> list[int]:
+        """Returns the order in which `run` removes nodes, found without a table."""
+        around = {node: set(self.neighbours(node)) for node, alive in enumerate(self.alive) if alive}
+        sizes = list(map(len, self.masks))
+        current = {node: prod([sizes[n] for n in others]) * sizes[node] for node, others in around.items()}
+        heap = [(key, node) for node, key in current.items()]
         heapq.heapify(heap)
-        current = {node: key for key, node in heap}
+        order = []
         while heap:
             key, node = heapq.heappop(heap)
-            if not self.alive[node] or current[node] != key:
+            if current.get(node) != key:
                 continue
             self._check(key, max_entries)
-            for other in self.remove(node):
-                fresh = self.entries(other)
+            order.append(node)
+            del current[node]
+            neighbours = around.pop(node)
+            for other in sorted(neighbours):
+                joined = around[other]
+                joined |= neighbours
+                joined -= {node, other}
+                fresh = prod([sizes[n] for n in joined]) * sizes[other]
                 if fresh != current[other]:
                     current[other] = fresh
                     heapq.heappush(heap, (fresh, other))
+        return order
 
     def replay(self, order: Sequence[int], max_entries: int) -> None:
         """Removes every node in the order of an earlier run on the same graph. Raises TooWideError as `run` does."""
@@ -413,15 +437,16 @@ class Elimination:
         return picked
 
 
-def _most_more(table: Floats) -> Floats:
-    """Returns by how much row q exceeds row p at most, infinite where q is illegal and p is not; where p is, it exceeds all [p, q]."""
+def _most_more(table: Floats) -> tuple[Floats, Bools]:
+    """Returns by how much row q exceeds row p at most [p, q], zero where q is illegal in a column and p is not; and where that is."""
     legal = np.isfinite(table)
     row_q, row_p = np.where(legal, table, 1e200), np.where(legal, table, 1e250)  # finite, so that no difference is undefined
     few = max(1, _ENTRIES_AT_ONCE // max(table.size, 1))
-    blocks = [(row_q[None] - row_p[at : at + few, None]).max(axis=2) for at in range(0, len(table), few)]
+    blocks = [np.maximum.reduce(row_q[None] - row_p[at : at + few, None], axis=2) for at in range(0, len(table), few)]
     worst: Floats = np.concatenate(blocks)
-    worst[worst > 1e199] = np.inf
-    return worst
+    illegal = worst > 1e199
+    worst[illegal] = 0.0
+    return worst, illegal
 
 
 def _part_order(part: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:
