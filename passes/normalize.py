@@ -2,7 +2,7 @@
 
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
-          start from their identity, element-wise branches as selections, common subexpressions merged, dead code gone, loops with
+          start from their identity, branches as selections and loops, common subexpressions merged, dead code gone, loops with
           values of their own (passes/loop_values.py).
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
@@ -20,7 +20,7 @@ from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.branches import select_branches
+from rhino.passes.branches import split_branches
 from rhino.passes.loop_values import own_values
 from rhino.passes.shardy_ops import plain_shardy_ops
 from rhino.passes.stage_marks import keep_marks
@@ -44,7 +44,7 @@ class Normalize(Pass):
         Inliner(module, remarks.file).inline(entry)
         plain_shardy_ops(entry)
         _unpack_tuples(entry)
-        select_branches(entry)
+        split_branches(entry)
         for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
         _nested(module, "symbol-dce,func.func(cse)")

@@ -238,7 +238,7 @@ class Elimination:
             excess += worst
         with np.errstate(invalid="ignore"):
             loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
-        losers = loses.any(axis=1)
+        losers: Bools = np.logical_or.reduce(loses, axis=1)
         alive = np.ones(len(cost), dtype=bool)
         for p in np.argsort(cost, kind="stable")[::-1] if losers.any() else ():
             if losers[p]:
