@@ -12,7 +12,7 @@ from typing import Final
 
 from rhino.ir.constraints import Scope
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Choices, Graph, OpClass
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir
@@ -27,7 +27,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.batch_program import tested
 from rhino.strategies.batch_dims import batch_roles
 from rhino.strategies.roles import Roles
-from rhino.strategies.scopes import Axes, allowed_choices, is_product, possible_counts, read_whole, stored_entries, take_axes
+from rhino.strategies.scopes import Axes, is_product, op_choices, possible_counts, read_whole, stored_entries, take_axes
 
 _MOVES: Final = (WHILE, YIELD, BARRIER)
 """Ops that hand on what they read: nothing is shared in them."""
@@ -99,7 +99,7 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
     kinds = {chain: {axis: way.kind for way, axes in zip(chain, taken, strict=True) for axis in axes} for chain, taken in axes_of.items()}
     roles = batch_roles(Roles(graph), tested(program))
     _check_shared(program, roles, chains, kinds)
-    choices = {op: _choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh) for op, chain in chains.items()}
+    choices = {op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()}
     limits = _Limits(graph, mesh)
     for axis in range(len(mesh.axes)):
         read = read_whole(roles, [op for op, chain in chains.items() if kinds[chain].get(axis) == REPLICATE])
@@ -219,10 +219,12 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
                 "RHI-PIN-002", what, place, (f"there are axes of {counts}",), "say one of these, or name a mesh with such axes"
             )
     notes = [f"{words} says so" for words in _said(program.ops[op])]
+    what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
+    fix = "scopes in each other have axes of their own: say fewer devices, close one scope before the other, or name another mesh"
     if take_axes(mesh.shape, chain, none * len(chain)) is not None:
+        what += " that have no other role"
         notes += [f"axis-role {name}={role} says so" for (name, _), role in zip(mesh.axes, roles, strict=True) if role]
-    what = f"{_listed(chain)} around {_words(program, op)} cannot each have axes of their own: the mesh is {mesh}"
-    fix = "scopes within each other share devices out: say fewer, or name a mesh with an axis for each, or leave one scope before the other"
+        fix = "leave the role out, or the scope"
     raise RhinoError("RHI-SHARD-001", what, place, tuple(notes), fix)
 
 
@@ -245,10 +247,6 @@ def _check_shared(program: Program, roles: Roles, chains: dict[int, Chain], kind
         raise RhinoError(
             "RHI-PIN-002", f"{way} around {_words(program, ops[0])} {what}", place, why, "see docs/constraints.md for what a scope asks"
         )
-
-
-def _choices(cls: OpClass, kinds: dict[int, str], batch: frozenset[int], mesh: Mesh) -> Choices:
-    return tuple(allowed_choices(cls, kinds[axis], batch) if axis in kinds else None for axis in range(len(mesh.axes)))
 
 
 def _words(program: Program, op: int) -> str:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Choices, Graph, OpClass, TensorType, materialized
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, OpClass, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
-from rhino.strategies.candidates import State, strategies
+from rhino.strategies.candidates import State, keeps, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
 from rhino.strategies.memory import Memory, written_in_place
 from rhino.strategies.nodes import Node, Use
@@ -269,7 +269,7 @@ class Builder:
         if self.roles:
             every = tuple(s for s in every if self.roles.allows_strategy(s.strategy, batch))
         if op in self.graph.choices:
-            every = tuple(s for s in every if _keeps(s.strategy, self.graph.choices[op]))
+            every = tuple(s for s in every if keeps(s.strategy, self.graph.choices[op]))
             if not every:
                 raise NoChoiceError(op)
         return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
@@ -355,11 +355,6 @@ class Builder:
         seconds = reshard_seconds(self.model, self.graph.types[use.type], list(rows), list(columns))
         table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
-
-
-def _keeps(strategy: Sequence[int], choices: Choices) -> bool:
-    """Says whether a strategy is among what an op may do along each axis."""
-    return all(may is None or choice in may for choice, may in zip(strategy, choices, strict=True))
 
 
 def lies_in_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:

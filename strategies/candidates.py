@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from rhino.ir.graph import REPEATS, OpClass
+from rhino.ir.graph import REPEATS, Choices, OpClass
 from rhino.ir.rules import Mapping, Rule
 from rhino.ir.spec import PARTIAL, REPLICATED, Spec, at, fits, partial_axes, split, unpack, without_partial
 
@@ -36,6 +36,11 @@ class State:
     def num_shares(self, sizes: Sequence[int]) -> int:
         """Returns among how many devices the work is shared."""
         return prod(size for size, choice in zip(sizes, self.strategy, strict=True) if choice >= 0)
+
+
+def keeps(strategy: Sequence[int], choices: Choices) -> bool:
+    """Says whether a strategy is among what an op may do along each axis."""
+    return all(may is None or choice in may for choice, may in zip(strategy, choices, strict=True))
 
 
 def strategy_name(cls: OpClass, strategy: tuple[int, ...]) -> str:

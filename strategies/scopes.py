@@ -1,7 +1,8 @@
 """What scopes ask of axes, ops and arguments.
 
-    replicate   Along its axes products that have a dim of the batch are split by it, and other ops by nothing else. Arguments that its
-                ops read, however they were converted or cut before, are whole if they have no dim of the batch.
+    replicate   Along its axes ops that have a dim of the batch are split by it; those that are no products run whole where they cannot
+                be. Ops without such a dim run whole. Arguments that ops read, however they were converted or cut before, are whole if
+                they have no dim of the batch.
     split       Along its axes products are split, by no dim of the batch. Other ops are free.
 
 What a product gives is stored so too, or as a partial sum: who needs it otherwise pays for that by himself.
@@ -12,14 +13,14 @@ spans hosts. Scopes around one op have different axes. One without a number gets
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
 
-from rhino.ir.graph import BARRIER, WHILE, Graph, OpClass
+from rhino.ir.graph import BARRIER, WHILE, Choices, Graph, OpClass
 from rhino.ir.scopes import SPLIT, Way
 from rhino.ir.spec import PARTIAL, REPLICATED, split
-from rhino.strategies.candidates import REPLICATE
+from rhino.strategies.candidates import REPLICATE, keeps, strategies
 from rhino.strategies.cost import PRODUCTS
 from rhino.strategies.roles import Roles
 
@@ -51,14 +52,22 @@ def take_axes(sizes: Sequence[int], ways: Sequence[Way], barred: Sequence[frozen
     return tuple(found)
 
 
-def allowed_choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] | None:
-    """Returns what an op in a scope may do along one of its axes (as strategies/candidates.py numbers it), None where it is free."""
-    factors = frozenset(range(len(cls.rule.sizes) if cls.rule else 0))
+def op_choices(cls: OpClass, kinds: Mapping[int, str], batch: frozenset[int], sizes: Sequence[int]) -> Choices:
+    """Returns what an op in scopes may do along each axis of `sizes`; `kinds` are those of the scopes that have axes, by axis."""
+    strict = tuple(_choices(cls, kinds[axis], batch) if axis in kinds else None for axis in range(len(sizes)))
+    if is_product(cls) or any(keeps(state.strategy, strict) for state in strategies(cls, tuple(sizes))):
+        return strict
+    return tuple(may and may | _whole(cls) for may in strict)
+
+
+def _choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] | None:
     if kind == SPLIT:
-        return factors - batch if is_product(cls) else None
-    if is_product(cls) and batch:
-        return batch
-    return batch | {REPLICATE} | {-2 - number for number in range(len(cls.linear))}
+        return frozenset(range(len(cls.rule.sizes))) - batch if cls.rule and is_product(cls) else None
+    return batch or _whole(cls)
+
+
+def _whole(cls: OpClass) -> frozenset[int]:
+    return frozenset([REPLICATE, *(-2 - number for number in range(len(cls.linear)))])
 
 
 def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""The `rhino-plan` command: say what a plan does and what it costs, or what two plans do differently."""
+"""The `rhino-plan` command: take a plan apart. What it does and costs, why, and what another does differently."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import BinaryIO, Final, TextIO
 
-from rhino.ir.diagnostics import ExitCode
+from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.ir.mlir import ir, make_context
 from rhino.ir.plan_diff import diff_text
+from rhino.ir.plan_folder import WholePlan, read_plan
 from rhino.ir.plan_text import explain_text
-from rhino.ir.spmd_plan import load_plan
+from rhino.ir.reader import read_module
+from rhino.ir.spmd_plan import SpmdPlan, load_plan
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of
+from rhino.tools.files import check_writable, read_input, shown, write_output
 
 _EPILOG: Final = """\
-Plans are the files of Plan.save, as rhino.parallelize(...).plan(...) gives them.
+PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan in stages the folder of rhino-opt --auto-parallel --plan.
 In names, [*] stands for numbers that differ: those of layers, say.
 
-exit codes: 0 done, 1 not a plan, 2 usage, 70 our bug
+A plan does not hold its program. --why and --why-not search it again: give it with --module, as rhino-opt took it, or as
+Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as 'loc:*mlp*/dot_general', or
+of a line, as model.py:41.
+
+exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 70 our bug
 """
 
 
-def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
+def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) -> int:
     """Runs the command line `argv`; what is asked for goes to `stdout`, errors to `stderr`. Returns the exit code."""
 
     def work() -> int:
@@ -32,11 +40,13 @@ def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
             _parser().print_help(stdout)
             return int(ExitCode.OK if argv else ExitCode.USAGE)
         options = _parser().parse_args(argv)
-        if options.command == "explain":
-            print(explain_text(load_plan(Path(options.plan)), options.rows), file=stdout)
-        else:
-            found = diff_text(load_plan(Path(options.plan)), load_plan(Path(options.other)))
-            print(found or "the plans are the same", file=stdout)
+        match options.command:
+            case "explain":
+                print(_explained(options, stdin, stderr), file=stdout)
+            case "report":
+                _report(options, stdin, stderr)
+            case _:
+                print(_diff(options) or "the plans are the same", file=stdout)
         return int(ExitCode.OK)
 
     return exit_code_of("rhino-plan", work, lambda: shlex.join(["rhino-plan", *argv]), stdout, stderr)
@@ -44,7 +54,69 @@ def run(argv: Sequence[str], stdout: TextIO, stderr: TextIO) -> int:
 
 def main() -> None:
     """Runs the process's command line."""
-    sys.exit(run(sys.argv[1:], sys.stdout, sys.stderr))
+    sys.exit(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
+
+
+def _load(path: str) -> SpmdPlan | WholePlan:
+    return read_plan(Path(path)) if Path(path).is_dir() else load_plan(Path(path))
+
+
+def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> str:
+    plan = _load(options.plan)
+    if not options.why and not options.why_not:
+        if isinstance(plan, SpmdPlan):
+            return explain_text(plan, options.rows)
+        from rhino.passes.whole_text import explain_whole  # noqa: PLC0415 - plans of one program need none of it
+
+        return explain_whole(plan, options.rows)
+    from rhino.passes.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
+
+    data = _program(options, plan, stdin, stderr)
+    assert isinstance(plan, SpmdPlan)
+    texts = [why_text(_read(options, data), plan, name) for name in options.why]
+    return "\n".join([*texts, *(why_not_text(_read(options, data), plan, pin) for pin in options.why_not)])
+
+
+def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> None:
+    from rhino.tools.plan_report import report_html  # noqa: PLC0415 - what is said on a terminal needs no templates
+
+    check_writable(options.output)
+    plan = _load(options.plan)
+    reasons = []
+    if options.module is not None:
+        from rhino.passes.why import notable_reasons  # noqa: PLC0415 - loads the search
+
+        data = _program(options, plan, stdin, stderr)
+        assert isinstance(plan, SpmdPlan)
+        reasons = notable_reasons(_read(options, data), plan)
+    write_output(options.output, report_html(plan, reasons).encode(), sys.stdout.buffer)
+
+
+def _diff(options: argparse.Namespace) -> str:
+    a, b = _load(options.plan), _load(options.other)
+    if isinstance(a, SpmdPlan) and isinstance(b, SpmdPlan):
+        return diff_text(a, b)
+    from rhino.passes.whole_text import diff_whole  # noqa: PLC0415 - as above
+
+    if isinstance(a, WholePlan) and isinstance(b, WholePlan):
+        return diff_whole(a, b)
+    what = f"{options.plan} and {options.other} are plans of two kinds: one has stages, and one has not"
+    raise RhinoError("RHI-CLI-001", what, fix="compare what explain says of each")
+
+
+def _program(options: argparse.Namespace, plan: SpmdPlan | WholePlan, stdin: BinaryIO, stderr: TextIO) -> bytes:
+    """Returns the program of a plan as it was given. Raises RHI-CLI-001 where it was not, or where the plan is in stages."""
+    if isinstance(plan, WholePlan):
+        what = f"{options.plan} is a plan in stages: what else there was is in it, and nothing is searched again"
+        raise RhinoError("RHI-CLI-001", what, fix="say explain or report, without --module, --why and --why-not")
+    if options.module is None:
+        what = f"a plan does not hold its program, and --why is asked of that of {plan.source.function}"
+        raise RhinoError("RHI-CLI-001", what, fix="say --module=FILE: the module that was planned, or what Plan.save_program wrote")
+    return read_input(options.module, stdin, stderr)
+
+
+def _read(options: argparse.Namespace, data: bytes) -> ir.Module:
+    return read_module(data, shown(options.module), make_context())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,10 +129,25 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    explain = commands.add_parser("explain", add_help=False, help="the totals, and what takes most time and memory")
+    explain = commands.add_parser("explain", add_help=False, help="the totals, what takes most time and memory, and why")
     explain.add_argument("plan", metavar="PLAN")
-    explain.add_argument("--rows", type=count, default=20, metavar="N", help="how many tensors and collectives to list (default 20)")
+    explain.add_argument("--rows", type=count, default=20, metavar="N", help="how many tensors, ops and collectives to list (default 20)")
+    explain.add_argument(
+        "--why", action="append", default=[], metavar="NAME", help="what else was possible for NAME, and what it would add"
+    )
+    explain.add_argument(
+        "--why-not", action="append", default=[], metavar="PIN", help="what PIN, as 'w1=[{}, {\"y\"}]', would change and cost"
+    )
+    _add_module(explain)
+    report = commands.add_parser("report", add_help=False, help="a page of HTML with all that is known of the plan")
+    report.add_argument("plan", metavar="PLAN")
+    report.add_argument("-o", dest="output", required=True, metavar="FILE", help="the page to write, or - for stdout")
+    _add_module(report)
     diff = commands.add_parser("diff", add_help=False, help="what the second plan does differently, and what that costs")
     diff.add_argument("plan", metavar="PLAN")
     diff.add_argument("other", metavar="OTHER")
     return parser
+
+
+def _add_module(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--module", metavar="FILE", help="the program of the plan, for reasons: it is searched again")

@@ -1,0 +1,452 @@
+"""Scopes: the names around an op, the axes and dims that a scope gets, and Whale's examples, in the IR and on eight devices."""
+
+import contextlib
+import re
+from itertools import combinations, pairwise, product
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+from snippets import function, parse, tensor
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mesh import parse_mesh
+from rhino.ir.mlir import make_context
+from rhino.ir.program import read_program
+from rhino.ir.reader import entry_function, read_module, walk
+from rhino.ir.scopes import Way, depth_in, parse_way, scope_path, way_of_name
+from rhino.ir.shardings import SHARDING
+from rhino.passes import batch_program
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline import build_pass_manager
+from rhino.strategies.batch_dims import batch_roles
+from rhino.strategies.roles import Roles
+from rhino.strategies.scopes import possible_counts, take_axes
+
+# What a scope is called
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ('"jit(step)/transpose(jvp(moe))/dot_general"', "step/moe"),
+        ('"jit(f)/jvp(outer)/rhino.split[8]/vmap()/add"("moe"("m.py":1:2 to :9))', "f/outer/rhino.split[8]"),
+        ('callsite("moe/dot"("f"("m.py":1:2)) at "jit(f)/body/call"(callsite("g"("m.py":1:2) at "h"("m.py":3:4))))', "f/body/call/moe"),
+        ('callsite(callsite("max" at "up/jit(relu)") at "jit(f)/jvp(mlp)/closed_call")', "f/mlp/closed_call/up/relu"),
+        ('"m.mlir":3:4', ""),
+        ("unknown", ""),
+    ],
+)
+def test_the_path_of_an_op_is_the_names_around_it(location, path):
+    module = parse(function(f"%y = stablehlo.abs %x : tensor<f32> loc({location})", {"x": tensor(())}, {"y": tensor(())}))
+    op = next(op for op in walk(entry_function(module).operation) if op.name == "stablehlo.abs")
+    assert "/".join(scope_path(op.location)) == path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "depth"), [("moe", 3), ("layer_*", 2), ("layer_1/moe", 3), ("step", 1), ("mo", None), ("experts", None), ("*", 1)]
+)
+def test_a_pattern_finds_the_outermost_scope_that_it_may(pattern, depth):
+    assert depth_in(pattern, ("step", "layer_1", "moe", "moe")) == depth
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("split(8)", "rhino.split[8]"), ("replicate", "rhino.replicate"), ("split(1)", "rhino.split[1]")]
+)
+def test_ways_are_read_as_they_are_written(text, name):
+    way = parse_way(text)
+    assert way is not None
+    assert (str(way), way.name, way_of_name(name)) == (text, name, way)
+
+
+@pytest.mark.parametrize("text", ["split(0)", "split()", "split(-1)", "splits", "replicate(2", "rhino.split(2)"])
+def test_what_is_no_way_is_none(text):
+    assert parse_way(text) is None
+
+
+@pytest.mark.parametrize("count", [0, -2, 2.0, "8", True])
+def test_a_scope_is_of_a_number_of_devices(count):
+    with pytest.raises(RhinoError, match=rf"RHI-JAX-002.*rhino\.split\({count!r}\)"):
+        rhino.split(count)
+
+
+# Which axes it gets
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2), (1, 6, 2)])
+def test_axes_are_found_wherever_there_are_some_for_every_scope(sizes):
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    subsets = [one for count in range(len(axes) + 1) for one in combinations(axes, count)]
+    counts = possible_counts(sizes)
+    assert counts == sorted({prod(sizes[axis] for axis in one) for one in subsets})
+    ways = [Way(kind, num) for kind in ("replicate", "split") for num in (*counts, 5)]
+    for chain in (*product(ways, repeat=1), *product(ways, repeat=2), *product(ways[:3], repeat=3)):
+        for bars in product([frozenset(), frozenset({axes[0]})], repeat=len(chain)):
+            found = take_axes(sizes, chain, bars)
+            fits = [
+                chosen
+                for chosen in product(subsets, repeat=len(chain))
+                if len({axis for one in chosen for axis in one}) == sum(map(len, chosen))
+                and all(
+                    prod(sizes[a] for a in one) == way.num and not bar & {*one} for one, way, bar in zip(chosen, chain, bars, strict=True)
+                )
+            ]
+            assert (found is None) == (not fits)
+            assert found is None or found in fits
+
+
+def test_replicate_gets_outer_axes_and_split_inner_ones_and_what_has_no_number_the_rest():
+    none = [frozenset()] * 3
+    assert take_axes((2, 2, 2), [Way("replicate", 2), Way("split", 2)], none[:2]) == ((0,), (2,))
+    assert take_axes((2, 2, 2), [Way("split", 4)], none[:1]) == ((1, 2),)
+    assert take_axes((2, 4), [Way("replicate", None), Way("split", 4)], none[:2]) == ((0,), (1,))
+    assert take_axes((2, 4), [Way("replicate", None)], none[:1]) == ((0, 1),)
+    assert take_axes((2, 4), [Way("replicate", None), Way("split", None)], none[:2]) is None
+    assert take_axes((1,), [Way("split", None)], none[:1]) == ((),)
+
+
+# Models
+
+
+def normal(number, *shape):
+    return jax.random.normal(jax.random.fold_in(jax.random.key(7), number), shape) / (shape[0] ** 0.5)
+
+
+def descend(loss, params, batch):
+    value, grads = jax.value_and_grad(loss)(params, batch)
+    return jax.tree.map(lambda a, g: a - 0.1 * g, params, grads), value
+
+
+def weights(*widths):
+    return {f"w{n}": normal(n, a, b) for n, (a, b) in enumerate(pairwise(widths), 1)}
+
+
+BATCH = 24
+
+
+def rows():
+    return {"x": normal(20, BATCH, 16), "y": jnp.arange(BATCH) % 16}
+
+
+def cross_entropy(logits, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+
+def replicated(params, batch):
+    """Whale's example 1 without its pipeline: two parts, each data parallel over all devices."""
+
+    def loss(params, batch):
+        with rhino.replicate(8):
+            h = jax.nn.relu(batch["x"] @ params["w1"])
+        with rhino.replicate():
+            return cross_entropy(h @ params["w2"], batch["y"])
+
+    return descend(loss, params, batch)
+
+
+def hybrid(params, batch):
+    """Whale's hybrid of replicate and split: features are data parallel, the classifier is split."""
+
+    def loss(params, batch):
+        with rhino.replicate(8):
+            h = jax.nn.relu(jax.nn.relu(batch["x"] @ params["w1"]) @ params["w2"])
+        with rhino.split(8):
+            return cross_entropy(h @ params["w3"], batch["y"])
+
+    return descend(loss, params, batch)
+
+
+def experts(params, batch):
+    """Whale's example 5: attention and the router are data parallel, the experts are split."""
+
+    def loss(params, batch):
+        x = batch["x"]
+        with rhino.replicate(8):
+            q, k, v = (x @ params[name] for name in ("q", "k", "v"))
+            x = x + jax.nn.softmax(q @ k.swapaxes(1, 2)) @ v
+            gates = jax.nn.softmax(x @ params["router"])
+            slots = jax.nn.one_hot(gates.argmax(-1), 8) * gates.max(-1, keepdims=True)
+            sent = jnp.einsum("bse,bsd->ebsd", slots, x)
+        with rhino.split(8):
+            h = jax.nn.relu(jnp.einsum("ebsd,edf->ebsf", sent, params["up"]))
+            y = jnp.einsum("ebsf,efd->ebsd", h, params["down"])
+        with rhino.replicate(8):
+            y = jnp.einsum("bse,ebsd->bsd", slots, y)
+        return ((x + y - batch["y"]) ** 2).mean()
+
+    return descend(loss, params, batch)
+
+
+@jax.custom_vjp
+def gated(x):
+    return x * jnp.tanh(x)
+
+
+gated.defvjp(lambda x: (gated(x), x), lambda x, g: (g * (jnp.tanh(x) + x / jnp.cosh(x) ** 2),))
+
+
+class Head(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        with rhino.split(4):
+            return linen.Dense(16)(gated(x))
+
+
+def transformed(params, batch):
+    """Scopes in each other, in a loop, under checkpoint, custom gradients and vmap, and in a module of flax."""
+
+    def loss(params, batch):
+        def layer(h, w):
+            with rhino.split(4):
+                return h + jax.checkpoint(lambda h: gated(h @ w["up"]) @ w["down"])(h), None
+
+        with rhino.replicate(2):
+            h, _ = jax.lax.scan(layer, batch["x"], params["layers"])
+            h = jax.vmap(lambda row: row @ params["mix"])(h)
+        return cross_entropy(Head().apply({"params": params["head"]}, h), batch["y"])
+
+    return descend(loss, params, batch)
+
+
+def stacked(count=3):
+    layers = {"up": normal(1, count, 16, 32), "down": normal(2, count, 32, 16)}
+    return {"layers": layers, "mix": normal(3, 16, 16), "head": {"Dense_0": {"kernel": normal(4, 16, 16), "bias": jnp.zeros(16)}}}
+
+
+SENTENCES = {"x": normal(21, BATCH, 4, 16), "y": normal(22, BATCH, 4, 16)}
+EXPERTS = {
+    **{name: normal(n, 16, 16) for n, name in enumerate("qkv")},
+    **{"router": normal(4, 16, 8), "up": normal(5, 8, 16, 32), "down": normal(6, 8, 32, 16)},
+}
+MODELS = {
+    "1": (replicated, weights(16, 32, 16), rows(), "8"),
+    "3": (hybrid, weights(16, 32, 32, 64), rows(), "8"),
+    "5": (experts, EXPERTS, SENTENCES, "8"),
+    "transformed": (transformed, stacked(), rows(), "2x4"),
+}
+
+
+def text_of(fn, *args, donated=0):
+    """The module of `fn` with an argument donated, places and all."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
+    return jax.jit(fn, donate_argnums=donated, keep_unused=True).trace(*shapes).lower().as_text(debug_info=True)
+
+
+def passed(text, pipeline):
+    """The module after a pipeline."""
+    found = read_module(text.encode(), "step", CONTEXT)
+    build_pass_manager(pipeline, CONTEXT, Remarks("step")).run(found.operation)
+    return found
+
+
+CONTEXT = make_context()
+
+
+def lying(attribute):
+    """How a tensor lies: the axes of each dim, and those along which it is a partial sum."""
+    dims, sums = re.search(r"<@mesh, \[(.*?)\](?:, unreduced=\{(.*?)\})?>", str(attribute)).groups()
+    return tuple(axes.replace('"', "") for axes in re.findall(r"\{([^{}]*)\}", dims)), sums or ""
+
+
+def arguments(module):
+    """How each argument lies, by the last part of its name."""
+    entry = entry_function(module)
+    names = [re.findall(r"\w+", str(argument.location))[-1] for argument in entry.arguments]
+    return {name: lying(attributes[SHARDING])[0] for name, attributes in zip(names, entry.arg_attrs, strict=True)}
+
+
+def products_in(module, scope):
+    """Shapes of the products in a scope, and how they lie."""
+    ops = [op for op in walk(entry_function(module).operation) if op.name == "stablehlo.dot_general" and scope in scope_path(op.location)]
+    return [(tuple(op.results[0].type.shape), *lying(op.attributes[SHARDING])) for op in ops]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_with_scopes_give_the_answer_of_one_device(name):
+    step, params, batch, mesh = MODELS[name]
+    expected = jax.jit(step)(params, batch)
+    got = rhino.parallelize(step, cluster="cpu8", mesh=mesh)(params, batch)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+SCOPES = {
+    "1": {"rhino.replicate[8]": "x", "rhino.replicate": "x"},
+    "3": {"rhino.replicate[8]": "x", "rhino.split[8]": "x"},
+    "5": {"rhino.replicate[8]": "x", "rhino.split[8]": "x"},
+    "transformed": {"rhino.replicate[2]": "x", "rhino.split[4]": "y"},
+}
+"""The axis of each scope of a model."""
+
+STORED = {
+    "1": {"w1": ("", ""), "w2": ("", ""), "x": ("x", ""), "y": ("x",)},
+    "3": {"w1": ("", ""), "w2": ("", ""), "w3": ("", "x"), "x": ("x", "")},
+    "5": {**dict.fromkeys(("q", "k", "v", "router"), ("", "")), **dict.fromkeys(("up", "down"), ("x", "", "")), "x": ("x", "", "")},
+    "transformed": {"x": ("x", "")},
+}
+"""How arguments must lie, by the axes of each dim."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_of_a_scope_are_split_by_the_batch_or_by_anything_else(name):
+    step, params, batch, mesh = MODELS[name]
+    module = passed(text_of(step, params, batch), f"auto-shard{{cluster=v100x8 mesh={mesh}}}")
+    found = arguments(module)
+    assert {one: found[one] for one in STORED[name]} == STORED[name]
+    for scope, axis in SCOPES[name].items():
+        products = products_in(module, scope)
+        assert len(products) > 1
+        for shape, dims, sums in products:
+            of_batch = [axes for size, axes in zip(shape, dims, strict=True) if size == BATCH]
+            others = [*(axes for size, axes in zip(shape, dims, strict=True) if size != BATCH), sums]
+            where = of_batch or [sums] if "replicate" in scope else others
+            assert sum(axis in axes for axes in where) == 1
+            assert sum(axis in axes for axes in (*of_batch, *others)) == 1
+
+
+def test_whole_parameters_are_whole_along_the_axes_of_their_scope_alone():
+    step, params, batch, mesh = MODELS["transformed"]
+    found = arguments(passed(text_of(step, params, batch), f"auto-shard{{cluster=v100x8 mesh={mesh}}}"))
+    assert not any("x" in axes for name in ("up", "down", "mix") for axes in found[name])
+
+
+def test_scopes_change_nothing_for_jit():
+    step, params, batch, _ = MODELS["5"]
+    with_scopes = jax.jit(step).lower(params, batch).as_text()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("replicate", "split"):
+            patch.setattr(rhino, name, lambda *_: contextlib.nullcontext())
+        assert jax.jit(lambda *args: step(*args)).lower(params, batch).as_text().split("\n", 1)[1] == with_scopes.split("\n", 1)[1]
+
+
+def test_a_plan_is_of_the_scopes_that_it_was_made_for(tmp_path):
+    def step(w, x, scope):
+        with scope():
+            return jax.nn.relu(x @ w)
+
+    args = normal(1, 16, 32), normal(2, BATCH, 16)
+    plan = rhino.parallelize(lambda w, x: step(w, x, contextlib.nullcontext), cluster="cpu8").plan(*args)
+    again = rhino.parallelize(lambda w, x: step(w, x, rhino.split), cluster="cpu8", plan=plan)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*scopes"):
+        again.plan(*args)
+
+
+STEP = """
+func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %x: tensor<12x64xf32> loc("x")) -> tensor<64x64xf32> {
+  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<12x64xf32>, tensor<64x64xf32>) -> tensor<12x64xf32>
+    loc("jit(step)/mlp/up/dot_general")
+  %t = stablehlo.tanh %h : tensor<12x64xf32> loc("jit(step)/mlp/act/tanh")
+  %g = stablehlo.dot_general %x, %t, contracting_dims = [0] x [0] : (tensor<12x64xf32>, tensor<12x64xf32>) -> tensor<64x64xf32>
+    loc("jit(step)/grad/dot_general")
+  %n = stablehlo.subtract %w, %g : tensor<64x64xf32> loc("jit(step)/update/sub")
+  return %n : tensor<64x64xf32>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("mesh=8 scope=mlp=split(0)", r"RHI-CLI-001.*got split\(0\), expected replicate, split"),
+        ("mesh=2x4 scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around .*mlp/up.* of the mesh x=2,y=4 .*axes of 1, 2, 4, 8"),
+        ("mesh=auto scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around"),
+        ('mesh=8 scope="mlp=replicate; up=split(8)"', r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' says.*up=split\(8\)' says"),
+        ("mesh=8 scope=mlp=split axis-role=x=batch", r"SHARD-001.*no other role.*mlp=split' says.*axis-role x=batch says"),
+        (
+            'mesh=8 scope=up=split pin="loc:up/dot_general=[{}, {}]"',
+            r"SHARD-001.*pin 'loc:up.*says.*up=split' says.*keeps split what is given",
+        ),
+        ("mesh=2x4 scope=grad=replicate(8)", r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' says'),
+        ("mesh=8 scope=act=split", r"PIN-002.*split around .*act/tanh' has no product in it"),
+        ("mesh=8 scope=update=replicate", r'PIN-002.*replicate around .*update/sub.*no.* dim of the batch.*dim 0 of "x"'),
+    ],
+)
+def test_what_a_scope_cannot_have_is_told_why(options, error):
+    with pytest.raises(RhinoError, match=f"(?s){error}"):
+        passed(STEP, f"auto-shard{{cluster=v100x8 {options}}}")
+
+
+# Which dims are the batch
+
+
+def linear(params, batch):
+    return jax.nn.relu(batch["x"] @ params["w1"])
+
+
+def residual(params, batch):
+    return batch["x"] + linear(params, batch) @ params["w2"]
+
+
+def normed(params, batch):
+    def loss(params, batch):
+        h = batch["x"] @ params["w1"]
+        return ((((h - h.mean(0)) / (h.std(0) + 1)) @ params["w2"] - batch["y"]) ** 2).mean()
+
+    return descend(loss, params, batch)
+
+
+def attending(params, batch):
+    """Attention with the batch behind the sequence."""
+
+    def loss(params, batch):
+        x = batch["x"]
+        a = jax.nn.softmax(jnp.einsum("sbd,tbd->bst", x @ params["w1"], x))
+        return (jnp.einsum("bst,tbd->sbd", a, x @ params["w2"]) ** 2).mean()
+
+    return descend(loss, params, batch)
+
+
+def contrasted(params, batch):
+    def loss(params, batch):
+        scores = (batch["x"] @ params["w1"]) @ (batch["z"] @ params["w2"].T).T
+        return -jnp.diagonal(jax.nn.log_softmax(scores)).mean()
+
+    return descend(loss, params, batch)
+
+
+def accumulated(params, batch):
+    def loss(params, part):
+        return (residual(params, {"x": part}) ** 2).mean()
+
+    def one(sums, part):
+        return jax.tree.map(jnp.add, sums, jax.grad(loss)(params, part)), None
+
+    grads, _ = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, params), batch["x"].reshape(2, -1, 16))
+    return jax.tree.map(lambda a, g: a - 0.1 * g, params, grads)
+
+
+@pytest.mark.parametrize(
+    ("fn", "widths", "batch", "donated", "lies"),
+    [
+        (linear, (16, 16), {"x": (BATCH, 16)}, (), {"x": {0}}),
+        (linear, (16, 16), {"x": (BATCH, 16)}, 1, {"x": {0}}),  # what looks like a state is none
+        (residual, (16, 32, 16), {"x": (BATCH, 16)}, (), {"x": {0}}),
+        (normed, (16, 32, 16), {"x": (BATCH, 16), "y": (BATCH, 16)}, 0, {"x": {0}, "y": {0}}),
+        (attending, (16, 16, 16), {"x": (8, 4, 16)}, 0, {"x": {1}}),
+        (contrasted, (16, 32, 12), {"x": (BATCH, 16), "z": (BATCH, 12)}, 0, {"x": {0}, "z": {0}}),
+    ],
+)
+def test_the_batch_is_found(fn, widths, batch, donated, lies):
+    program, roles = batch_of(fn, weights(*widths), {name: normal(9, *shape) for name, shape in batch.items()}, donated=donated)
+    found = {argument.name: roles.batch_dims(number) for number, argument in enumerate(program.graph.arguments)}
+    assert {re.findall(r"\w+", name)[-1]: dims for name, dims in found.items() if dims} == lies
+
+
+def test_a_batch_that_is_cut_in_micro_batches_is_what_they_are_of():
+    program, roles = batch_of(accumulated, weights(16, 32, 16), rows())
+    products = [op for op in range(program.graph.num_ops) if program.graph.cls(op).name == "stablehlo.dot_general"]
+    assert len(products) == 5
+    for op in products:
+        rule = program.graph.cls(op).rule
+        assert [rule.sizes[factor] for factor in roles.batch_factors(op)] == [BATCH // 2]
+
+
+def batch_of(fn, params, batch, donated=0):
+    """A function's program, and its dims with the batch found."""
+    module = passed(text_of(fn, params, batch, donated=donated), "rhino-normalize,func.func(sdy-populate-op-sharding-rules)")
+    program = read_program(entry_function(module), parse_mesh("8"))
+    return program, batch_roles(Roles(program.graph), batch_program.tested(program))
