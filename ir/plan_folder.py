@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.instructions import Feed, Fetch, Free, Global, Layout, Program, Run, Slot, Step, Task, Transfer
-from rhino.ir.mesh import Mesh
+from rhino.ir.instructions import Step
+from rhino.ir.step_json import amount_of, count_of, list_of, number_of, numbers_of, read_step, step_text, text_of
 
 VERSION: Final = 1
 _FORMAT: Final = "rhino-plan"
@@ -88,15 +88,18 @@ def read_plan(folder: Path) -> WholePlan:
     """
     manifest = _manifest(folder)
     try:
-        texts = {name: _checked(folder, name, digest) for name, digest in manifest["files"].items()}
-        return WholePlan(
-            step=(step := _step(json.loads(texts[_STEP]))),
+        texts = {name: _checked(folder, text_of(name), text_of(digest)) for name, digest in manifest["files"].items()}
+        step = read_step(json.loads(texts[_STEP]))
+        plan = WholePlan(
+            step=step,
             modules={program.module: texts[_file_of(program.module)] for program in step.programs},
-            arguments=tuple(map(_boundary, manifest["arguments"])),
-            results=tuple(map(_boundary, manifest["results"])),
-            about=manifest["about"],
+            arguments=tuple(map(_boundary, list_of(manifest["arguments"]))),
+            results=tuple(map(_boundary, list_of(manifest["results"]))),
+            about=_about(manifest["about"], step),
         )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        _check_aliases(plan)
+        return plan
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise _no_plan(folder, f"its manifest or its step is malformed: {error!r}") from None
 
 
@@ -106,7 +109,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _files(plan: WholePlan) -> dict[str, str]:
-    files = {_STEP: _step_text(plan.step), **{_file_of(name): text for name, text in sorted(plan.modules.items())}}
+    files = {_STEP: step_text(plan.step), **{_file_of(name): text for name, text in sorted(plan.modules.items())}}
     manifest = {
         "format": _FORMAT,
         "version": VERSION,
@@ -133,7 +136,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
         raise _no_plan(folder, f"its {_MANIFEST} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _no_plan(folder, f"its {_MANIFEST} is no JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise _no_plan(folder, f"its {_MANIFEST} is not of a plan")
@@ -156,95 +159,7 @@ def _checked(folder: Path, name: str, digest: str) -> str:
     return data.decode()
 
 
-# The step
-
-
-def _step_text(step: Step) -> str:
-    programs = [json.dumps(_program_json(program)) for program in step.programs]
-    slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
-    instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
-    head = json.dumps({"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants})
-    rows = {"programs": programs, "slots": slots, "instructions": instructions}
-    tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
-    return ",\n".join([head[:-1], *tables]) + "}\n"
-
-
-def _lines(rows: list[str]) -> str:
-    return ",\n".join(rows)
-
-
-def _step(data: dict[str, Any]) -> Step:
-    return Step(
-        mesh=_mesh(data["mesh"]),
-        num_ranks=int(data["ranks"]),
-        programs=tuple(map(_program, data["programs"])),
-        slots=tuple(Slot(int(rank), _layout(layout)) for rank, *layout in data["slots"]),
-        instructions=tuple(map(_instruction, data["instructions"])),
-        constants=tuple((int(slot), int(number)) for slot, number in data["constants"]),
-    )
-
-
-def _mesh(axes: list[Any]) -> Mesh:
-    sizes = {str(name): int(size) for name, size in axes}
-    if len(sizes) < len(axes) or any(size < 1 for size in sizes.values()):
-        raise ValueError(f"no mesh: {axes}")
-    return Mesh(tuple(sizes.items()))
-
-
-def _instruction_json(one: Global) -> list[Any]:
-    match one:
-        case Run(program, inputs, outputs, task):
-            return ["run", program, inputs, outputs, task.phase, task.stage, task.micro_batch]
-        case Transfer(uid, source, target):
-            return ["transfer", uid, source, target]
-        case Free(slots):
-            return ["free", *slots]
-        case Feed(argument, target):
-            return ["feed", argument, target]
-        case Fetch(source, result):
-            return ["fetch", source, result]
-        case _:
-            assert_never(one)
-
-
-def _instruction(row: list[Any]) -> Global:
-    match row:
-        case ["run", program, inputs, outputs, phase, stage, micro_batch]:
-            return Run(program, tuple(inputs), tuple(outputs), Task(phase, stage, micro_batch))
-        case ["transfer", uid, source, target]:
-            return Transfer(uid, source, target)
-        case ["free", *slots]:
-            return Free(tuple(slots))
-        case ["feed", argument, target]:
-            return Feed(argument, target)
-        case ["fetch", source, result]:
-            return Fetch(source, result)
-        case _:
-            raise ValueError(f"no instruction: {row}")
-
-
-def _layout_json(layout: Layout) -> list[Any]:
-    return [list(layout.shape), layout.dtype, [list(axes) for axes in layout.dims]]
-
-
-def _layout(data: list[Any]) -> Layout:
-    shape, dtype, dims = data
-    return Layout(tuple(shape), dtype, tuple(map(tuple, dims)))
-
-
-def _program_json(program: Program) -> dict[str, Any]:
-    return {
-        "name": program.name,
-        "module": program.module,
-        "inputs": [_layout_json(one) for one in program.inputs],
-        "outputs": [_layout_json(one) for one in program.outputs],
-        "donated": [list(pair) for pair in program.donated],
-    }
-
-
-def _program(data: dict[str, Any]) -> Program:
-    inputs, outputs = (tuple(map(_layout, data[side])) for side in ("inputs", "outputs"))
-    return Program(data["name"], data["module"], inputs, outputs, tuple((int(source), int(target)) for source, target in data["donated"]))
+# The manifest
 
 
 def _boundary_json(one: Boundary) -> dict[str, Any]:
@@ -253,7 +168,43 @@ def _boundary_json(one: Boundary) -> dict[str, Any]:
 
 
 def _boundary(data: dict[str, Any]) -> Boundary:
-    return Boundary(data["name"], tuple(data["shape"]), data["dtype"], data.get("alias"))
+    alias = data.get("alias")
+    return Boundary(text_of(data["name"]), numbers_of(data["shape"]), text_of(data["dtype"]), None if alias is None else number_of(alias))
+
+
+def _check_aliases(plan: WholePlan) -> None:
+    """Raises ValueError where an argument becomes what is no result, or one of another type, or that another argument becomes."""
+    taken = [one.alias for one in plan.arguments if one.alias is not None]
+    for one in plan.arguments:
+        if one.alias is not None:
+            result = plan.results[one.alias]
+            if (result.shape, result.dtype) != (one.shape, one.dtype) or taken.count(one.alias) > 1:
+                raise ValueError(f"argument {one.name!r} becomes result {one.alias}")
+
+
+# What is known of it
+
+
+def _about(about: dict[str, Any], step: Step) -> dict[str, Any]:
+    """Returns what is known of a plan, once what every plan says is there, and of its kind."""
+    for name in ("schedule", "cluster", "mesh"):
+        text_of(about[name])
+    for name in ("stages", "micro_batches", "ranks"):
+        count_of(about[name])
+    for name in ("predicted_step_s", "link_latency_s", "link_bytes_per_s"):
+        amount_of(about[name])
+    for name, count in (
+        ("predicted_idle", step.num_ranks),
+        ("predicted_peak_bytes", step.num_ranks),
+        ("predicted_run_s", len(step.programs)),
+        ("predicted_temp_bytes", len(step.programs)),
+    ):
+        if len([amount_of(one) for one in list_of(about[name])]) != count:
+            raise ValueError(f"{name} are {len(about[name])}, expected {count}")
+    for name in ("source", "source_sha256"):
+        text_of(about.get(name, ""))
+    numbers_of(about.get("nonnegative_arguments", []))
+    return about
 
 
 # Errors

@@ -13,6 +13,7 @@ from typing import Any, Final
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import deserialize_portable_artifact, func, ir
+from rhino.ir.stage_programs import PARTS
 
 _BYTECODE_MAGIC: Final = b"ML\xefR"
 _PORTABLE_PRODUCER: Final = b"StableHLO_v"
@@ -38,6 +39,13 @@ def entry_function(module: ir.Module | ir.Operation, name: str = "") -> func.Fun
     public = [op for op in functions if "sym_visibility" not in op.attributes or _visibility(op) == "public"]
     mains = [op for op in public if op.name.value == "main"] or public
     if len(mains) != 1 or mains[0].is_external:
+        if PARTS in module.operation.attributes:
+            raise RhinoError(
+                "RHI-READ-005",
+                "the module is a step in stages: a program for each part, in no order yet, and no entry",
+                Place(name),
+                fix="start from the whole step: rhino-opt --auto-parallel --plan=FOLDER orders its parts, and rhino-run runs that folder",
+            )
         names = ", ".join(f"@{op.name.value}" for op in public) or "none"
         raise RhinoError(
             "RHI-READ-005",

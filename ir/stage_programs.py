@@ -21,6 +21,9 @@ from typing import Final
 from rhino.ir.instructions import Layout, Phase, Program
 from rhino.ir.mesh import Mesh
 
+PARTS: Final = "rhino.parts"
+"""On a module that is a step in stages (rhino.ir.staged_module): its parts."""
+
 MICRO_BATCH: Final = "micro-batch"
 """The name of the micro-batch's number, a whole scalar on every rank."""
 

@@ -21,9 +21,8 @@ from rhino.ir.instructions import Layout, Phase, Program
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.shardings import SHARDING, module_mesh
-from rhino.ir.stage_programs import Argument, StagedStep, StageProgram
+from rhino.ir.stage_programs import PARTS, Argument, StagedStep, StageProgram
 
-PARTS: Final = "rhino.parts"
 NUM_STAGES: Final = "rhino.num_stages"
 RESULTS: Final = "rhino.results"
 NAME: Final = "rhino.name"

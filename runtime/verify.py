@@ -23,7 +23,9 @@ from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.elements import element_bytes
 from rhino.ir.instructions import Feed, Fetch, Free, Global, Layout, Local, Program, Run, Step, Transfer, project, reads, writes
+from rhino.ir.plan_folder import Boundary, WholePlan
 from rhino.ir.step_memory import local_bytes, memory_of, slots_held
 from rhino.ir.units import format_bytes
 
@@ -53,11 +55,33 @@ def verify(step: Step, num_arguments: int, num_results: int, limits: Limits | No
     Raises:
         RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot, RHI-STEP-008 where memory does not suffice.
     """
+    _check_layouts(step)
     _check_programs(step)
     _check_slots(step)
     _Walk(step, num_arguments, num_results).run()
     if limits is not None:
         _check_memory(step, limits)
+
+
+def verify_plan(plan: WholePlan) -> None:
+    """Proves that a plan's step can run with the arguments and results that the plan has.
+
+    Raises:
+        RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot.
+    """
+    step = plan.step
+    verify(step, len(plan.arguments), len(plan.results))
+    ends: list[tuple[str, Boundary, Layout]] = []
+    for one in step.instructions:
+        match one:
+            case Feed(argument, target):
+                ends.append((f"argument {argument}", plan.arguments[argument], step.slots[target].layout))
+            case Fetch(source, result):
+                ends.append((f"result {result}", plan.results[result], step.slots[source].layout))
+    for words, boundary, layout in ends:
+        if (boundary.shape, boundary.dtype) != (layout.shape, layout.dtype):
+            shape = f"{boundary.dtype}[{', '.join(map(str, boundary.shape))}]"
+            raise RhinoError("RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {shape}")
 
 
 def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local]]]) -> None:
@@ -87,6 +111,14 @@ def _check_programs(step: Step) -> None:
             if program.inputs[taken] != program.outputs[by]:
                 what = f"output {by} is {_words(program.outputs[by])} and takes over {_words(program.inputs[taken])}"
                 raise RhinoError("RHI-STEP-006", f"program {number} ({program.name}): {what}")
+
+
+def _check_layouts(step: Step) -> None:
+    layouts = [*(slot.layout for slot in step.slots), *(one for program in step.programs for one in (*program.inputs, *program.outputs))]
+    for layout in dict.fromkeys(layouts):
+        unknown = [axis for axes in layout.dims for axis in axes if axis not in step.mesh.names]
+        if unknown or not element_bytes(layout.dtype):
+            raise RhinoError("RHI-STEP-001", f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}")
 
 
 def _check_slots(step: Step) -> None:

@@ -36,6 +36,7 @@ from rhino.runtime.signature import Signature, Value, array_dtype
 from rhino.runtime.steps import run_steps, typical_time_s
 from rhino.runtime.trace import Event, Recorder, chrome_trace
 from rhino.runtime.transport import SocketTransport
+from rhino.runtime.verify import verify_plan
 from rhino.runtime.watchdog import Watchdog
 from rhino.tools.files import check_writable
 from rhino.tools.run_report import difference_text, step_line
@@ -54,10 +55,11 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
     """Runs the plan in `options.file`; `original` compiles what to compare with for one device, if anything is asked for.
 
     Raises:
-        RhinoError: RHI-PLAN-001 and -002 for the folder, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results differ, and what
-            the executor raises.
+        RhinoError: RHI-PLAN-001 and -002 for the folder, RHI-STEP-001 to RHI-STEP-007 where it cannot run, RHI-RUN-004 where devices are
+            too few, RHI-RUN-003 where results differ, and what the executor raises.
     """
     plan = read_plan(Path(options.file))
+    verify_plan(plan)
     if options.part:
         _run_part(plan, options)
         return
@@ -108,7 +110,7 @@ class _Inputs:
     @staticmethod
     def of(plan: WholePlan, signature: Signature, options: Namespace) -> _Inputs:
         given = read_inputs(Path(options.inputs), signature) if options.inputs else {}
-        rule = InputRule(options.seed, options.int_range, frozenset(plan.about["nonnegative_arguments"]))
+        rule = InputRule(options.seed, options.int_range, frozenset(plan.about.get("nonnegative_arguments", ())))
         fresh = fresh_inputs(signature, rule, given) if options.fresh_batches else None
         return _Inputs(draw_inputs(signature, rule, given), fresh)
 

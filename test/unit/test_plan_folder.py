@@ -1,6 +1,11 @@
 """A whole plan on disk: what is written is read again, whole, unchanged, and nothing else is taken for a plan."""
 
 import json
+import random
+import shutil
+from collections.abc import Iterator
+from functools import reduce
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,9 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
 from rhino.ir.mesh import Mesh
 from rhino.ir.plan_folder import Boundary, WholePlan, digest_of, read_plan, write_plan
+from rhino.passes.whole_plan import costs_of
+from rhino.runtime.verify import verify_plan
+from rhino.tools.run_plan import signature_of
 
 ROWS = Layout((4, 2), "f32", (("x",), ()))
 PLAN = WholePlan(
@@ -29,7 +37,12 @@ PLAN = WholePlan(
     modules={"f": "module {}\n"},
     arguments=(Boundary("x", (4, 2), "f32", 0),),
     results=(Boundary("y", (4, 2), "f32"),),
-    about={"schedule": "1f1b", "predicted_step_s": 0.1},
+    about={
+        **{"source": "f.mlir", "source_sha256": "0", "nonnegative_arguments": [0], "schedule": "1f1b", "cluster": "cpu8", "mesh": "x=2"},
+        **{"stages": 2, "micro_batches": 1, "ranks": 2, "predicted_step_s": 0.1, "predicted_idle": [0.5, 0.5]},
+        **{"predicted_peak_bytes": [96, 32], "predicted_run_s": [0.1], "predicted_temp_bytes": [0]},
+        **{"link_latency_s": 1e-6, "link_bytes_per_s": 1e9},
+    },
 )
 
 
@@ -133,6 +146,48 @@ def test_a_step_whose_mesh_is_none_is_malformed(folder: Path, mesh: str):
 def test_a_step_that_is_no_text_is_malformed(folder: Path):
     forge(folder, b"\xff\xfe\x00")
     assert "malformed" in refused(folder).what
+
+
+def places(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Yields the way to everything in a JSON value."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places(value[key], (*at, key))
+
+
+def mutated(value: object, at: tuple[object, ...], new: object) -> object:
+    """Returns a JSON value with something else at a place of it, or nothing there where `new` is `...`."""
+    copy = json.loads(json.dumps(value))
+    *way, last = at
+    inner = reduce(lambda outer, key: outer[key], way, copy)
+    if new is ...:
+        del inner[last]
+    else:
+        inner[last] = new
+    return copy
+
+
+def test_forged_plans_are_run_or_refused_with_a_reason(folder: Path):
+    manifest, step = (json.loads((folder / name).read_text()) for name in ("manifest.json", "step.json"))
+    parts = {key: manifest[key] for key in ("arguments", "results", "files", "about")}
+    refused = []
+    drawn = random.Random(0)
+    for number, new in product(range(2), (..., None, "y", -1, 1.5, 7, [], {}, [[]], True)):
+        whole = (parts, step)[number]
+        for at in drawn.sample(list(places(whole)), 20):
+            shutil.rmtree(folder)
+            write_plan(PLAN, folder)
+            forged = mutated(whole, at, new)
+            try:
+                forge(folder, json.dumps(forged).encode()) if number else forge(folder, **{key: forged.get(key) for key in parts})
+                plan = read_plan(folder)
+                verify_plan(plan)
+                signature_of(plan)
+                costs_of(plan)
+            except RhinoError as error:
+                refused.append(error.id)
+    assert len(refused) > 200
+    assert all(id.startswith(("RHI-PLAN-00", "RHI-STEP-00", "RHI-RUN-002")) for id in refused)
 
 
 def test_no_other_folder_is_written_over(tmp_path: Path):

@@ -187,6 +187,14 @@ def test_without_one_entry_there_is_no_program(text, names):
     assert caught.value.what.endswith(f"its public functions: {names}")
 
 
+def test_a_step_in_stages_is_told_apart_from_a_module_without_an_entry():
+    with pytest.raises(RhinoError) as caught:
+        entry_function(read("module attributes {rhino.parts = []} { func.func private @forward_0() { return } }"), "m.mlir")
+    assert (caught.value.id, caught.value.place) == ("RHI-READ-005", Place("m.mlir"))
+    assert "a step in stages" in caught.value.what
+    assert "--plan=FOLDER" in caught.value.fix
+
+
 # Normal form
 
 
