@@ -87,7 +87,7 @@ def abstract_state(model: Model) -> State:
 
 def num_params(model: Model) -> int:
     """Returns the number of trained values."""
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract_state(model).params))
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 def jit_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> jax.stages.Wrapped:
