@@ -244,14 +244,10 @@ def _check_stages(wish: Wish) -> None:
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise RhinoError("RHI-JAX-002", f"{name} is {count!r}", fix="say a number from 1, or leave it out")
     if wish.schedule:
-        find_schedule(wish.schedule)
-        if wish.stages == 1:
-            raise RhinoError("RHI-JAX-002", "schedule is given, and there is one stage, which needs none", fix="leave one out")
+        find_schedule(wish.schedule)  # raises for another
     if wish.recompute and wish.is_open:
         what = "recompute is given, and what is searched for decides it too"
         raise RhinoError("RHI-JAX-002", what, fix="leave it out, or say stages, micro_batches and mesh")
-    if wish.batch and wish.micro_batches is None and not wish.is_open and wish.stages is not None:
-        raise RhinoError("RHI-JAX-002", "batch is given, and it is not taken in parts", fix="say micro_batches, or leave it out")
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rhino.ir.diagnostics import RhinoError
+from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.passes.base import Remarks
@@ -25,7 +25,7 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     """Returns the best plan that keeps to the wish.
 
     Raises:
-        RhinoError: what `rhino-opt` raises for such a plan.
+        RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a batch in parts that is not.
     """
     if wish.stages is None:
         wish = replace(wish, stages=_marked(traced))
@@ -33,12 +33,17 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
         return _search_whole(traced, wish)
     if (wish.stages or 1) > 1:
         return plan_stages(traced, wish)
+    said = "schedule" if wish.schedule else "batch" if wish.batch and wish.micro_batches is None else ""
+    if said:
+        what = f"{said} is given, and {traced.name} is one program for the whole batch"
+        raise RhinoError("RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {said} out")
     try:
         return search_plan(traced, wish)
     except RhinoError as error:
         if error.id not in _TOO_LARGE:
             raise
-        raise replace(error, fix=f"{error.fix}; or say search='whole': stages, micro-batches and recomputation need less") from None
+        fix = f"{error.fix.replace('--', '')}; or say search='whole': micro-batches, stages and recomputation need less"
+        raise replace(error, fix=fix) from None
 
 
 def _marked(traced: Traced) -> int | None:

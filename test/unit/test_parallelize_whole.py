@@ -1,0 +1,233 @@
+"""Micro-batches, recomputation, stages and whole plans behind the same call: the answer of one device, state where its rank is."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.passes.pipeline_stages import PipelineStages
+
+LAYERS, WIDTH, ROWS = 4, 32, 16
+Shape = jax.ShapeDtypeStruct
+
+
+def init(key: jax.Array) -> dict[str, Any]:
+    params = {f"w{number}": jax.random.normal(one, (WIDTH, WIDTH)) / 6 for number, one in enumerate(jax.random.split(key, LAYERS))}
+    return {
+        "params": params,
+        "mean": jax.tree.map(jnp.zeros_like, params),
+        "count": jnp.zeros((), jnp.int32),
+        "key": jax.random.fold_in(key, 1),
+    }
+
+
+def step_cut(*behind: int) -> Any:
+    """A step of residual layers with momentum and dropout, cut behind some of its layers."""
+
+    def step(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+        own, key = jax.random.split(state["key"])
+
+        def loss(params: dict[str, jax.Array]) -> jax.Array:
+            h = batch
+            for number in range(LAYERS):
+                h = h + jnp.tanh(h @ params[f"w{number}"])
+                h = rhino.stage_boundary(h) if number in behind else h
+            return ((h * jax.random.bernoulli(own, 0.9, h.shape) - 2 * batch) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        mean = jax.tree.map(lambda m, g: 0.9 * m + g, state["mean"], grads)
+        params = jax.tree.map(lambda w, m: w - 0.1 * m, state["params"], mean)
+        return {"params": params, "mean": mean, "count": state["count"] + 1, "key": key}, value
+
+    return step
+
+
+step = step_cut()
+
+
+def batch_of(number: int) -> np.ndarray:
+    return np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+KEY = jax.random.key(0)
+SHAPES = (jax.eval_shape(init, KEY), batch_of(0))
+
+
+def plain(leaf: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+def same(got: Any, expected: Any, relative: float = 2e-5) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        a, b = plain(one).astype(np.float64), plain(other).astype(np.float64)
+        assert np.abs(a - b).max(initial=0) <= relative * max(np.abs(b).max(initial=0), 1e-3)
+
+
+def train(fn: Any, state: Any, num_steps: int = 3) -> Any:
+    losses = []
+    for number in range(num_steps):
+        state, loss = fn(state, batch_of(number))
+        losses.append(loss)
+    return state, losses
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    return train(jax.jit(step), init(KEY))
+
+
+@pytest.fixture(scope="module")
+def staged() -> Any:
+    """A function in two stages, each on a mesh of two devices, planned."""
+    fast = rhino.parallelize(step, cluster="cpu4", stages=2, mesh="2", micro_batches=4, donate_argnums=0)
+    fast.plan(*SHAPES)
+    return fast
+
+
+@pytest.mark.parametrize("said", [{"micro_batches": 4, "recompute": 0, "batch": "batch"}, {"recompute": 0.25}])
+def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(said: dict[str, Any], expected: Any, tmp_path: Path):
+    fast = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0, **said)
+    plan = fast.plan(*SHAPES)
+    state = fast.init(init, KEY)
+    first = jax.tree.leaves(state)
+    same(train(fast, state), expected)
+    assert all(array.is_deleted() for array in first)
+    assert {"num", "keep", "batch"} & plan.facts.asked.keys() == {
+        {"micro_batches": "num", "recompute": "keep"}.get(one, one) for one in said
+    }
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.parallelize(step, donate_argnums=0, plan=rhino.Plan.load(tmp_path / "plan.json"))
+    assert loaded.plan(*SHAPES) == plan
+    assert fast.lower(*SHAPES).as_text() == loaded.lower(*SHAPES).as_text()
+    assert "optimization_barrier" in fast.lower(*SHAPES).as_text()
+
+
+def test_a_step_in_stages_is_that_of_one_device_and_its_state_stays_where_it_is(staged: Any, expected: Any):
+    plan = staged.plan(*SHAPES)
+    assert isinstance(plan, rhino.PipelinePlan)
+    state = staged.init(init, KEY)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(jax.jit(init)(KEY)), strict=True):
+        assert plain(one).tobytes() == plain(other).tobytes()
+    places = jax.tree.map(lambda array: array.sharding, state)
+    assert places == plan.in_shardings[0]
+    assert {frozenset(one.device_set) for one in jax.tree.leaves(places)} == {frozenset(jax.devices()[n : n + 2]) for n in (0, 2)}
+    first = jax.tree.leaves(state)
+    state, losses = train(staged, state)
+    same((state, losses), expected)
+    assert all(array.is_deleted() for array in first)
+    assert jax.tree.map(lambda array: array.sharding, (state, losses[0])) == plan.out_shardings
+    assert isinstance(losses[0].sharding, NamedSharding)
+    assert set(plan.rank_of().values()) == {0, 1}
+    assert "rank 1: " in plan.explain()
+
+
+def test_what_lies_elsewhere_is_moved_and_what_is_gone_is_refused(staged: Any):
+    once = train(jax.jit(step), init(KEY), 1)
+    on_host = {name: one if name == "key" else jax.tree.map(np.asarray, one) for name, one in init(KEY).items()}
+    for state in (init(KEY), jax.device_put(init(KEY), jax.devices()[7]), on_host):
+        same(train(staged, state, 1), once)
+    state, _ = train(staged, init(KEY), 1)
+    staged(state, batch_of(0))
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-007.*of step is gone"):
+        staged(state, batch_of(0))
+
+
+def test_a_plan_in_stages_is_a_folder_that_runs_the_same(staged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plan = staged.plan(*SHAPES)
+    plan.save(tmp_path / "plan")
+    monkeypatch.setattr(PipelineStages, "run", None)  # nothing is searched
+    kept = rhino.Plan.load(tmp_path / "plan")
+    loaded = rhino.parallelize(step, plan=kept, donate_argnums=0)
+    assert loaded.plan(*SHAPES) == plan == kept
+    same(train(loaded, loaded.init(init, KEY), 2), train(staged, staged.init(init, KEY), 2), 0)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*argument batch was float32\[16,32\], and is float32\[8,32\]"):
+        loaded.plan(SHAPES[0], SHAPES[1][:8])
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*another cluster"):
+        rhino.parallelize(step, plan=kept, cluster="cpu8").plan(*SHAPES)
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-006.*plan=plan"):
+        _ = kept.in_shardings
+
+
+def test_state_that_is_not_donated_stays_the_callers():
+    cut, said = step_cut(1), {"cluster": "cpu2", "mesh": "1", "micro_batches": 2}
+    fast = rhino.parallelize(cut, **said)
+    plan = fast.plan(*SHAPES)
+    assert plan.in_shardings[0] == plan.out_shardings[0]
+    state = fast.init(init, KEY)
+    same(train(fast, state, 1), train(fast, state, 1), 0)
+    budget = int(max(plan.facts.about["predicted_peak_bytes"])) + 8
+    with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.* of it to keep old state"):
+        rhino.parallelize(cut, budget=budget, **said).plan(*SHAPES)
+
+
+def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_plans():
+    shapes = (SHAPES[0], Shape((32 * ROWS, WIDTH), jnp.float32))
+    said = {"cluster": "cpu2", "mesh": "2", "budget": "300KiB", "donate_argnums": 0}
+    with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='whole'"):
+        rhino.parallelize(step, **said).plan(*shapes)
+    plan = rhino.parallelize(step, search="whole", stages=1, **said).plan(*shapes)
+    assert int(plan.facts.asked["num"]) > 1
+    assert plan.facts.predicted.peak_bytes <= 300 * 1024
+    found = rhino.parallelize(step, cluster="cpu2", stages=2).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
+    assert found.facts.about["micro_batches"] == 3
+
+
+def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
+    cut = step_cut(0, 2)
+    same(train(jax.jit(cut), init(KEY)), expected, 0)
+    fast = rhino.parallelize(cut, cluster="cpu4", mesh="1", micro_batches=2)
+    ranks = fast.plan(*SHAPES).rank_of()
+    for part in ("params", "mean"):
+        assert [ranks[f"state['{part}']['w{number}']"] for number in range(LAYERS)] == [0, 1, 1, 2]
+    marked = jax.vmap(jax.grad(lambda x: (rhino.stage_boundary({"x": x})["x"] ** 2).sum()))(jnp.ones((2, 3)))
+    assert (marked == 2).all()
+    with pytest.raises(RhinoError, match=r"(?s)RHI-STAGE-003.*2 boundaries .* 2 stages"):
+        rhino.parallelize(cut, cluster="cpu4", mesh="1", stages=2, micro_batches=2).plan(*SHAPES)
+    assert isinstance(rhino.parallelize(cut, cluster="cpu4", mesh="4", stages=1).plan(*SHAPES), rhino.Plan)
+
+    def looped(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jax.lax.fori_loop(0, 3, lambda _, h: rhino.stage_boundary(jnp.tanh(h @ w)), x)
+        return w + x.T @ h, h.sum()
+
+    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*in a loop of the model"):
+        rhino.parallelize(looped, cluster="cpu2", mesh="1", stages=2, micro_batches=2).plan(*(Shape((8, 8), jnp.float32),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"search": "all"}, r"RHI-JAX-002.*search is 'all'"),
+        ({"stages": 0}, r"RHI-JAX-002.*stages is 0"),
+        ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
+        ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
+        ({"schedule": "fast"}, r"RHI-SCHED-001"),
+        ({"search": "whole", "recompute": 0.5}, r"RHI-JAX-002.*recompute is given"),
+        ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
+    ],
+)
+def test_what_is_said_of_stages_has_to_say_something(said: dict[str, Any], words: str):
+    with pytest.raises(RhinoError, match=words):
+        rhino.parallelize(step, cluster="cpu4", **said).plan(*SHAPES)
+
+
+def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-009.*no one program"):
+        staged.lower(*SHAPES)
+    plan = staged.plan(*SHAPES)
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*stages is given, and a plan"):
+        rhino.parallelize(step, plan=plan, stages=2)
+    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
+        rhino.parallelize(step, plan=plan, devices=jax.devices()[:2]).plan(*SHAPES)
+    again = rhino.parallelize(step, plan=plan)
+    again.plan(*SHAPES)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(RhinoError, match=r"RHI-JAX-009.*2 processes"):
+        again.init(init, KEY)
