@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import groupby
@@ -225,9 +224,12 @@ def save_plan(plan: SpmdPlan, path: Path) -> None:
     """Writes a plan as a file, whole or not at all. Raises RHI-PLAN-003."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as stream:
-            stream.write(plan_to_text(plan))
-        os.replace(stream.name, path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(plan_to_text(plan), encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise RhinoError("RHI-PLAN-003", f"the plan cannot be written: {error.strerror}", Place(str(path))) from None
 

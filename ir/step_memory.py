@@ -40,7 +40,7 @@ def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, .
     peaks = [RankMemory(0, 0, 0)] * step.num_ranks
     for rank, held in enumerate(_peak_micro_batches(step)):
         peaks[rank] = RankMemory(0, 0, held)
-    for at, rank, held_bytes in _held(step, temp_bytes):
+    for at, rank, held_bytes in held_over_time(step, temp_bytes):
         if held_bytes > peaks[rank].peak_bytes:
             peaks[rank] = RankMemory(held_bytes, at, peaks[rank].peak_micro_batches)
     return tuple(peaks)
@@ -67,8 +67,8 @@ def given_up(step: Step, one: Global) -> tuple[int, ...]:
             return ()
 
 
-def _held(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Each instruction that writes, with its rank and the bytes that a device of it holds meanwhile."""
+def held_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields each instruction that writes, with its rank and the bytes that a device of it holds meanwhile."""
     sizes = [local_bytes(slot.layout, step.mesh) for slot in step.slots]
     held = [0] * step.num_ranks
     for slot, _ in step.constants:

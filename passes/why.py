@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,6 +36,9 @@ MOST_SUBJECTS: Final = 8
 
 ROUNDING: Final = 1e-7
 """The share of a step below which a difference is one of rounding."""
+
+NOTABLE: Final = 5
+"""How many arguments, and how many ops, a report has reasons for."""
 
 _CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002")
 _SHAPE: Final = re.compile(r".*\[(.*)\]")
@@ -112,13 +115,33 @@ def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
 
 def reasons(found: Found, plan: SpmdPlan, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
-    problem, states = found.costs.choice.problem, found.answer.states
-    node_s = problem.node_entries(problem.node_table, np.arange(problem.num_nodes), states)
-    subjects = sorted(_subjects(found.costs, name), key=lambda one: -node_s[list(one.nodes)].sum())
+    subjects = sorted(_meant(found.costs, name), key=lambda one: -_seconds(found, one))
+    alternatives = _alternatives(found, plan)
+    return [_why(found, one, alternatives if number < MOST_SUBJECTS else None) for number, one in enumerate(subjects)]
+
+
+def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
+    """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
+    found = again(module, plan)
+    costs, nodes = found.costs, list(enumerate(found.costs.choice.nodes))
+    arguments = _grouped(costs, [number for number, node in nodes if node.kind == "argument"])
+    ops = _grouped(costs, [number for number, node in nodes if node.kind == "op"])
+    largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
+    longest = sorted(ops, key=lambda one: -_seconds(found, one))
+    alternatives = _alternatives(found, plan)
+    return [_why(found, one, alternatives) for one in (*largest[:NOTABLE], *longest[:NOTABLE])]
+
+
+def _alternatives(found: Found, plan: SpmdPlan) -> Alternatives:
     budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
     limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
-    alternatives = Alternatives(problem, limits, found.answer, budget, found.num_solves)
-    return [_why(found, one, alternatives if number < MOST_SUBJECTS else None) for number, one in enumerate(subjects)]
+    return Alternatives(found.costs.choice.problem, limits, found.answer, budget, found.num_solves)
+
+
+def _seconds(found: Found, subject: Subject) -> float:
+    """Returns what the nodes of a subject take by themselves, in a step."""
+    problem, nodes = found.costs.choice.problem, np.array(subject.nodes)
+    return float(problem.node_entries(problem.node_table[nodes], nodes, found.answer.states).sum())
 
 
 def _why(found: Found, subject: Subject, alternatives: Alternatives | None) -> Why:
@@ -149,12 +172,12 @@ def _lines(one: Why, plan: SpmdPlan) -> list[str]:
     lines = [f"{one.subject.name}{count}, {one.subject.what}", f"  chosen: {one.chosen}{size}"]
     sent = [cost for cost in plan.costs if one.subject.name in (cost.tensor, cost.reader)]
     lines += [f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}" for cost in sent[:MOST_SUBJECTS]]
-    rows = [(*_added(option.alternative, plan.predicted.step_s), option.how) for option in one.options]
+    rows = [(*added(option.alternative, plan.predicted.step_s), option.how) for option in one.options]
     head = ("step", "compute", "collectives", "peak", "known", "instead")
     return [*lines, *(table([head, *rows]) if rows else ["  nothing else is possible"])]
 
 
-def _added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
+def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     """Returns what an alternative adds to the step, its compute, its collectives and the peak, and how that is known."""
     if one.parts is None:
         return "-", "-", "-", "-", one.why
@@ -168,25 +191,31 @@ def _added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     return shown[0], shown[1], shown[2], signed_bytes(one.parts.peak_bytes), known
 
 
-def _subjects(costs: PlanCosts, name: str) -> Iterator[Subject]:
-    """Yields what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
+def _meant(costs: PlanCosts, name: str) -> list[Subject]:
+    """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
     named = [(number, node, names) for number, node in enumerate(costs.choice.nodes) if (names := _names(costs, node))]
-    pattern, scopes = name.removeprefix(_RESULT).removeprefix(_PLACE), name.startswith(_PLACE)
+    pattern, scopes = name.removeprefix(_RESULT).removeprefix(_PLACE), ("op", "value")
+    kinds = [("return",)] if name.startswith(_RESULT) else [scopes] if name.startswith(_PLACE) else [("argument",), scopes]
+    for some in kinds:
+        found = [number for number, node, names in named if node.kind in some and _is_meant(pattern, node, names)]
+        if found:
+            return _grouped(costs, found)
+    close = nearest(dotted(pattern), (names[0] for _, node, names in named if node.kind in kinds[0]), "/" if kinds == [scopes] else ".")
+    fix = f"did you mean {' or '.join(close)}?" if close else "docs/explain.md says what a name is"
+    raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
+
+
+def _grouped(costs: PlanCosts, nodes: Sequence[int]) -> list[Subject]:
+    """Returns nodes in groups of those that are alike, and were decided alike."""
     groups: dict[tuple[str, str, str, object, int], list[int]] = {}
-    kinds = ("return",) if name.startswith(_RESULT) else ("op", "value") if scopes else ("argument",)
-    found = [one for one in named if one[1].kind in kinds and _is_meant(pattern, one[1], one[2])]
-    if not found and kinds == ("argument",):
-        found = [one for one in named if one[1].kind in ("op", "value") and _is_meant(pattern, one[1], one[2])]
-    if not found:
-        close = nearest(dotted(pattern), (names[0] for _, _, names in named), "/" if scopes else ".")
-        fix = f"did you mean {' or '.join(close)}?" if close else "docs/explain.md says what a name is"
-        raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
-    for number, node, names in found:
-        key = (node.kind, folded(names[-1]), _what(costs, node), node.states, int(costs.states[number]))
+    for number in nodes:
+        node = costs.choice.nodes[number]
+        key = (node.kind, folded(_names(costs, node)[-1]), _what(costs, node), node.states, int(costs.states[number]))
         groups.setdefault(key, []).append(number)
-    for (_, shown, what, _, _), nodes in groups.items():
-        own = _names(costs, costs.choice.nodes[nodes[0]])[-1]
-        yield Subject(shown if len(nodes) > 1 else own, what, tuple(nodes))
+    return [
+        Subject(shown if len(ones) > 1 else _names(costs, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
+        for (_, shown, what, _, _), ones in groups.items()
+    ]
 
 
 def _names(costs: PlanCosts, node: Node) -> tuple[str, ...]:

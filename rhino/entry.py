@@ -82,7 +82,7 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
         plan = PipelinePlan(facts, trees, key_dims=keys)
         plan = replace(plan, devices=_first(asked.devices, plan.num_devices, shape.name))
     else:
-        plan = Plan(facts, trees, _first(asked.devices, prod(size for _, size in facts.mesh), shape.name))
+        plan = Plan(facts, trees, _first(asked.devices, prod(size for _, size in facts.mesh), shape.name), traced)
     return Entry(replace(traced, code=b""), plan, code, shape.donated_pieces(pieces))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir import ir, make_context
 from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, load_plan, save_plan
+from rhino.passes.why import notable_reasons, why_not_text, why_text
 from rhino.pipeline_plan import PipelinePlan
 from rhino.runtime.devices import pick_devices
+from rhino.source import read_traced
+from rhino.tools.files import write_file
+from rhino.tools.plan_report import report_html
+from rhino.traced import Traced
 from rhino.trees import Trees, known
 
 _KIND = re.compile(r".*\[(.*)\]")
@@ -28,12 +35,14 @@ class Plan:
     """How a function runs on many devices.
 
     `facts` is what the file holds, and what makes plans equal; from a file alone, `trees` and so pytrees of shardings are not known.
-    Devices are looked for when shardings are asked for: JAX's first ones, unless some were given.
+    Devices are looked for when shardings are asked for: JAX's first ones, unless some were given. `traced` is the program, which a file
+    does not hold either: `why` and `why_not` need it.
     """
 
     facts: SpmdPlan
     trees: Trees | None = field(default=None, compare=False)
     devices: tuple[jax.Device, ...] | None = field(default=None, compare=False, repr=False)
+    traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan | PipelinePlan:
@@ -73,6 +82,39 @@ class Plan:
     def explain(self, num_rows: int = 20) -> str:
         """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each."""
         return explain_text(self.facts, num_rows)
+
+    def why(self, name: str) -> str:
+        """Returns what was chosen for tensors or ops with names like `name`, and what each alternative would add.
+
+        Raises:
+            RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a file.
+        """
+        return why_text(self._module(), self.facts, name)
+
+    def why_not(self, pin: str) -> str:
+        """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be. Raises as `why`."""
+        return why_not_text(self._module(), self.facts, pin)
+
+    def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
+        """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
+
+        With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is searched first.
+        """
+        found = notable_reasons(self._module(), self.facts) if reasons and self.traced else []
+        write_file(fspath(path), report_html(self.facts, found).encode())
+
+    def save_program(self, path: str | PathLike[str]) -> None:
+        """Writes the module that was planned, as `rhino-plan --module` takes it with the plan's file. Raises RHI-CLI-003, RHI-JAX-006."""
+        write_file(fspath(path), str(self._module().operation.get_asm(enable_debug_info=True)).encode())
+
+    def _module(self) -> ir.Module:
+        if self.traced is None:
+            raise RhinoError(
+                "RHI-JAX-006",
+                f"a file does not hold the program of {self.facts.source.function}, which is to be searched again",
+                fix="give the plan to the function, and ask that: rhino.parallelize(step, plan=plan).plan(*shapes).why(name)",
+            )
+        return read_traced(self.traced, make_context())
 
     def diff(self, other: Plan) -> str:
         """Returns what `other` does differently, and what that costs; an empty text where nothing is."""

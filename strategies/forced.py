@@ -15,6 +15,9 @@ from rhino.strategies.search import Limits, Search
 MOST_STATES = 1_500_000
 """States of all problems that are solved again, each as often as the first search solved it: half a minute."""
 
+MOST = 8
+"""Alternatives to one choice that are looked at: those that add least where all else stays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -58,31 +61,37 @@ class Alternatives:
     num_solves: int
     left: int = MOST_STATES
     shared: Search = field(init=False)
+    base: Parts = field(init=False)
 
     def __post_init__(self) -> None:
         self.shared = Search(self.problem, self.limits)
+        self.base = parts_of(self.problem, self.answer.states)
 
     def of(self, nodes: Sequence[int]) -> list[Alternative]:
-        """Returns the alternatives to the state that `nodes` have all taken, those that add least first.
+        """Returns alternatives to the state that `nodes` have all taken, those that add least first; no more than `MOST`.
 
         As many as there are steps left for are searched, in the order of what they add where all else stays.
         """
         chosen = int(self.answer.states[nodes[0]])
         tables = [self.problem.tables[self.problem.node_table[node]] for node in nodes]
         others = [s for s in range(len(tables[0])) if s != chosen and all(np.isfinite(table[s]) for table in tables)]
-        rough = sorted((self.left_as_it_is(nodes, state) for state in others), key=_added)
+        first = sorted(others, key=lambda state: (self.problem.cost(self.taking(nodes, state)), state))[:MOST]
         each = max(1, self.num_solves) * int(self.problem.num_states().sum())
         found = []
-        for one in rough:
+        for one in (self.left_as_it_is(nodes, state) for state in first):
             self.left -= each
             found.append(self.searched(nodes, one) if self.left >= 0 else one)
         return sorted(found, key=_added)
 
-    def left_as_it_is(self, nodes: Sequence[int], state: int) -> Alternative:
-        """Returns what changes where the other nodes stay as they are."""
+    def taking(self, nodes: Sequence[int], state: int) -> Ints:
+        """Returns the choice with another state of `nodes` [nodes]."""
         states = self.answer.states.copy()
         states[list(nodes)] = state
-        parts = self._beyond(states)
+        return states
+
+    def left_as_it_is(self, nodes: Sequence[int], state: int) -> Alternative:
+        """Returns what changes where the other nodes stay as they are."""
+        parts = self._beyond(self.taking(nodes, state))
         if not np.isfinite(parts.step_s):
             return Alternative(state, None, 0.0, False, "only together with others")
         if self.answer.peak_bytes + parts.peak_bytes > self.budget_bytes:
@@ -107,7 +116,7 @@ class Alternatives:
         return Alternative(rough.state, parts, parts.step_s if exact else max(bound_s, 0.0), True)
 
     def _beyond(self, states: Ints) -> Parts:
-        one, base = parts_of(self.problem, states), parts_of(self.problem, self.answer.states)
+        one, base = parts_of(self.problem, states), self.base
         return Parts(one.compute_s - base.compute_s, one.collectives_s - base.collectives_s, one.peak_bytes - base.peak_bytes)
 
 

@@ -65,7 +65,7 @@ def tensor_drawing(shape: Sequence[int], dims: Sequence[Sequence[str]], mesh: Ma
     drawn = sorted((cut + [d for d in reversed(range(len(shape))) if d not in cut])[:2])
     rows, columns = (drawn[0], drawn[1]) if len(drawn) == 2 else (None, drawn[0] if drawn else None)
     parts = [prod(mesh[axis] for axis in dims[d]) if d is not None else 1 for d in (rows, columns)]
-    height, width = (_length(shape[d]) if d is not None else 22.0 for d in (rows, columns))
+    height, width = (_length(shape[d]) if d is not None else 18.0 for d in (rows, columns))
     words = "; ".join(f"dim {d} in {prod(mesh[axis] for axis in dims[d])} parts" for d in cut) or "whole on every device"
     if prod(parts) > MOST_BLOCKS:
         return Drawing(width, height, (Box(0, 0, width, height, None, "", str(prod(parts)), words),), words)
@@ -78,7 +78,7 @@ def tensor_drawing(shape: Sequence[int], dims: Sequence[Sequence[str]], mesh: Ma
         whose = ranges(held[row, column])
         hue = None if not cut else number * _HUES // max(1, prod(parts))
         w, h = width / parts[1], height / parts[0]
-        label = whose if w >= 6 * len(whose) and h >= 10 else ""
+        label = whose if w >= 5.5 * len(whose) and h >= 9 else ""
         boxes.append(Box(column * w, row * h, w, h, hue, "", label, f"block {row}, {column}: devices {whose}"))
     return Drawing(width, height, tuple(boxes), words)
 
@@ -155,4 +155,4 @@ def _devices_of_blocks(dims: Sequence[Sequence[str]], mesh: Mapping[str, int]) -
 
 def _length(extent: int) -> float:
     """Returns how long a dim is drawn: it doubles with its logarithm, or a bias would be a thread beside a weight."""
-    return 22.0 + 7.0 * min(log2(max(extent, 1)), 14.0)
+    return 14.0 + 3.5 * min(log2(max(extent, 1)), 14.0)

@@ -47,7 +47,12 @@ def write_output(path: str, data: bytes, stdout: BinaryIO) -> None:
     if path == "-":
         stdout.write(data)
         stdout.flush()
-        return
+    else:
+        write_file(path, data)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Writes `data` to the file at `path`, which is replaced only when all is written. Raises RHI-CLI-003."""
     target = Path(os.path.realpath(path))
     try:
         if _is_special(target):

@@ -187,7 +187,7 @@ def test_diff_says_what_lies_otherwise_and_what_that_costs(plan: rhino.Plan):
 
 def called(*argv: str) -> tuple[int, str, str]:
     stdout, stderr = io.StringIO(), io.StringIO()
-    return run(argv, stdout, stderr), stdout.getvalue(), stderr.getvalue()
+    return run(argv, io.BytesIO(), stdout, stderr), stdout.getvalue(), stderr.getvalue()
 
 
 def test_the_command_explains_and_compares(plan: rhino.Plan, tmp_path: Path):
