@@ -147,9 +147,12 @@ def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:
             notes=(f"presets: {', '.join(PRESETS)}",),
             fix="say cluster='h100x8', another preset, or the path of a cluster file (docs/cluster.md)",
         )
+    count = len(there)
     hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
-    is_exact = wish.is_open and not wish.mesh  # what is left open is all of the cluster
-    large = [count for count in sorted(hosts) if count == len(there) or (count > len(there) and not is_exact)]
-    if not large:
-        raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {len(there)} host devices", fix="name a cluster")
-    return replace(wish, cluster=hosts[large[0]], mesh=wish.mesh or ("" if is_exact else str(len(there) // (wish.stages or 1))))
+    cluster = next((hosts[size] for size in sorted(hosts) if size >= count), None)
+    is_whole = wish.is_open and not wish.mesh  # what is left open is on all of the cluster
+    if cluster is None or (is_whole and count not in hosts and wish.stages is None):
+        raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster")
+    if wish.mesh or (is_whole and count in hosts):
+        return replace(wish, cluster=cluster)
+    return replace(wish, cluster=cluster, mesh=str(count // (wish.stages or 1)), shared=count)

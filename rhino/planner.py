@@ -36,7 +36,7 @@ LOCALIZED = "localized"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asks of a plan, in the words of `rhino-opt`."""
+    """What the user asks of a plan, in the words of `rhino-opt`. The mesh is a stage's share of `shared` devices; 0: it is the user's."""
 
     cluster: str
     mesh: str = ""
@@ -53,6 +53,7 @@ class Wish:
     stages: int | None = None
     schedule: str = ""
     search: str = SHARD
+    shared: int = 0
 
     @property
     def is_open(self) -> bool:

@@ -27,8 +27,8 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     Raises:
         RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a batch in parts that is not.
     """
-    if wish.stages is None:
-        wish = replace(wish, stages=_marked(traced))
+    if wish.stages is None and (count := _marked(traced)) > 1:
+        wish = replace(wish, stages=count, mesh=str(max(1, wish.shared // count)) if wish.shared else wish.mesh)
     if wish.is_open:
         return _search_whole(traced, wish)
     if (wish.stages or 1) > 1:
@@ -46,16 +46,15 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
         raise replace(error, fix=fix) from None
 
 
-def _marked(traced: Traced) -> int | None:
-    """Returns how many stages the function's own boundaries make, None where it has none."""
+def _marked(traced: Traced) -> int:
+    """Returns how many stages the function's own boundaries make."""
     if BOUNDARY.encode() not in traced.code:
-        return None
+        return 1
     context = make_context()
     module = read_traced(traced, context)
     with context, ir.Location.unknown():
         Normalize(boundaries=True).run(module.operation, Remarks(traced.name))
-    count = num_marked_stages(module)
-    return count if count > 1 else None
+    return num_marked_stages(module)
 
 
 def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:
