@@ -137,10 +137,10 @@ def cross_entropy(logits, labels):
 
 
 def replicated(params, batch):
-    """Whale's example 1 without its pipeline: two parts, each data parallel over all devices."""
+    """Whale's example 1: two parts, each data parallel."""
 
     def loss(params, batch):
-        with rhino.replicate(8):
+        with rhino.replicate():
             h = jax.nn.relu(batch["x"] @ params["w1"])
         with rhino.replicate():
             return cross_entropy(h @ params["w2"], batch["y"])
@@ -268,14 +268,14 @@ def products_in(module, scope):
 @pytest.mark.parametrize("name", MODELS)
 def test_models_with_scopes_give_the_answer_of_one_device(name):
     step, params, batch, mesh = MODELS[name]
-    expected = jax.jit(step)(params, batch)
-    got = rhino.parallelize(step, cluster="cpu8", mesh=mesh)(params, batch)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    options = {"mesh": mesh} if name != "1" else {"mesh": "4", "stages": 2, "micro_batches": 2}  # Whale's pipeline of two parts
+    got = rhino.parallelize(step, cluster="cpu8", **options)(params, batch)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(jax.jit(step)(params, batch)), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
 SCOPES = {
-    "1": {"rhino.replicate[8]": "x", "rhino.replicate": "x"},
+    "1": {"rhino.replicate": "x"},
     "3": {"rhino.replicate[8]": "x", "rhino.split[8]": "x"},
     "5": {"rhino.replicate[8]": "x", "rhino.split[8]": "x"},
     "transformed": {"rhino.replicate[2]": "x", "rhino.split[4]": "y"},
@@ -298,14 +298,25 @@ def test_products_of_a_scope_are_split_by_the_batch_or_by_anything_else(name):
     found = arguments(module)
     assert {one: found[one] for one in STORED[name]} == STORED[name]
     for scope, axis in SCOPES[name].items():
-        products = products_in(module, scope)
-        assert len(products) > 1
-        for shape, dims, sums in products:
-            of_batch = [axes for size, axes in zip(shape, dims, strict=True) if size == BATCH]
-            others = [*(axes for size, axes in zip(shape, dims, strict=True) if size != BATCH), sums]
-            where = of_batch or [sums] if "replicate" in scope else others
-            assert sum(axis in axes for axes in where) == 1
-            assert sum(axis in axes for axes in (*of_batch, *others)) == 1
+        check_products(module, scope, axis, BATCH)
+
+
+def check_products(module, scope, axis, batch):
+    """Checks that products of a scope are split along an axis: by the dim of size `batch`, or what it is summed over, or not by it."""
+    products = products_in(module, scope)
+    assert len(products) > 1
+    for shape, dims, sums in products:
+        of_batch = [axes for size, axes in zip(shape, dims, strict=True) if size == batch]
+        others = [*(axes for size, axes in zip(shape, dims, strict=True) if size != batch), sums]
+        where = of_batch or [sums] if "replicate" in scope else others
+        assert sum(axis in axes for axes in where) == 1
+        assert sum(axis in axes for axes in (*of_batch, *others)) == 1
+
+
+def test_scopes_hold_in_micro_batches():
+    step, params, batch, _ = MODELS["1"]
+    module = passed(text_of(step, params, batch), "rhino-micro-batch{num=2},auto-shard{cluster=v100x8 mesh=4}")
+    check_products(module, "rhino.replicate", "x", BATCH // 2)
 
 
 def test_whole_parameters_are_whole_along_the_axes_of_their_scope_alone():
