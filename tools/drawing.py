@@ -99,16 +99,16 @@ def mesh_drawing(mesh: Sequence[tuple[str, int]]) -> Drawing:
     return Drawing(columns * side, rows * side, tuple(boxes), words)
 
 
-def memory_curve(points: Sequence[tuple[int, int]], limit: float, length: int) -> Curve:
-    """Returns bytes over the times of a schedule of `length`; `limit` is drawn where it is less than three times the peak."""
+def memory_curve(points: Sequence[tuple[float, float]], length: float, most: float, limit: float | None = None) -> Curve:
+    """Returns bytes over times from 0 to `length`, in steps, on a scale for `most`; `limit` is drawn where it is not far above."""
     width, height = 720.0, 150.0
-    peak = max((num_bytes for _, num_bytes in points), default=0)
-    top = max(limit, peak) if limit < 3 * peak else peak
-    scale_x, scale_y = width / max(length - 1, 1), (height - 8) / max(top, 1)
+    top = limit if limit is not None and most < limit < 3 * most else most
+    scale_x, scale_y = width / (length or 1.0), (height - 8) / (top or 1.0)
     places = [(time * scale_x, height - num_bytes * scale_y) for time, num_bytes in points]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    ends = [x for x, _ in places[1:]] + [width]
+    line = " ".join(f"{x:.1f},{y:.1f} {end:.1f},{y:.1f}" for (x, y), end in zip(places, ends, strict=True))
     highest = min(places, key=lambda one: one[1], default=(0.0, height))
-    return Curve(width, height, line, highest, height - limit * scale_y if limit <= top else None)
+    return Curve(width, height, line, highest, height - limit * scale_y if limit is not None and limit <= top else None)
 
 
 def timeline_drawing(timeline: Timeline, width: float = 1000.0) -> Drawing:

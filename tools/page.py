@@ -1,0 +1,97 @@
+"""What a page of a plan shows, as data: the template only writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.tools.drawing import Curve, Drawing
+
+MOST_ROWS: Final = 120
+"""Rows of a table; what they leave out is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table: what it says, what it is sorted by (a number, or None: its text), a bar of a share, and a drawing."""
+
+    text: str
+    key: float | None = None
+    share: float | None = None
+    drawing: Drawing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, sorted when it is written; `note` says what it is of, `left_out` how many rows it lacks."""
+
+    name: str
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a whole: its name, its share, and what it is in words."""
+
+    name: str
+    share: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChart:
+    """Memory over the schedule of a device: a curve, and what is said of it."""
+
+    title: str
+    curve: Curve
+    peak: str
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All that the template shows."""
+
+    title: str
+    subtitle: str
+    tiles: tuple[tuple[str, str, str], ...]
+    parts: tuple[Part, ...]
+    mesh: Drawing
+    timeline: Drawing | None
+    phases: tuple[str, ...]
+    memory: tuple[MemoryChart, ...]
+    tables: tuple[Table, ...]
+    facts: tuple[tuple[str, str], ...]
+    cluster: str
+
+
+def table(name: str, title: str, note: str, head: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> Table:
+    """Returns a table of the first rows; the longest bar of a column fills its cell."""
+    shown = rows[:MOST_ROWS]
+    most = [max((cell.share or 0.0 for cell in column), default=0.0) for column in zip(*shown, strict=True)]
+    scaled = [
+        tuple(replace(cell, share=cell.share / top) if cell.share and top else cell for cell, top in zip(row, most, strict=True))
+        for row in shown
+    ]
+    return Table(name, title, note, head, tuple(scaled), len(rows) - len(shown))
+
+
+def seconds_cell(seconds: float, of: float = 0.0) -> Cell:
+    """Returns a cell of seconds, with a bar of what they are of."""
+    return Cell(format_seconds(seconds) if seconds else "-", seconds, seconds / of if of else None)
+
+
+def bytes_cell(num_bytes: float, of: float = 0.0) -> Cell:
+    """Returns a cell of bytes, with a bar of what they are of."""
+    return Cell(format_bytes(num_bytes), num_bytes, num_bytes / of if of else None)
+
+
+def share_text(part: float, whole: float) -> str:
+    """Returns a share in per cent."""
+    return f"{part / whole:.0%}" if whole else "-"
