@@ -13,7 +13,10 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, tree_flatten_with_pa
 
 from rhino.call import Key
 from rhino.embed import Embedded
+from rhino.ir.manual import bytecode
+from rhino.ir.mlir import ir, make_context
 from rhino.plan import Plan
+from rhino.runtime.barriers import order_by_barriers
 from rhino.traced import Traced
 
 Getter = Callable[[tuple[Any, ...]], Any]
@@ -55,7 +58,8 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     Raises:
         RhinoError: RHI-RUN-004 where there are too few devices.
     """
-    embedded = Embedded(traced.name, code, traced.out_avals)
+    on_host = plan.mesh.devices.flat[0].platform == "cpu"
+    embedded = Embedded(traced.name, _ordered(code, plan.mesh.size) if on_host else code, traced.out_avals)
     key = traced.key
 
     def run(*values: Any) -> Any:  # noqa: ANN401 - pytrees
@@ -67,8 +71,13 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     run.__name__ = run.__qualname__ = traced.name
     shardings = plan.in_shardings
     jitted = jax.jit(run, in_shardings=shardings, out_shardings=plan.out_shardings, donate_argnums=donated)
-    on_host = plan.mesh.devices.flat[0].platform == "cpu"
     return SpmdProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
+
+
+def _ordered(code: bytes, num_devices: int) -> bytes:
+    """Returns a module whose barriers order it on a CPU, too: what is computed again would be computed at once."""
+    with make_context():
+        return bytecode(order_by_barriers(ir.Module.parse(code), num_devices))
 
 
 def _watched(traced: Traced, donated: tuple[int, ...]) -> Iterator[Getter]:

@@ -107,7 +107,7 @@ def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(s
     loaded = rhino.parallelize(step, donate_argnums=0, plan=rhino.Plan.load(tmp_path / "plan.json"))
     assert loaded.plan(*SHAPES) == plan
     assert fast.lower(*SHAPES).as_text() == loaded.lower(*SHAPES).as_text()
-    assert "optimization_barrier" in fast.lower(*SHAPES).as_text()
+    assert "stablehlo.if" in fast.lower(*SHAPES).as_text()  # what XLA's barriers do not order on a CPU
 
 
 def test_a_step_in_stages_is_that_of_one_device_and_its_state_stays_where_it_is(staged: Any, expected: Any):
