@@ -29,6 +29,8 @@ from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
 
 NO_NODE = -1
 
+_STACKS = "stablehlo.dynamic_update_slice"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staging:
@@ -143,7 +145,8 @@ class _Builder:
         for op, stage in self.pins.items():
             pinned[node[op]] = stage
         sent, held = self._nets(node)
-        late, turn, saved = self._saved(node)
+        turns_round = self._turns_round()
+        late, turn, saved = self._saved(node) if turns_round else _never(num_nodes)
         problem = StageProblem(
             num_stages=self.num_stages,
             num_micro_batches=self.num_micro_batches,
@@ -158,6 +161,7 @@ class _Builder:
             saved=make_nets(saved, least=1),
             budget_bytes=self.budget_bytes,
             turns=() if np.array_equal(late, turn) else (turn,),
+            turns_round=turns_round,
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
@@ -258,6 +262,13 @@ class _Builder:
         op = self.value_op[value]
         return op >= 0 and bool(self.parts.body[op] or self.parts.apply[op])
 
+    def _turns_round(self) -> bool:
+        """Says whether a micro-batch may have a way back: a step without one sums scalars alone, and stacks what it gives."""
+        if self.parts.loop is None or any(stage >= self.num_stages for stage in self.pins.values()):
+            return True
+        ends = [(value, self.value_op[returned]) for value, returned in self.carried.items() if self.ranked[value]]
+        return any(self.roots[value] == value and op >= 0 and self.graph.cls(op).name != _STACKS for value, op in ends)
+
     def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
         """Returns which nodes run after most of a micro-batch is held, in program order; or after most is held for long; and what is saved.
 
@@ -284,6 +295,11 @@ class _Builder:
         held = {value: end for value, end in last.items() if self.value_op[value] <= peak < end}
         saved = [([int(node[op]) for op in readers[value] if op > peak], float(self.value_bytes[value])) for value in held]
         return _behind(peak, ops, node), _behind(turn, ops, node), saved
+
+
+def _never(num_nodes: int) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
+    """Returns what `_saved` does for a step without a way back."""
+    return np.zeros(num_nodes, dtype=bool), np.zeros(num_nodes, dtype=bool), ()
 
 
 def _behind(turn: int, ops: list[int], node: Ints) -> Bools:

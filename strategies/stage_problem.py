@@ -84,7 +84,8 @@ class StageProblem:
     Shapes: `work` [nodes]; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
     `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device holds most: a guess at what is
     on the way back, from which nothing follows but where heuristics begin and what counts as saved; `turns` are other such guesses
-    [nodes each]; `own_bytes` [nodes].
+    [nodes each]; `own_bytes` [nodes]. Where a step only goes forward, as one of inference, `turns_round` is false, and nothing may be in a
+    virtual stage of the way back.
     Units: `work` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a link per step or
     where none is known bytes per step: nothing depends on which.
     """
@@ -102,6 +103,7 @@ class StageProblem:
     saved: Nets = field(default_factory=lambda: NO_NETS)
     budget_bytes: float | None = None
     turns: tuple[Bools, ...] = ()
+    turns_round: bool = True
 
     @property
     def num_nodes(self) -> int:
@@ -112,6 +114,11 @@ class StageProblem:
     def last(self) -> int:
         """The last virtual stage."""
         return 2 * self.num_stages - 2
+
+    @property
+    def highest(self) -> int:
+        """The last virtual stage that a node may be in."""
+        return self.last if self.turns_round else self.num_stages - 1
 
     def in_flight(self) -> Floats:
         """Returns how many micro-batches each device keeps alive [devices]."""
@@ -141,7 +148,7 @@ class StageProblem:
     def is_legal(self, stage: Ints) -> bool:
         """Says whether the virtual stages grow along edges and honour the pins."""
         pinned = self.pinned != OPEN
-        in_range = bool(((stage >= 0) & (stage <= self.last)).all())
+        in_range = bool(((stage >= 0) & (stage <= self.highest)).all())
         grows = bool((stage[self.before] <= stage[self.after]).all())
         return in_range and grows and bool((stage[pinned] == self.pinned[pinned]).all())
 

@@ -40,10 +40,11 @@ class Windows:
 def open_windows(problem: StageProblem) -> Windows:
     """Returns the windows that pins alone leave; what no edge leads to need not be on the way back, what leads nowhere not forward."""
     num, devices = problem.num_nodes, problem.num_stages
-    way = np.full(num, EITHER, dtype=np.int64)
+    way = np.full(num, EITHER if problem.turns_round else FORWARD, dtype=np.int64)
     has_before, has_after = _linked(problem)
-    way[~has_after] = BACK
-    way[~has_before] = FORWARD
+    if problem.turns_round:
+        way[~has_after] = BACK
+        way[~has_before] = FORWARD
     return _pinned(problem, Windows(np.zeros(num, dtype=np.int64), np.full(num, devices - 1, dtype=np.int64), way))
 
 

@@ -1,5 +1,7 @@
 """Stages of real programs: what becomes a node, what a net costs, and where what costs nothing ends up."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,6 +109,31 @@ def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_in_every_micro_batch
     assert answer.is_optimal
     assert moved(staging, answer)[0] == untied + weight + MICRO_BATCHES * weight
     assert staging.problem.num_nodes
+
+
+def inference(layers):
+    """The text of a step that takes each micro-batch through `layers` and back through the first, and stacks what comes out."""
+
+    def step(params, xs):
+        def body(i, out):
+            x = xs[i]
+            for weight in params:
+                x = jnp.tanh(x @ weight)
+            x = jax.lax.dot_general(x, params[0], (((1,), (1,)), ((), ())))
+            return jax.lax.dynamic_update_index_in_dim(out, x, i, 0)
+
+        return jax.lax.fori_loop(0, MICRO_BATCHES, body, jnp.zeros(xs.shape))
+
+    return jax.jit(step).lower(layers, jax.ShapeDtypeStruct((MICRO_BATCHES, 8, 512), jnp.float32)).as_text()
+
+
+def test_a_step_of_inference_goes_forward_even_where_a_weight_is_read_at_both_ends():
+    staging, answer, (body, _) = staged(inference(weights(5, 512)), 3)
+    assert not staging.problem.turns_round
+    assert {stage for _, stage in body} == {0, 1, 2}
+    back = solve_stages(replace(staging.problem, turns_round=True), 0.1)
+    assert staging.problem.cost(staging.problem.device(back.stage)) < answer.cost
+    assert back.stage.max() > 2
 
 
 def test_a_norm_of_all_gradients_ties_no_update_to_another():
