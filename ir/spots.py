@@ -31,6 +31,11 @@ class Spot:
     said: list[str] = field(default_factory=list)
 
 
+def said_words(attributes: Attributes | ir.OpAttributeMap) -> list[str]:
+    """Returns the user's words that the constraints on an argument, a result or an op come from."""
+    return [ir.StringAttr(words).value for words in ir.ArrayAttr(attributes[SAID])] if SAID in attributes else []
+
+
 def argument_spots(entry: func.FuncOp, file: str) -> list[Spot]:
     """Returns the arguments of the entry; their names are pytree paths, with dots."""
     attributes = boundary_attributes(entry, "arg")
@@ -145,8 +150,7 @@ def _braced(axes: Sequence[str], *, is_open: bool = False) -> str:
 def _boundary_spot(names: tuple[str, ...], what: str, kind: ir.Type, place: Place, attrs: Attributes) -> Spot:
     shape = tuple(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
     forbidden = list(ir.ArrayAttr(attrs[FORBIDDEN])) if FORBIDDEN in attrs else []
-    said = [ir.StringAttr(words).value for words in ir.ArrayAttr(attrs[SAID])] if SAID in attrs else []
-    return Spot(names, what, shape, place, attrs.get(SHARDING), forbidden, said)
+    return Spot(names, what, shape, place, attrs.get(SHARDING), forbidden, said_words(attrs))
 
 
 def _said_of(spot: Spot) -> Attributes:

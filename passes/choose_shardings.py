@@ -1,12 +1,12 @@
 """Choose one sharding for every tensor: the cheapest that fits the memory of a device, with a proven bound.
 
-Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh` and `sdy.sharding` (as constraints).
+Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh`, `sdy.sharding` and `rhino.scopes` (as constraints).
 Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for which the shardings
           of their operands and results do not say it: for each axis the factor of the sharding rule that is split, "replicate", or
           "partial" and the operands that are sums. Adds, removes and changes no op.
 Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger
           than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
-          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level.
+          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level, RHI-PIN-002 a scope has no axes, or nothing to share.
 Source    Rhino 4.2 to 4.4; the formulation is in strategies/problem.py and strategies/search.py.
 """
 
@@ -57,7 +57,7 @@ class ChooseShardings(PlanningPass):
     """Choose the cheapest sharding of every tensor that fits the memory of a device."""
 
     name: ClassVar[str] = "rhino-choose-shardings"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-PASS-001", *PLANNING_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-PASS-001", "RHI-PIN-002", *PLANNING_ERRORS)
 
     budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
     ranks: int = opt(1, "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive")

@@ -14,8 +14,9 @@ from rhino.ir.mesh import Mesh, parse_mesh
 from rhino.ir.mlir import ir, passmanager
 from rhino.ir.program import Program, is_ruled, read_program
 from rhino.ir.reader import entry_function
-from rhino.ir.shardings import MESH_NAME, SAID, module_mesh
+from rhino.ir.shardings import MESH_NAME, module_mesh
 from rhino.ir.spec import spec_text
+from rhino.ir.spots import said_words
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.scopes import cannot_run, held, scoped_graph
 from rhino.strategies.build import Choice, ContradictionError, NoChoiceError, build
@@ -165,7 +166,7 @@ def _said(program: Program, value: int) -> list[str]:
     alias = program.graph.arguments[value].alias if op < 0 else None
     results = boundary_attributes(program.entry, "res")
     attributes += [results[n] for n, returned in enumerate(program.graph.returns) if returned == value or n == alias]
-    return [ir.StringAttr(words).value for one in attributes if SAID in one for words in ir.ArrayAttr(one[SAID])]
+    return [words for one in attributes for words in said_words(one)]
 
 
 def _listed(dims: frozenset[int]) -> str:

@@ -23,6 +23,7 @@ from rhino.ir.reader import entry_function, walk
 from rhino.ir.scopes import REPLICATE, SCOPES, SPLIT, Way, depth_in, names_scopes, parse_way, scope_path, way_of_name
 from rhino.ir.shardings import SAID
 from rhino.ir.spec import REPLICATED, all_specs, entry
+from rhino.ir.spots import said_words
 from rhino.passes.base import Remarks
 from rhino.passes.batch_program import tested
 from rhino.strategies.batch_dims import batch_roles
@@ -56,7 +57,7 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
         found = _around(path, scopes)
         if found:
             op.attributes[SCOPES] = _texts(str(way) for way, _ in found)
-            op.attributes[SAID] = _texts(dict.fromkeys([*_said(op), *(said for _, said in found)]))
+            op.attributes[SAID] = _texts(dict.fromkeys([*said_words(op.attributes), *(said for _, said in found)]))
             for _, said in found:
                 count[said] = count.get(said, 0) + 1
     for one in scopes:
@@ -108,8 +109,8 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
         for op, chain in chains.items():
             if axis in kinds[chain] and is_product(graph.cls(op)):
                 value = graph.results(op).start
-                rank = len(graph.type_of(value).shape)
-                limits.add(value, op, axis, stored_entries(kinds[chain][axis], rank, roles.batch_dims(value)))
+                if rank := len(graph.type_of(value).shape):  # a scalar's sum is taken at once
+                    limits.add(value, op, axis, stored_entries(kinds[chain][axis], rank, roles.batch_dims(value)))
     return Scoped(replace(graph, choices=choices, fixed=limits.fixed), limits.by)
 
 
@@ -148,7 +149,7 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
             sizes = [f"{rule.names[factor]} of {rule.sizes[factor]}" for factor in sorted(may) if factor >= 0]
             notes.append(f'along "{name}" ({size}) it may be split by {", ".join(sizes) or "nothing"}')
     notes.append(f"its rule is {program.ops[op].attributes[RULE]}")
-    notes += [f"{words} says so" for words in _said(program.ops[op])]
+    notes += [f"{words} says so" for words in said_words(program.ops[op].attributes)]
     roles = ", ".join(f"{name}={role}" for (name, _), role in zip(mesh.axes, program.graph.roles, strict=False) if role)
     notes += [f"axis-role {roles} says what is split along these"] if roles else []
     what = f"{_words(program, op)} cannot be shared as {_listed(_chain(program.ops[op]))} says"
@@ -190,10 +191,6 @@ def _texts(words: Iterable[str]) -> ir.Attribute:
     return ir.ArrayAttr.get([ir.StringAttr.get(one) for one in words])
 
 
-def _said(op: ir.Operation) -> list[str]:
-    return [ir.StringAttr(words).value for words in ir.ArrayAttr(op.attributes[SAID])] if SAID in op.attributes else []
-
-
 def _chain(op: ir.Operation) -> Chain:
     texts = [ir.StringAttr(one).value for one in ir.ArrayAttr(op.attributes[SCOPES])]
     ways = [way for text in texts if (way := parse_way(text))]
@@ -215,10 +212,9 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
         if take_axes(mesh.shape, [way], none) is None:
             counts = ", ".join(map(str, possible_counts(mesh.shape)))
             what = f"{way} around {_words(program, op)}: no axes of the mesh {mesh} have {way.num} devices"
-            raise RhinoError(
-                "RHI-PIN-002", what, place, (f"there are axes of {counts}",), "say one of these, or name a mesh with such axes"
-            )
-    notes = [f"{words} says so" for words in _said(program.ops[op])]
+            fix = "say one of these, or name a mesh with such axes"
+            raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
+    notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
     what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
     fix = "scopes in each other have axes of their own: say fewer devices, close one scope before the other, or name another mesh"
     if take_axes(mesh.shape, chain, none * len(chain)) is not None:
@@ -232,21 +228,17 @@ def _check_shared(program: Program, roles: Roles, chains: dict[int, Chain], kind
     """Refuses scopes that have nothing to share."""
     graph = program.graph
     for way in dict.fromkeys(way for chain in chains.values() for way in chain if way.kind in kinds[chain].values()):
-        ops = [op for op, chain in chains.items() if way in chain]
+        ops, why = [op for op, chain in chains.items() if way in chain], tuple[str, ...]()
         if way.kind == SPLIT and not any(is_product(graph.cls(op)) for op in ops):
-            what, why = "has no product in it: nothing is there to be split", ()
+            what = "has no product in it: nothing is there to be split"
         elif way.kind == REPLICATE and not any(roles.batch_factors(op) for op in ops):
             batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(graph.arguments) for dim in sorted(roles.batch_dims(n))]
-            what, why = (
-                "has nothing in it with a dim of the batch",
-                (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",),
-            )
+            what = "has nothing in it with a dim of the batch"
+            why = (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",)
         else:
             continue
-        place = place_of(program.ops[ops[0]].location, program.file)
-        raise RhinoError(
-            "RHI-PIN-002", f"{way} around {_words(program, ops[0])} {what}", place, why, "see docs/constraints.md for what a scope asks"
-        )
+        place, fix = place_of(program.ops[ops[0]].location, program.file), "see docs/constraints.md for what a scope asks"
+        raise RhinoError("RHI-PIN-002", f"{way} around {_words(program, ops[0])} {what}", place, why, fix)
 
 
 def _words(program: Program, op: int) -> str:

@@ -81,14 +81,11 @@ def _inner_parts(roles: Roles) -> dict[int, dict[int, None]]:
     given = {roles.group[dim] for number in range(len(graph.arguments)) for dim in roles.dims(number)}
     for op in range(graph.num_ops):
         rule = graph.cls(op).rule
-        if rule is None or not any(len(factors) > 1 for mapping in rule.operands for factors in mapping):
-            continue
-        led = roles.places(op, rule)
-        for mapping in rule.operands:
-            for factors in mapping:
-                first, *others = [factor for factor in factors if rule.sizes[factor] > 1] or [None]
-                parts = {roles.group[dim] for factor in others if factor is not None for dim in led[factor]} - given
-                if first is not None:
-                    for dim in led[first]:
-                        found.setdefault(roles.group[dim], {}).update(dict.fromkeys(sorted(parts)))
+        cuts = [[f for f in factors if rule.sizes[f] > 1] for mapping in rule.operands for factors in mapping] if rule else []
+        for first, *others in (cut for cut in cuts if len(cut) > 1):
+            assert rule is not None
+            led = roles.places(op, rule)
+            parts = sorted({roles.group[dim] for factor in others for dim in led[factor]} - given)
+            for dim in led[first]:
+                found.setdefault(roles.group[dim], {}).update(dict.fromkeys(parts))
     return found
