@@ -1,24 +1,104 @@
-"""The code on the first page does what the page says."""
+"""What the first page and the tutorial tell to type does what they say.
 
+Blocks that are fenced as `python` or `sh` are typed; the others are what comes out.
+"""
+
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import export
+import pytest
+from conftest import FLAGS
+
+from rhino.tools import opt, plan, run
+
 ROOT = Path(__file__).resolve().parents[2]
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
+
+ENVIRONMENTS = ("bash examples/quickstart.sh", "source .venv/bin/activate", "bash .ci/check")
+"""What makes or enters a virtual environment: that is for a clone. What the first one runs in it is asked for below."""
 
 
-def test_the_readmes_python_runs(tmp_path: Path):
-    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+def blocks(file: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(file: Path) -> list[str]:
+    return [line for block in blocks(file, "sh") for line in block.splitlines() if line not in ENVIRONMENTS]
+
+
+def python_output(file: Path, folder: Path) -> str:
+    """What the Python of a page prints, in a process of its own."""
+    environ = {**os.environ, "XLA_FLAGS": " ".join(flag for flag in FLAGS if "device_count" not in flag)}
+    program = "\n".join(blocks(file, "python"))
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    explained, last = done.stdout.rstrip().rsplit("\n", 1)
+    return done.stdout
+
+
+def type_in(command: str) -> str:
+    """What a command prints; it has to succeed."""
+    name, *words = shlex.split(command)
+    stdin, out, err = io.BytesIO(), io.BytesIO(), io.StringIO()
+    stdout = io.TextIOWrapper(out, write_through=True)
+    match name:
+        case "mkdir":
+            Path(words[-1]).mkdir(exist_ok=True)
+            return ""
+        case "python":
+            assert words[0] == "examples/export.py"
+            code = export.run(words[1:])
+        case "rhino-opt":
+            code = opt.run(words, stdin, out, err)
+        case "rhino-run":
+            code = run.run(words, stdin, stdout, err)
+        case "rhino-plan":
+            code = plan.run(words, stdin, stdout, err)
+        case _:
+            pytest.fail(f"nobody knows how to run {command}")
+    assert code == 0, (command, err.getvalue())
+    return out.getvalue().decode() + err.getvalue()
+
+
+@pytest.fixture
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def test_the_first_page(page_folder: Path):
+    explained, last = python_output(README, page_folder).rstrip().rsplit("\n", 1)
     assert explained.startswith("step on mesh x=8, localized form")
     loss, sharding = last.split(" ", 1)
     assert float(loss) < 1.0
     assert sharding.startswith("NamedSharding(mesh=Mesh('x': 8")
-    for words in (["explain", "out/plan.json"], ["diff", "out/plan.json", "out/plan.json"]):
-        command = f"import sys; from rhino.tools.plan import main; sys.argv[1:] = {words}; main()"
-        assert subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
+    printed = {command: type_in(command) for command in (*commands(README), "rhino-plan diff out/plan.json out/plan.json")}
+    said = "\n".join(printed.values())
+    assert re.search(r"gap 0\.0\d%\); peak 5\d\.\d GiB of 60 GiB per device", said)
+    assert "the results agree with the one-device program" in said
+    assert "the plans are the same" in said
+
+
+def test_the_first_page_says_what_the_quickstart_runs():
+    script = (ROOT / "examples" / "quickstart.sh").read_text(encoding="utf-8")
+    run = [line.removeprefix(".venv/bin/") for line in script.splitlines() if line.startswith(".venv/bin/")]
+    assert run
+    assert set(run) <= set(commands(README))
+
+
+def test_the_tutorial(page_folder: Path):
+    printed = python_output(TUTORIAL, page_folder)
+    assert "step on mesh x=8, localized form" in printed
+    assert 'pin: not asked -> state.params.*.up=[{"x"}, {}]' in printed
+    assert printed.index("[RHI-SOLVE-001]") < printed.index("[RHI-PLAN-004]")
+    assert printed.count("\n0.864") == 2  # on a mesh, and in stages
+    said = "\n".join(type_in(command) for command in commands(TUTORIAL))
+    assert said.count("the results agree with the one-device program") == 2
+    assert "rank 1 |" in said
