@@ -48,8 +48,12 @@ RESULT_INFO: Final = "jax.result_info"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A plan, and the choice that it is: for questions that the plan by itself does not answer. It took `num_solves` to find."""
+    """A plan, and the choice that it is: for questions that the plan by itself does not answer. It took `num_solves` to find.
 
+    `module` is annotated with it: what `costs` knows of ops lives as long as that.
+    """
+
+    module: ir.Module
     plan: SpmdPlan
     costs: PlanCosts
     answer: Answer
@@ -85,7 +89,7 @@ def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Re
         rivals=rivals(said),
         annotations=read_annotations(module),
     )
-    return Found(plan, costs, said["answer"], said["search"].solves)
+    return Found(module, plan, costs, said["answer"], said["search"].solves)
 
 
 def normalize(module: ir.Module, name: str, passes: Sequence[Item], remarks: Remarks, *, is_rewritten: bool) -> Source:

@@ -1,0 +1,193 @@
+"""The page of a plan: it holds what the plan says, loads nothing, escapes everything, and a browser shows it."""
+
+import io
+import re
+import shutil
+import subprocess
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import mlp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from training import export_step
+
+from rhino.ir.plan_folder import WholePlan, read_plan
+from rhino.ir.spmd_plan import SpmdPlan, load_plan
+from rhino.passes.whole_text import diff_whole, explain_whole
+from rhino.tools import opt
+from rhino.tools.drawing import ranges, tensor_drawing
+from rhino.tools.plan import run
+from rhino.tools.plan_report import report_html
+
+BROWSER = shutil.which("chromium")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update",
+    "--disable-sync --hide-scrollbars --window-size=1280,2000 --force-color-profile=srgb",
+)
+ALONE = ("--host-resolver-rules=MAP * ~NOTFOUND",)
+"""What the browser would ask for by itself goes nowhere."""
+
+COUNTING = """<script>
+document.addEventListener("securitypolicyviolation", () => { document.documentElement.dataset.refused = "yes"; });
+addEventListener("load", () => {
+  document.documentElement.dataset.asked = performance.getEntriesByType("resource").length;
+  document.querySelector("#arguments + p + .scroll th:nth-child(5)").click();
+});
+</script></body>"""
+"""Says on the page what it asked for, and clicks the head of a column."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The step of an MLP, its plan as one program, and one in two stages, as `rhino-opt` writes them."""
+    made = tmp_path_factory.mktemp("plans")
+    (made / "step.mlir").write_text(export_step(mlp.model(mlp.MLPConfig(sizes=(16, 32, 16), batch=8))))
+    cluster = ("--cluster=v100x8", str(made / "step.mlir"))
+    one = ("--auto-shard", "--mesh=auto", f"--plan={made / 'one.json'}")
+    stages = ("--auto-parallel", "--stages=2", "--mesh=2", "--jobs=1", "--candidates=1", f"--plan={made / 'stages'}")
+    for words in (one, stages):
+        errors = io.StringIO()
+        assert opt.run([*words, *cluster], io.BytesIO(), io.BytesIO(), errors) == 0, errors.getvalue()
+    return made
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> SpmdPlan:
+    return load_plan(folder / "one.json")
+
+
+@pytest.fixture(scope="module")
+def stages(folder: Path) -> WholePlan:
+    """As it was found, beside one that was slower."""
+    plan = read_plan(folder / "stages")
+    search = plan.about["search"]
+    lost = {"stages": 2, "mesh": [2], "micro_batches": 2, "keep": 0.5, "schedule": "gpipe", "predicted_step_s": 0.5, "why": "too slow"}
+    return replace(plan, about={**plan.about, "search": {**search, "alternatives": [lost]}})
+
+
+def called(*argv: str) -> tuple[int, str, str]:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    return run(argv, io.BytesIO(), stdout, stderr), stdout.getvalue(), stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((8, 8), PartitionSpec()),
+        ((8, 8), PartitionSpec("x")),
+        ((8, 8), PartitionSpec(None, ("y", "x"))),
+        ((8, 16), PartitionSpec("y", "x")),
+        ((16,), PartitionSpec(("x", "y"))),
+        ((4, 8, 8), PartitionSpec(None, "x", "y")),
+        ((), PartitionSpec()),
+    ],
+)
+def test_blocks_are_drawn_on_the_devices_that_hold_them(shape: tuple[int, ...], spec: PartitionSpec):
+    """JAX says which devices hold which block."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
+    whose: dict[str, list[int]] = {}
+    for device, index in NamedSharding(mesh, spec).devices_indices_map(shape).items():
+        whose.setdefault(str(index), []).append(device.id)
+    padded = [*spec, *[None] * (len(shape) - len(spec))]
+    dims = [(one,) if isinstance(one, str) else tuple(one or ()) for one in padded]
+    drawing = tensor_drawing(shape, dims, {"x": 2, "y": 4})
+    assert sorted(box.title.partition("devices ")[2] for box in drawing.boxes) == sorted(map(ranges, whose.values()))
+    assert sum(box.width * box.height for box in drawing.boxes) == pytest.approx(drawing.width * drawing.height)
+
+
+def test_the_page_loads_nothing_and_holds_what_the_plan_says(one: SpmdPlan, stages: WholePlan):
+    for plan, names in ((one, [one.path for one in one.arguments]), (stages, [one.name for one in stages.arguments])):
+        page = report_html(plan)
+        assert all(re.match("#|data:,$", link) for link in re.findall(r"(?:src|href)\s*=\s*[\"']?([^\"'\s>]*)", page))
+        assert "url(" not in page
+        assert "http" not in page.replace("http-equiv", "")
+        shown = page.replace("&#39;", "'")
+        assert all(re.sub(r"\[\d+\]", "[*]", name) in shown or name in shown for name in names)
+        assert page == report_html(plan)
+    assert 'id="timeline"' in report_html(stages)
+    assert "2 stages of 2, 2 micro-batches, 50% of the activations kept, gpipe" in report_html(stages)
+    assert 'id="meshes"' in report_html(one)
+
+
+def test_names_are_escaped(one: SpmdPlan, stages: WholePlan):
+    evil = "<script>alert('\"&')</script>"
+    first, *others = one.arguments
+    named = replace(one, arguments=(replace(first, path=evil), *others), source=replace(one.source, function=evil))
+    in_stages = replace(
+        stages, arguments=tuple(replace(each, name=evil) for each in stages.arguments), about={**stages.about, "source": evil}
+    )
+    for plan in (named, in_stages):
+        page = report_html(plan)
+        assert "<script>alert" not in page
+        assert page.count("&lt;script&gt;alert") >= 2
+
+
+def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
+    stages = read_plan(folder / "stages")
+    for plan in ("one.json", "stages"):
+        assert called("report", str(folder / plan), "-o", str(tmp_path / "plan.html")) == (0, "", "")
+        assert (tmp_path / "plan.html").read_text() == report_html(stages if plan == "stages" else load_plan(folder / plan))
+        assert called("diff", str(folder / plan), str(folder / plan)) == (0, "the plans are the same\n", "")
+    assert called("explain", str(folder / "stages")) == (0, explain_whole(stages) + "\n", "")
+    assert called("diff", str(folder / "stages"), str(folder / "one.json"))[0] == 2
+    assert called("explain", str(folder / "stages"), "--why=w")[0] == 2
+    assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "no" / "plan.html"))[0] == 1
+    assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "why.html"), f"--module={folder / 'step.mlir'}") == (0, "", "")
+    assert "Why not otherwise" in (tmp_path / "why.html").read_text()
+
+
+def test_a_plan_in_stages_says_where_time_and_memory_go(stages: WholePlan):
+    text = explain_whole(stages)
+    assert f"{stages.step.num_ranks} ranks" in text
+    for words in ("programs: seconds", "transfers: seconds", "arguments, bytes per device:", "what else was looked at:", "rank 1"):
+        assert words in text
+    other = replace(stages, about={**stages.about, "schedule": "gpipe", "predicted_step_s": stages.about["predicted_step_s"] * 2})
+    assert "step: " in diff_whole(stages, other)
+    assert diff_whole(stages, stages) == ""
+
+
+def browse(page: Path, *options: str) -> str:
+    data = page.parent / "data"
+    flags = [flag for line in FLAGS for flag in line.split()]
+    command = [str(BROWSER), *flags, *ALONE, f"--user-data-dir={data}", *options, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, timeout=120, text=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_a_browser_shows_the_page(stages: WholePlan, tmp_path: Path):
+    (tmp_path / "plan.html").write_text(report_html(stages))
+    browse(tmp_path / "plan.html", f"--screenshot={tmp_path / 'plan.png'}")
+    colours, width, height = read_png(tmp_path / "plan.png")
+    assert (width, height) == (1280, 2000)
+    assert len(colours) > 30  # text, lines, bars and blocks, not an empty page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_the_page_sorts_and_asks_for_nothing(one: SpmdPlan, tmp_path: Path):
+    (tmp_path / "plan.html").write_text(report_html(one).replace("</body>", COUNTING))
+    dom = browse(tmp_path / "plan.html", "--dump-dom")
+    assert 'data-ready="yes"' in dom
+    assert 'data-asked="0"' in dom
+    assert "data-refused" not in dom
+    table = dom[dom.index('id="arguments"') : dom.index("</table>", dom.index('id="arguments"'))]
+    sizes = [float(keys[-2]) for keys in (re.findall(r'data-key="([^"]+)"', row) for row in table.split("<tr>")[2:])]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) > 3
+    assert 'data-up="0"' in table
+
+
+def read_png(path: Path) -> tuple[set[bytes], int, int]:
+    """Returns the colours of a PNG's lines as they are stored, and its size; filters left alone."""
+    data = path.read_bytes()
+    width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
+    place, packed = 8, b""
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 4])
+        packed += data[place + 8 : place + 8 + length] if data[place + 4 : place + 8] == b"IDAT" else b""
+        place += 12 + length
+    rows = zlib.decompress(packed)
+    return {rows[at : at + 3] for at in range(1, len(rows) - 3, 997)}, width, height

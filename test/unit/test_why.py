@@ -1,0 +1,164 @@
+"""What else was possible, and what it would have added: against enumeration, and against plans with that pin."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import front_part
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from problems import random_problem
+
+import rhino
+from rhino.ir.diagnostics import RhinoError
+from rhino.passes.why import again, reasons
+from rhino.strategies.brute import brute_force
+from rhino.strategies.forced import Alternatives, hold
+from rhino.strategies.search import Limits
+from rhino.tools import opt
+from rhino.tools.plan import run
+
+ARGUMENTS = (jax.eval_shape(front_part.init, jax.random.key(0)), front_part.host_batch(0), jax.random.key(0))
+
+
+def planned(**options: Any) -> rhino.Plan:
+    return rhino.parallelize(front_part.step, **{"cluster": "cpu8", "donate_argnums": 0, **options}).plan(*ARGUMENTS)
+
+
+@pytest.fixture(scope="module")
+def plan() -> rhino.Plan:
+    return planned()
+
+
+@pytest.fixture(scope="module")
+def files(plan: rhino.Plan, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The plan's file, and its program's."""
+    folder = tmp_path_factory.mktemp("plan")
+    plan.save(folder / "plan.json")
+    plan.save_program(folder / "step.mlir")
+    return str(folder / "plan.json"), str(folder / "step.mlir")
+
+
+def called(*argv: str) -> tuple[int, str, str]:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    return run(argv, io.BytesIO(), stdout, stderr), stdout.getvalue(), stderr.getvalue()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_alternatives_are_those_of_enumeration(seed: int):
+    problem = random_problem(seed)
+    best = brute_force(problem)
+    if best is None or not problem.num_nodes:
+        return
+    alternatives = Alternatives(problem, Limits(), best, np.inf, 1)
+    for node in range(problem.num_nodes):
+        for one in alternatives.of([node]):
+            expected = brute_force(hold(problem, [node], one.state))
+            assert one.is_searched
+            assert (one.parts is None) == (expected is None)
+            if one.parts is not None and expected is not None:
+                added = expected.cost - best.cost
+                assert one.parts.step_s >= added - 1e-6 * abs(best.cost)
+                assert one.at_least_s <= added + 1e-6 * abs(best.cost)
+                assert one.at_least_s == pytest.approx(added, abs=1e-4 * abs(best.cost))
+                assert one.parts.compute_s + one.parts.collectives_s == pytest.approx(one.parts.step_s)
+
+
+def test_what_cannot_be_searched_is_said_to_be_so():
+    problem = random_problem(3)
+    best = brute_force(problem)
+    assert best is not None
+    for node in range(problem.num_nodes):
+        for one in Alternatives(problem, Limits(), best, np.inf, 1, left=0).of([node]):
+            assert not one.is_searched
+            states = best.states.copy()
+            states[node] = one.state
+            assert one.parts is None or one.parts.step_s == pytest.approx(problem.cost(states) - best.cost)
+
+
+def test_an_alternative_adds_what_a_pin_adds(plan: rhino.Plan):
+    found = again(plan._module(), plan.facts)
+    assert found.plan == plan.facts
+    (why,) = reasons(found, plan.facts, "state.up")
+    specs = {"[{}, {}]": PartitionSpec(), '[{"x"}, {}]': PartitionSpec("x"), '[{}, {"x"}]': PartitionSpec(None, "x")}
+    assert {why.chosen, *(option.how for option in why.options)} == set(specs)
+    for option in why.options:
+        other = planned(pins={"up": specs[option.how]}).facts.predicted
+        assert option.alternative.parts is not None
+        assert option.alternative.parts.step_s == pytest.approx(other.step_s - plan.facts.predicted.step_s, rel=1e-6)
+        assert option.alternative.parts.peak_bytes == other.peak_bytes - plan.facts.predicted.peak_bytes
+
+
+def test_why_speaks_of_arguments_results_scopes_and_lines(plan: rhino.Plan):
+    assert re.search(r"state\['up'\], argument f32\[32,64\]\n  chosen: .* on a device each\n", plan.why("up"))
+    assert "nothing else" not in plan.why("up")
+    source = Path(front_part.__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if 'batch @ state["up"]' in text)
+    text = plan.why(f"front_part.py:{line}")
+    assert f"dot_general f32[16,64] at front_part.py:{line}" in text
+    assert "(replicate)" in text
+    assert "result 2" in plan.why("result:2")
+    assert "dot_general" in plan.why("loc:jvp()/dot_general:dot_general")
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PIN-002.*matches no tensor.*did you mean"):
+        plan.why("stat.upp")
+
+
+def test_why_not_shows_what_changes_or_why_it_cannot_be(plan: rhino.Plan):
+    other = planned(pins={"up": PartitionSpec("x")})
+    text = plan.why_not('up=[{"x"}, {}]')
+    assert f"step: {plan.diff(other).partition('step: ')[2].partition(chr(10))[0]}" in text
+    assert re.search(r"argument state\['up'\]: .* -> .*\[\{\"x\"\}, \{\}\]", text)
+    lies = next(one for one in plan.facts.arguments if "up" in one.path).dims
+    assert "nothing changes" in plan.why_not("up=[" + ", ".join("{" + ", ".join(axes) + "}" for axes in lies) + "]")
+    assert "cannot be" in planned(pins={"up": PartitionSpec("x")}).why_not("up=[{}, {x}]")
+    with pytest.raises(RhinoError, match=r"RHI-PIN-002"):
+        plan.why_not("upp=[{}, {x}]")
+
+
+def test_a_plan_by_itself_has_no_program(plan: rhino.Plan, files: tuple[str, str]):
+    loaded = rhino.Plan.load(files[0])
+    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-006.*why"):
+        loaded.why("up")
+    bound = rhino.parallelize(front_part.step, donate_argnums=0, plan=loaded).plan(*ARGUMENTS)
+    assert bound.why("up") == plan.why("up")
+
+
+def test_the_command_asks_the_program_that_is_given(plan: rhino.Plan, files: tuple[str, str], tmp_path: Path):
+    file, module = files
+    assert called("explain", file, f"--module={module}", "--why=up") == (0, plan.why("up") + "\n", "")
+    assert called("explain", file, f"--module={module}", '--why-not=up=[{"x"}, {}]') == (0, plan.why_not('up=[{"x"}, {}]') + "\n", "")
+    assert called("explain", file, "--why=up")[0] == 2
+    (tmp_path / "other.mlir").write_text(Path(module).read_text().replace("tanh", "cosine"))
+    code, _, errors = called("explain", file, f"--module={tmp_path / 'other.mlir'}", "--why=up")
+    assert code == 1
+    assert "RHI-PLAN-004" in errors
+
+
+def test_rhino_opt_writes_such_a_plan(files: tuple[str, str], tmp_path: Path):
+    stdout, stderr = io.BytesIO(), io.StringIO()
+    words = [files[1], "--auto-shard", "--cluster=v100x8", "--mesh=2x4", f"--plan={tmp_path / 'plan.json'}"]
+    assert opt.run(words, io.BytesIO(), stdout, stderr) == 0, stderr.getvalue()
+    assert stdout.getvalue() == b""
+    facts = rhino.Plan.load(tmp_path / "plan.json")
+    assert isinstance(facts, rhino.Plan)
+    assert facts.facts.mesh == (("x", 2), ("y", 4))
+    assert [one.path for one in facts.facts.arguments] == ["state['down']", "state['up']", "batch", "key"]
+    code, text, errors = called("explain", str(tmp_path / "plan.json"), f"--module={files[1]}", "--why=batch")
+    assert (code, errors) == (0, "")
+    assert "batch, argument f32[16,32]\n  chosen: [" in text
+    assert opt.run([files[1], "--rhino-normalize", "--plan=x"], io.BytesIO(), stdout, stderr) == 2
+
+
+def test_rows_add_up_to_the_step(plan: rhino.Plan):
+    """Every second of the prediction stands at an op or at a collective, or is of launching."""
+    facts = plan.facts
+    assert sum(one.compute_s for one in facts.works) == pytest.approx(facts.predicted.compute_s)
+    assert sum(one.seconds for one in facts.costs) == pytest.approx(facts.predicted.communication_s)
+    assert sum(one.collectives_s for one in facts.works) <= facts.predicted.communication_s * (1 + 1e-9)
+    assert facts.predicted.compute_s + facts.predicted.communication_s <= facts.predicted.step_s * (1 + 1e-9)
+    alive = sum(one.num_bytes for one in facts.memory.alive)
+    assert alive == dict(facts.memory.curve)[facts.memory.peak_time] == max(num_bytes for _, num_bytes in facts.memory.curve)
+    assert facts.predicted.peak_bytes <= alive
