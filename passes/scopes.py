@@ -6,13 +6,13 @@ mesh that is planned for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rhino.ir.constraints import Scope
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Choices, Graph
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir
@@ -99,15 +99,16 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
     axes_of = {chain: _axes(program, mesh, chain, op) for chain, op in sorted(first.items(), key=lambda item: item[1])}
     kinds = {chain: {axis: way.kind for way, axes in zip(chain, taken, strict=True) for axis in axes} for chain, taken in axes_of.items()}
     roles = batch_roles(Roles(graph), tested(program))
-    _check_shared(program, roles, chains, kinds)
     choices = {op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()}
+    for way in dict.fromkeys(way for chain in chains.values() for way in chain if way.kind in kinds[chain].values()):
+        _check_shared(program, roles, way, {op: choices[op] for op, chain in chains.items() if way in chain})
     limits = _Limits(graph, mesh)
     for axis in range(len(mesh.axes)):
         read = read_whole(roles, [op for op, chain in chains.items() if kinds[chain].get(axis) == REPLICATE])
         for value, op in read.items():
             limits.add(value, op, axis, frozenset({REPLICATED}))
         for op, chain in chains.items():
-            if axis in kinds[chain] and is_product(graph.cls(op)):
+            if choices[op][axis] is not None and is_product(graph.cls(op)):
                 value = graph.results(op).start
                 if rank := len(graph.type_of(value).shape):  # a scalar's sum is taken at once
                     limits.add(value, op, axis, stored_entries(kinds[chain][axis], rank, roles.batch_dims(value)))
@@ -224,21 +225,19 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
     raise RhinoError("RHI-SHARD-001", what, place, tuple(notes), fix)
 
 
-def _check_shared(program: Program, roles: Roles, chains: dict[int, Chain], kinds: dict[Chain, dict[int, str]]) -> None:
-    """Refuses scopes that have nothing to share."""
-    graph = program.graph
-    for way in dict.fromkeys(way for chain in chains.values() for way in chain if way.kind in kinds[chain].values()):
-        ops, why = [op for op, chain in chains.items() if way in chain], tuple[str, ...]()
-        if way.kind == SPLIT and not any(is_product(graph.cls(op)) for op in ops):
-            what = "has no product in it: nothing is there to be split"
-        elif way.kind == REPLICATE and not any(roles.batch_factors(op) for op in ops):
-            batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(graph.arguments) for dim in sorted(roles.batch_dims(n))]
-            what = "has nothing in it with a dim of the batch"
-            why = (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",)
-        else:
-            continue
-        place, fix = place_of(program.ops[ops[0]].location, program.file), "see docs/constraints.md for what a scope asks"
-        raise RhinoError("RHI-PIN-002", f"{way} around {_words(program, ops[0])} {what}", place, why, fix)
+def _check_shared(program: Program, roles: Roles, way: Way, within: Mapping[int, Choices]) -> None:
+    """Refuses a scope that has nothing to share; `within` are its ops, with what they may do."""
+    first, arguments, why = next(iter(within)), program.graph.arguments, tuple[str, ...]()
+    if way.kind == SPLIT and not any(is_product(program.graph.cls(op)) and any(choices) for op, choices in within.items()):
+        what = "has no product in it that has another dim than the batch: nothing is there to be split"
+    elif way.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
+        batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(arguments) for dim in sorted(roles.batch_dims(n))]
+        what = "has nothing in it with a dim of the batch"
+        why = (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",)
+    else:
+        return
+    place, fix = place_of(program.ops[first].location, program.file), "see docs/constraints.md for what a scope asks"
+    raise RhinoError("RHI-PIN-002", f"{way} around {_words(program, first)} {what}", place, why, fix)
 
 
 def _words(program: Program, op: int) -> str:

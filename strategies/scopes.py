@@ -3,7 +3,7 @@
     replicate   Along its axes ops that have a dim of the batch are split by it; those that are no products run whole where they cannot
                 be. Ops without such a dim run whole. Arguments that ops read, however they were converted or cut before, are whole if
                 they have no dim of the batch.
-    split       Along its axes products are split, by no dim of the batch. Other ops are free.
+    split       Along its axes products that have another dim than the batch are split by such a dim. Other ops are free.
 
 What a product gives is stored so too, or as a partial sum: who needs it otherwise pays for that by himself.
 
@@ -62,7 +62,8 @@ def op_choices(cls: OpClass, kinds: Mapping[int, str], batch: frozenset[int], si
 
 def _choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] | None:
     if kind == SPLIT:
-        return frozenset(range(len(cls.rule.sizes))) - batch if cls.rule and is_product(cls) else None
+        others = frozenset(f for f, size in enumerate(cls.rule.sizes) if size > 1) - batch if cls.rule and is_product(cls) else frozenset()
+        return others or None
     return batch or _whole(cls)
 
 

@@ -372,7 +372,7 @@ func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %
             r"SHARD-001.*pin 'loc:up.*says.*up=split' says.*keeps split what is given",
         ),
         ("mesh=2x4 scope=grad=replicate(8)", r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' says'),
-        ("mesh=8 scope=act=split", r"PIN-002.*split around .*act/tanh' has no product in it"),
+        ("mesh=8 scope=act=split", r"PIN-002.*split around .*act/tanh' has no product in it that"),
         ("mesh=8 scope=update=replicate", r'PIN-002.*replicate around .*update/sub.*no.* dim of the batch.*dim 0 of "x"'),
     ],
 )
