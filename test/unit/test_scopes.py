@@ -137,11 +137,12 @@ def cross_entropy(logits, labels):
 
 
 def replicated(params, batch):
-    """Whale's example 1: two parts, each data parallel."""
+    """Whale's example 1: two stages, each data parallel."""
 
     def loss(params, batch):
         with rhino.replicate():
             h = jax.nn.relu(batch["x"] @ params["w1"])
+        h = rhino.stage_boundary(h)
         with rhino.replicate():
             return cross_entropy(h @ params["w2"], batch["y"])
 
@@ -268,7 +269,7 @@ def products_in(module, scope):
 @pytest.mark.parametrize("name", MODELS)
 def test_models_with_scopes_give_the_answer_of_one_device(name):
     step, params, batch, mesh = MODELS[name]
-    options = {"mesh": mesh} if name != "1" else {"mesh": "4", "stages": 2, "micro_batches": 2}  # Whale's pipeline of two parts
+    options = {"mesh": mesh} if name != "1" else {"mesh": "4", "micro_batches": 2}  # a pipeline of its two parts
     got = rhino.parallelize(step, cluster="cpu8", **options)(params, batch)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(jax.jit(step)(params, batch)), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
