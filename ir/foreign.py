@@ -49,6 +49,7 @@ _WHY: Final = (
     ("RHI-READ-004", _SIZED_BY_VALUES, "has sizes that are values, not constants", "export the program for fixed shapes, or refine it"),
 )
 """Ids, the ops that get them, why, and what to do."""
+_REFUSED: Final = {name: (identifier, why, fix) for identifier, names, why, fix in _WHY for name in sorted(names)}
 
 
 def refuse_foreign(op: ir.Operation, file: str) -> None:
@@ -57,9 +58,9 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
     Raises:
         RhinoError: RHI-READ-003, RHI-READ-004, RHI-SHARD-001.
     """
-    for identifier, names, why, fix in _WHY:
-        if op.name in names:
-            raise RhinoError(identifier, f"'{op.name}' {why}", place_of(op.location, file), fix=fix)
+    if op.name in _REFUSED:
+        identifier, why, fix = _REFUSED[op.name]
+        raise RhinoError(identifier, f"'{op.name}' {why}", place_of(op.location, file), fix=fix)
     if _calls_back(op):
         what = f"'{op.name}' calls {_target(op)}, back into the process that made the program: each of several devices would do it"
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)

@@ -62,10 +62,10 @@ def needless_start(op: ir.Operation) -> tuple[str, float] | None:
 
 def linear_in(op: ir.Operation) -> Linear:
     """Returns the operand sets over which `op` commutes with addition, each jointly and the other operands held."""
-    if not op.results or not all(_adds(result.type) for result in op.results):
+    rule = _LINEAR.get(op.name)
+    if rule is None or not op.results or not all(_adds(result.type) for result in op.results):
         return ()
-    rule = _LINEAR.get(op.name.removeprefix("stablehlo."))
-    return rule(op) if rule else ()
+    return rule(op)
 
 
 def _always(*sets: frozenset[int]) -> Callable[[ir.Operation], Linear]:
@@ -100,7 +100,7 @@ def _adding_scatter(op: ir.Operation) -> Linear:
 
 
 _FIRST, _SECOND, _BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
-_LINEAR: Final[dict[str, Callable[[ir.Operation], Linear]]] = {
+_RULES: Final[dict[str, Callable[[ir.Operation], Linear]]] = {
     **dict.fromkeys(("add", "subtract", "dynamic_update_slice"), _always(_BOTH)),
     **dict.fromkeys(("negate", "reshape", "transpose", "broadcast_in_dim", "reverse", "slice", "real", "imag", "gather"), _always(_FIRST)),
     **dict.fromkeys(("multiply", "dot_general", "dot", "convolution"), _always(_FIRST, _SECOND)),
@@ -113,6 +113,7 @@ _LINEAR: Final[dict[str, Callable[[ir.Operation], Linear]]] = {
     "pad": _zero_padding,
     "scatter": _adding_scatter,
 }
+_LINEAR: Final = {f"stablehlo.{name}": rule for name, rule in _RULES.items()}
 
 
 def _adds(kind: ir.Type) -> bool:

@@ -100,6 +100,17 @@ class TableStore:
             self.memo[key] = self._least(parts)
         return self.memo[key]  # type: ignore[return-value]
 
+    def best(self, parts: Parts, index: tuple[int, ...]) -> int:
+        """Returns the state of position 0 at which the sum of `least` is least, given those of the other positions."""
+        key = ("best", parts, index)
+        if key not in self.memo:
+            aligned = [self.tables[number][tuple([slice(None) if p == 0 else index[p - 1] for p in at])] for number, at in parts]
+            costs: Floats = np.zeros(len(aligned[0]))
+            for column in aligned:
+                costs = costs + column
+            self.memo[key] = int(costs.argmin())
+        return self.memo[key]  # type: ignore[return-value]
+
     def _least(self, parts: Parts) -> int:
         count = 1 + max(position for _, positions in parts for position in positions)
         aligned = [_align(self.tables[number], positions, count) for number, positions in parts]
@@ -424,17 +435,13 @@ class Elimination:
 
     def read_back(self, rest: dict[int, int] | None = None) -> Ints:
         """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive (none, after a whole run)."""
-        picked = np.zeros(len(self.alive), dtype=np.int64)
+        picked = [0] * len(self.alive)
         for node, state in (rest or {}).items():
             picked[node] = self.masks[node][state]
         for step in reversed(self.steps):
-            index = [mask.index(picked[n]) for n, mask in zip(step.neighbours, step.masks[1:], strict=True)]
-            costs = np.zeros(len(step.masks[0]))
-            for number, positions in step.parts:
-                table = self.store.tables[number]
-                costs = costs + table[tuple(slice(None) if p == 0 else index[p - 1] for p in positions)]
-            picked[step.node] = step.masks[0][int(costs.argmin())]
-        return picked
+            index = tuple([mask.index(picked[n]) for n, mask in zip(step.neighbours, step.masks[1:], strict=True)])
+            picked[step.node] = step.masks[0][self.store.best(step.parts, index)]
+        return np.array(picked, dtype=np.int64)
 
 
 def _most_more(table: Floats) -> tuple[Floats, Bools]:
