@@ -141,7 +141,7 @@ class PipelineStages(Pass):
                 fix="put it between such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
             )
         if found.num_stages != self.stages:
-            what = f"{found.num_stages - 1} boundaries stand one after the other, and {self.stages} stages were asked for"
+            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were asked for"
             place = place_of(program.ops[next(iter(marks))].location, program.file)
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}

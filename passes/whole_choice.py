@@ -27,7 +27,8 @@ the best without stages, where all of them come to more than that is estimated a
 MOST_NOTES: Final = 8
 """How many shapes an error names."""
 
-_TOO_LARGE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
+TOO_LARGE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
+"""Errors of plans that need too much, where another may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _End(Generic[T]):
         try:
             return self.make(decided(estimate))
         except RhinoError as error:
-            if error.id not in _TOO_LARGE:
+            if error.id not in TOO_LARGE:
                 raise
             self.failed.append(Refused(estimate.shape, error.what, by_memory=True))
             return None

@@ -10,14 +10,13 @@ from rhino.ir.mlir import ir, make_context
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
-from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
+from rhino.passes.whole_choice import TOO_LARGE, Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
 from rhino.pipeline_planner import Staged, plan_stages
 from rhino.planner import SHARD, Planned, Wish, search_plan
 from rhino.source import read_traced, shapes
 from rhino.traced import Traced
 
-_TOO_LARGE = ("RHI-SOLVE-001", "RHI-SOLVE-002")
 _SEARCHED = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch")
 
 
@@ -27,6 +26,16 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     Raises:
         RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a batch in parts that is not.
     """
+    try:
+        return _planned(traced, wish)
+    except RhinoError as error:
+        fix = error.fix.replace("--", "")  # options are named as the command line does
+        if error.id in TOO_LARGE and wish.search == SHARD:
+            fix = f"{fix}; or say search='whole': micro-batches, stages and recomputation need less"
+        raise replace(error, fix=fix) from None
+
+
+def _planned(traced: Traced, wish: Wish) -> Planned | Staged:
     if wish.stages is None and (count := _marked(traced)) > 1:
         wish = replace(wish, stages=count, mesh=str(max(1, wish.shared // count)) if wish.shared else wish.mesh)
     if wish.is_open:
@@ -37,13 +46,7 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     if said:
         what = f"{said} is given, and {traced.name} is one program for the whole batch"
         raise RhinoError("RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {said} out")
-    try:
-        return search_plan(traced, wish)
-    except RhinoError as error:
-        if error.id not in _TOO_LARGE:
-            raise
-        fix = f"{error.fix.replace('--', '')}; or say search='whole': micro-batches, stages and recomputation need less"
-        raise replace(error, fix=fix) from None
+    return search_plan(traced, wish)
 
 
 def _marked(traced: Traced) -> int:

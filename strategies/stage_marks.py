@@ -63,7 +63,9 @@ class _Marks:
         ops = list(self.before)
         level, back_level = self.levels(ops, self.before, self.forward), self.levels(ops[::-1], self.behind, self.back)
         last = max((level[op] for op in self.forward & level.keys()), default=0)
-        most, least, ahead = {}, {}, {}
+        most: dict[int, int] = {}
+        least: dict[int, int] = {}
+        ahead: dict[int, int] = {}
         for op in ops:  # what follows from marks
             most[op] = min((back_level[one] - 1 if one in self.back else most[one] for one in self.before[op]), default=last)
             reached = max((level[one] if one in self.forward else least[one] for one in self.before[op]), default=0)

@@ -189,7 +189,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         assert [ranks[f"state['{part}']['w{number}']"] for number in range(LAYERS)] == [0, 1, 1, 2]
     marked = jax.vmap(jax.grad(lambda x: (rhino.stage_boundary({"x": x})["x"] ** 2).sum()))(jnp.ones((2, 3)))
     assert (marked == 2).all()
-    with pytest.raises(RhinoError, match=r"(?s)RHI-STAGE-003.*2 boundaries .* 2 stages"):
+    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*boundaries in the model make 3 stages, and 2"):
         rhino.parallelize(cut, cluster="cpu4", mesh="1", stages=2, micro_batches=2).plan(*SHAPES)
     assert isinstance(rhino.parallelize(cut, cluster="cpu4", mesh="4", stages=1).plan(*SHAPES), rhino.Plan)
 
