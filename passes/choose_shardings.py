@@ -38,6 +38,7 @@ from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
 from rhino.strategies.in_flight import several_in_flight
+from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, implied, make_plan
 from rhino.strategies.search import Limits, Search, Statistics
 
@@ -267,5 +268,15 @@ def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, int]]]:
     worst = int(alive.argmax())
     largest = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
     nodes = [(size, choice.nodes[owner]) for size, owner, _, _ in largest]
-    values = [(size, choice.graph.results(n.number).start if n.kind == "op" else n.number) for size, n in nodes]
-    return worst, float(alive[worst]), values
+    return worst, float(alive[worst]), [(size, _value_of(choice, node)) for size, node in nodes]
+
+
+def _value_of(choice: Choice, node: Node) -> int:
+    """Returns the value that a node decides on, the first of several."""
+    match node.kind:
+        case "op":
+            return choice.graph.results(node.number).start
+        case "return":
+            return choice.graph.returns[node.number]
+        case _:
+            return node.number

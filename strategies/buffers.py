@@ -24,7 +24,7 @@ from rhino.strategies.reshard import Layout, Step, count_parts, way
 _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
 
-_GAPS: Final = 32
+_GAPS: Final = 16
 """XLA packs temporaries into one heap, largest first, each where it fits best. That leaves gaps: for the models of bench/memory.py the heap
 was up to 4 % larger than what lay in it at most. One part in this many is set aside for them."""
 
@@ -49,16 +49,23 @@ class _SizedStep(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The buffers of a move: before it, in each of its steps, and after it, each by how many of it make the tensor; 0 for none."""
+    """The buffers of a move: before it, in each of its steps, and after it, each by how many of it make the tensor; 0 for none.
+
+    What an all-to-all has joined is not in order yet (`is_joined`): who needs it so makes a copy.
+    """
 
     before: int
     during: tuple[tuple[int, ...], ...]
     after: int
+    is_joined: bool
 
-    def num_bytes(self, whole: int) -> tuple[int, int, int]:
-        """Returns the bytes before, while and after a tensor of `whole` bytes is moved."""
-        during = max([sum([rounded(whole // parts) for parts in buffers]) for buffers in self.during], default=0)
-        return rounded(whole // self.before) if self.before else 0, during, rounded(whole // self.after) if self.after else 0
+    def num_bytes(self, whole: int) -> tuple[int, int, int, int]:
+        """Returns the bytes before, while and after a tensor of `whole` bytes is moved, and of a copy in order."""
+        size = {parts: rounded(whole // parts) for buffers in self.during for parts in buffers}
+        during = max([sum([size[parts] for parts in buffers]) for buffers in self.during], default=0)
+        before = rounded(whole // self.before) if self.before else 0
+        after = rounded(whole // self.after) if self.after else 0
+        return before, during, after, after if self.is_joined else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class Move:
     read_in_any_order: bool
 
     def tables(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> Ints:
-        """Returns the bytes before, while and after a tensor is brought from each given spec to each needed one [given, needed, 3]."""
+        """Returns `Held.num_bytes` of bringing a tensor from each given spec to each needed one [given, needed, 4]."""
         held, which = _all_held(self, _head(kind.shape, sizes), given, needed, sizes)
         return np.array([one.num_bytes(kind.num_bytes) for one in held], dtype=np.int64)[which]
 
@@ -84,14 +91,15 @@ class Move:
         """Returns the buffers of bringing a tensor from one spec to another; none where there is nothing to do, or no way."""
         steps = _sized_way(shape, source, target, sizes)
         if not steps:
-            return Held(0, (), 0)
+            return Held(0, (), 0, is_joined=False)
         first, last = steps[0], len(steps) - 1
         written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
         during = tuple([self._buffers(step, number == 0, number == last) for number, step in enumerate(steps)])
-        return Held(first.before if written else 0, during, steps[-1].after)
+        return Held(first.before if written else 0, during, steps[-1].after, is_joined=steps[-1].kind == "all_to_all")
 
     def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
-        found = [] if first and self.source_counted else [step.before]
+        gone = step.kind == "all_to_all" or (first and self.source_counted)  # cut up to be sent, before anything arrives
+        found = [] if gone else [step.before]
         found += [] if last and self.target_counted else [step.after]
         match step.kind:
             case "all_to_all":  # its parts arrive as tensors of their own, which are then joined
@@ -135,16 +143,17 @@ def _is_major(shape: tuple[int, ...], dim: int | None, layout: Layout, sizes: Se
     return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(shape[:dim], layout[:dim], strict=True))
 
 
-def selection_bytes(cls: OpClass, state: State, sizes: tuple[int, ...]) -> int:
-    """Returns the temporaries of a `select_and_scatter`.
+def selection_buffers(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the temporaries of a `select_and_scatter`, each by itself.
 
     XLA (`SelectAndScatterExpander`) finds what it selects by an index for each dim of each element, and carries these through a windowed
     reduction along with the elements.
     """
     kinds = zip(cls.operands[:2], state.needs[:2], strict=True)
     whole, windows = (kind.num_bytes // kind.element_bytes // num_parts(need, sizes) for kind, need in kinds)
-    indices = _INDEX_BYTES * len(cls.operands[0].shape)
-    return rounded(indices * whole + (indices + cls.operands[0].element_bytes) * windows)
+    dims = len(cls.operands[0].shape)
+    indices = [rounded(_INDEX_BYTES * count) for count in (whole, windows) for _ in range(dims)]
+    return (*indices, rounded(cls.operands[0].element_bytes * windows))
 
 
 def reads_as_it_lies(cls: OpClass, position: int) -> bool:

@@ -130,6 +130,7 @@ class Builder:
         u, v, table = self.edge_tables()
         memory = Memory(self)
         node_residents, edge_residents = memory.residents()
+        vacant = memory.vacant()
         problem = Problem(
             tables=tuple(self.tables),
             node_table=np.array(self.costs, dtype=np.int64),
@@ -140,6 +141,7 @@ class Builder:
             base_bytes=np.zeros(memory.num_times),
             node_residents=node_residents,
             edge_residents=edge_residents,
+            vacant=vacant,
             coordinates=self.coordinates(),
         )
         return Choice(graph, self.model, tuple(self.nodes), problem)

@@ -16,7 +16,7 @@ import numpy as np
 
 from rhino.ir.graph import BARRIER, UPDATES, WHILE, Graph, TensorType
 from rhino.ir.spec import Spec
-from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_bytes
+from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.candidates import State
 from rhino.strategies.nodes import Node, Use
 from rhino.strategies.problem import Floats, Residents
@@ -66,9 +66,16 @@ class Memory:
         self.kinds = [graph.types[number] for number in graph.value_type.tolist()]
         self.maker: list[int] = graph.value_op.tolist()
         self.operands = _rows(graph.uses.tolist(), graph.use_start.tolist())
+        self.readers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_values)]
+        for op, values in enumerate(self.operands):
+            for position, value in enumerate(values):
+                self.readers[value].append((op, position))
         self.first_result: list[int] = graph.result_start.tolist()
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
         self.in_place = {graph.returns[result] for result in draft.taken_over} | written_in_place(graph)
+        self.copied = {argument: (since, until) for argument, since, until in self.schedule.copied}
+        self.results = frozenset([value for number, value in enumerate(graph.returns) if number not in draft.taken_over])
+        self.moved_to: dict[int, tuple[int, Use]] = {}  # the one reader of a value that its op leaves for it
         for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
             self.in_place -= {value for value, initial in came if draft.giver[initial] < 0}
@@ -76,22 +83,25 @@ class Memory:
     def residents(self) -> tuple[Residents, Residents]:
         """Returns the residents of nodes and of edges."""
         draft = self.draft
+        for pair, use, value, _ in draft.copies:
+            target = pair[0] if use.swapped else pair[1]
+            if self.made(pair, use, value) and not self.is_stored_by(value, target) and value not in self.in_place:
+                self.moved_to[value] = target, use
         nodes = [row for value, node in enumerate(draft.giver) if node >= 0 for row in self.kept(value)]
         nodes += [row for op, node in draft.node_of_op.items() for row in (*self.computed_here(op, node), *self.scratch(op, node))]
         nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments(), *self.copied_by_barriers()]
         edges: list[Row] = []
         for pair, use, value, reader in draft.copies:
-            source, target = (pair[1], pair[0]) if use.swapped else pair
-            made = draft.nodes[source].kind == "op" and draft.in_memory[value]
-            stored = draft.nodes[target].kind == "value" and draft.nodes[target].number == value
-            if made and not stored and value not in self.in_place:
-                nodes += self.kept_for_reader(value, target, use)
+            target = pair[0] if use.swapped else pair[1]
+            made, stored = self.made(pair, use, value), self.is_stored_by(value, target)
             fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
             viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
             lies = viewed or draft.in_memory[value]
             over = made and self.maker[value] in self.schedule.over
             move = Move(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
             edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
+            if made and stored:
+                edges += self.put_in_order(pair, use, value, move)
             if value in self.schedule.again and draft.nodes[target].kind == "op" and self.classes[reader].name == "stablehlo.reduce":
                 edges += self.computed_again(pair, use, value)
         return _residents(nodes), _residents(edges)
@@ -109,16 +119,30 @@ class Memory:
         elif op not in draft.node_of_op:  # handed on by a loop or a barrier
             yield node, self.stored_bytes(node, value), plan.start[op], plan.end[value]
         else:
-            maker = draft.node_of_op[op]
-            yield maker, self.bytes_table(maker, kind, "comes", value - self.first_result[op]), plan.stop[op], plan.stop[op]
-            if node != maker and plan.end[value] > plan.stop[op]:
-                yield node, self.stored_bytes(node, value), plan.stop[op] + 1, plan.end[value]
+            maker, made = draft.node_of_op[op], plan.stop[op]
+            lies = self.lies_then(value)
+            if value in self.results and made:  # its buffer is there from the start
+                yield *lies, 0, made - 1
+            yield maker, self.bytes_table(maker, kind, "comes", value - self.first_result[op]), made, made
+            if plan.end[value] > made:
+                yield *lies, made + 1, plan.end[value]
 
-    def kept_for_reader(self, value: int, reader: int, use: Use) -> Iterator[Row]:
-        """Yields the resident that a value with one reader is: brought at once to how that needs it."""
-        start = self.schedule.stop[self.maker[value]] + 1
-        if self.schedule.end[value] >= start:
-            yield reader, self.bytes_table(reader, self.kinds[value], "needs", use.operand), start, self.schedule.end[value]
+    def lies_then(self, value: int) -> tuple[int, int]:
+        """Returns the owner and the table of bytes of a value that its op has made: brought to where its one reader needs it, or stored."""
+        if value in self.moved_to:
+            reader, use = self.moved_to[value]
+            return reader, self.bytes_table(reader, self.kinds[value], "needs", use.operand)
+        node = self.draft.giver[value]
+        return node, self.stored_bytes(node, value)
+
+    def made(self, pair: tuple[int, int], use: Use, value: int) -> bool:
+        """Says whether a way is that of a value with memory of its own from its op to what it waits for."""
+        source = pair[1] if use.swapped else pair[0]
+        return self.draft.nodes[source].kind == "op" and self.draft.in_memory[value]
+
+    def is_stored_by(self, value: int, node: int) -> bool:
+        """Says whether `node` decides how a value is stored."""
+        return self.draft.nodes[node].kind == "value" and self.draft.nodes[node].number == value
 
     def returned_copies(self) -> Iterator[Row]:
         """Yields the residents that results are beside their values: an argument or a free value returned, or one value again."""
@@ -126,20 +150,20 @@ class Memory:
         for number, value in enumerate(self.graph.returns):
             op, free = self.maker[value], draft.giver[value] < 0
             if number not in draft.taken_over and (value in seen or free or op < 0):
-                start = 0 if free or op < 0 else self.schedule.stop[op]
-                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "comes", 0), start, self.num_times - 1
+                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "comes", 0), 0, self.num_times - 1
             seen.add(value)
 
     def not_in_place(self) -> Iterator[Row]:
         """Yields the residents that results are beside the arguments whose buffers they take over, until those are read no more.
 
-        An op that computes element by element may write over what it reads; another needs its operands to its end.
+        Readers of an argument that is copied read the copy. An op that computes element by element may write over what it reads; another
+        needs its operands to its end.
         """
         draft, plan = self.draft, self.schedule
         for result, argument in draft.taken_over.items():
             value = self.graph.returns[result]
             op, node = self.maker[value], draft.giver[value]
-            if op < 0 or node < 0:
+            if op < 0 or node < 0 or argument in self.copied:
                 continue
             last, made = plan.end[argument], plan.stop[op]
             if last > made or (last == made and not self.classes[op].fusible):
@@ -147,7 +171,7 @@ class Memory:
 
     def copied_arguments(self) -> Iterator[Row]:
         """Yields the residents that copies of arguments are, made because what takes over their buffers does not wait for all readers."""
-        for argument, since, until in self.schedule.copied:
+        for argument, (since, until) in self.copied.items():
             node = self.draft.giver[argument]
             yield node, self.stored_bytes(node, argument), since, until
 
@@ -158,6 +182,34 @@ class Memory:
             if len(self.operands[op]) > 1 and results:
                 start = min(self.schedule.first[value] for value in results)
                 yield from ((self.draft.giver[value], self.stored_bytes(self.draft.giver[value], value), start, start) for value in results)
+
+    def vacant(self) -> Residents:
+        """Returns the buffers of arguments and results that hold nothing for a while.
+
+        An argument's is free from its last reader, or its copy, until the result that takes it over is made; another result's until then.
+        """
+        return _residents([row for row in (*self.left_by_arguments(), *self.kept_for_results()) if row[2] <= row[3]])
+
+    def left_by_arguments(self) -> Iterator[Row]:
+        """Yields the buffers of arguments that are read no more, and not taken over yet."""
+        draft, plan = self.draft, self.schedule
+        for result, argument in draft.taken_over.items():
+            op, node = self.maker[self.graph.returns[result]], draft.giver[argument]
+            if op >= 0:
+                last = self.copied[argument][0] if argument in self.copied else plan.end[argument]
+                yield node, self.stored_bytes(node, argument), last + 1, self.time_made(op) - 1
+
+    def kept_for_results(self) -> Iterator[Row]:
+        """Yields the buffers of results that are not made yet."""
+        for number, value in enumerate(self.graph.returns):
+            op = self.maker[value]
+            if number in self.draft.sinks and op >= 0 and self.draft.giver[value] >= 0:
+                node = self.draft.sinks[number]
+                yield node, self.bytes_table(node, self.kinds[value], "comes", 0), 0, self.time_made(op) - 1
+
+    def time_made(self, op: int) -> int:
+        """Returns when the results of an op are first there; what it writes over is gone by then."""
+        return self.schedule.stop[op] if op in self.draft.node_of_op else self.schedule.start[op]
 
     # What ops need
 
@@ -175,7 +227,9 @@ class Memory:
         """Yields the residents that an op's own temporaries are."""
         cls, start, stop = self.classes[op], self.schedule.start[op], self.schedule.stop[op]
         if cls.name == "stablehlo.select_and_scatter":
-            yield node, self.table_of(node, ("selection", cls), lambda s: selection_bytes(cls, s, self.draft.sizes)), start, stop
+            for number in range(2 * len(cls.operands[0].shape) + 1):
+                table = self.table_of(node, ("selection", cls, number), lambda s: selection_buffers(cls, s, self.draft.sizes)[number])  # noqa: B023
+                yield node, table, start, stop
         elif cls.name == PRODUCT:
             for position, value in enumerate(self.operands[op]):
                 if self.draft.in_memory[value] and self.draft.giver[value] >= 0 and not reads_as_it_lies(cls, position):
@@ -183,19 +237,26 @@ class Memory:
                     yield node, self.bytes_table(node, self.kinds[value], "needs", position), start, stop if stays else start
 
     def computed_again(self, pair: tuple[int, int], use: Use, value: int) -> Iterator[Row]:
-        """Yields the resident of what a value is computed from, kept for its later readers if a reduction has it sent."""
+        """Yields the residents of what a value is computed from, kept for its later readers if a reduction has it sent.
+
+        The value itself goes with the last reader that takes it as it is.
+        """
         draft, plan, (u, v) = self.draft, self.schedule, pair
         if pair not in draft.edge_number:
             return
-        kind, count = self.kinds[value], plan.again[value]
+        kind, (count, until) = self.kinds[value], plan.again[value]
 
-        def make() -> Floats:
+        def make(stay: int) -> Floats:
             given, needed = draft.ends(u, v, use)
-            stay = [[0 if g == n else count * rounded(draft.local_bytes(kind, g)) for n in needed] for g in given]
-            return np.array(stay, dtype=np.float64).T.copy() if use.swapped else np.array(stay, dtype=np.float64)
+            table = np.array(
+                [[0 if g == n else stay * rounded(draft.local_bytes(kind, g)) for n in needed] for g in given], dtype=np.float64
+            )
+            return table.T.copy() if use.swapped else table
 
-        table = draft.remembered(("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, count), make)
-        yield draft.edge_number[pair], table, plan.stop[self.maker[value]] + 1, plan.end[value]
+        for stay, since, last in ((count, plan.stop[self.maker[value]] + 1, until), (count - 1, until + 1, plan.end[value])):
+            if stay and since <= last:
+                key = ("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, stay)
+                yield draft.edge_number[pair], draft.remembered(key, lambda stay=stay: make(stay)), since, last
 
     def time_of_move(self, value: int, reader: int, target: Node, made: bool, stored: bool) -> tuple[int, int]:
         """Returns when a value is moved, and until when what comes of it is one more tensor."""
@@ -219,10 +280,7 @@ class Memory:
         if edge is None:
             return
         start, stop = times
-        key = (id(draft.nodes[u].states), id(draft.nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
-        if key not in self.moves:
-            self.moves[key] = self.move_tables(u, v, use, move)
-        before, during, after = self.moves[key]
+        before, during, after, _ = self.move_tables(u, v, use, move)
         if before is not None:
             yield edge, before, start - 1, start - 1
         if during is None or after is None:
@@ -232,6 +290,26 @@ class Memory:
         else:
             yield edge, during, start, start
             yield edge, after, start + 1, stop
+
+    def put_in_order(self, pair: tuple[int, int], use: Use, value: int, move: Move) -> Iterator[Row]:
+        """Yields the residents that copies of a value are, made by products that read what an all-to-all has joined."""
+        edge, (u, v) = self.draft.edge_number.get(pair), pair
+        if edge is None:
+            return
+        *_, ordered = self.move_tables(u, v, use, move)
+        if ordered is not None:
+            plan = self.schedule
+            yield from ((edge, ordered, plan.start[op], plan.stop[op]) for op in self.products_of(value))
+
+    def products_of(self, value: int) -> list[int]:
+        """Returns the products that read a value as it lies, or a view of it."""
+        found = []
+        for op, position in self.readers[value]:
+            if self.classes[op].is_view:
+                found += self.products_of(self.first_result[op] + position)
+            elif self.classes[op].name == PRODUCT and reads_as_it_lies(self.classes[op], position):
+                found.append(op)
+        return found
 
     # Tables
 
@@ -254,14 +332,21 @@ class Memory:
         return self.draft.remembered(("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64))
 
     def move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
-        """Returns the tables of bytes of a value's move [states of u, states of v]: before, while and after it goes on; None for none."""
+        """Returns the tables of `Held.num_bytes` of a value's move [states of u, states of v]; None for none."""
+        nodes = self.draft.nodes
+        key = (id(nodes[u].states), id(nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
+        if key not in self.moves:
+            self.moves[key] = self._make_move_tables(u, v, use, move)
+        return self.moves[key]
+
+    def _make_move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
         rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}
         bytes_of = move.tables(kind, tuple(rows), tuple(columns), draft.sizes).astype(np.float64)
         places = np.ix_([rows[g] for g in given], [columns[n] for n in needed])
         found: list[int | None] = []
-        for which in range(3):
+        for which in range(bytes_of.shape[-1]):
             table = bytes_of[:, :, which][places]
             found.append(draft.intern(table.T.copy() if use.swapped else table) if table.any() else None)
         return tuple(found)

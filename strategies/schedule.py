@@ -5,7 +5,7 @@ depth-first order for memory (`DFSMemoryScheduler`: the CPU backend's for memory
 operands one after the other, each with all that it needs, first those above which most values are read more than once, and among these the
 larger. So weights' gradients come after the chain of the activations' gradients, unlike in the program. A loop's body is ordered by itself.
 
-Each op has two times: one at which its operands are brought to where it needs them, and one at which it computes.
+Each op has three times: its operands are brought to where it needs them, it computes, and its results are sent to where they are stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import pairwise
 from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
 
-_REDUCE = "stablehlo.reduce"
+_ADD, _REDUCE = "stablehlo.add", "stablehlo.reduce"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +25,10 @@ class Schedule:
     """Times of ops and values.
 
     Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so (an op that is
-    computed inside others has theirs). `first` and `end` [values] are when a value is first
-    read, and the last time at which it must be in memory. `copied` are arguments that must
-    be copied, each with the times of its first and last reader. `again` are values that are computed anew for later readers if a reduction
-    reads them from elsewhere, each with how many tensors of its size must then stay. `over` are the ops that write over what they read.
+    computed inside others has theirs). `first` and `end` [values] are when a value is first read, and the last time at which it must be
+    in memory. `copied` are arguments that must be copied, each with the times of its first and last reader. `again` are values that are
+    computed anew for later readers if a reduction reads them from elsewhere, each with how many tensors of its size must then stay, and
+    when the last other reader has computed. `over` are the ops that write over what they read.
     """
 
     start: list[int]
@@ -36,7 +36,7 @@ class Schedule:
     first: list[int]
     end: list[int]
     copied: tuple[tuple[int, int, int], ...]
-    again: dict[int, int]
+    again: dict[int, tuple[int, int]]
     over: frozenset[int]
     num_times: int
 
@@ -111,8 +111,8 @@ class _Scheduler:
         order = self.sequence = self.order()
         start, stop = [-1] * graph.num_ops, [-1] * graph.num_ops
         for number, op in enumerate(order):
-            start[op], stop[op] = 2 * number, 2 * number + 1
-        num_times = 2 * len(order) + 1
+            start[op], stop[op] = 3 * number, 3 * number + 1
+        num_times = 3 * len(order) + 1
         first = [num_times - 1] * graph.num_values
         end = [0] * graph.num_values
         for op in range(graph.num_ops - 1, -1, -1):
@@ -126,18 +126,23 @@ class _Scheduler:
         ends = self.ends(start, stop, end, num_times)
         return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), frozenset(self.over), num_times)
 
-    def again(self, stop: list[int], end: list[int]) -> dict[int, int]:
-        """Returns, by value, how many tensors of its size must stay if it is to be computed again.
+    def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:
+        """Returns, by value, how many tensors of its size must stay if it is to be computed again, and the time of its last direct reader.
 
         XLA fuses a cheap op into all of its readers where it can, and then computes it in each of them: a reshape, a copy to another
         layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from memory, and then all do.
         """
         kind, found = self.graph.type_of, {}
-        for value in _summed_and_copied(self.graph, self.in_memory):
+        values = _summed_and_copied(self.graph, self.in_memory)
+        until = dict.fromkeys(values, 0)
+        for op, cls in enumerate(self.classes):
+            if self.runs[op] and cls.name != _REDUCE:
+                until |= {value: max(until[value], stop[op]) for value in self.reads[op] if value in until}
+        for value in values:
             op, size = self.value_op[value], kind(value).num_bytes
             gone = [source for source in self.reads[op] if kind(source).num_bytes == size and end[source] <= stop[op] < end[value]]
             if gone:
-                found[value] = len(gone)
+                found[value] = len(gone), min(until[value], end[value])
         return found
 
     def copied(self, start: list[int], stop: list[int]) -> tuple[tuple[int, int, int], ...]:
@@ -235,6 +240,7 @@ class _Scheduler:
         for row in needs:
             for op in row:
                 readers[op] += 1
+        self.given = self.read_arguments()
         bodies = {loop.op: self.depth_first(loop.end, needs, readers) for loop in graph.loops}
         result: list[int] = []
         waiting = self.depth_first(root, needs, readers)[-2::-1]
@@ -244,6 +250,18 @@ class _Scheduler:
             waiting += reversed(bodies.get(op, ()))
         done = set(result)
         return result + [op for op in range(graph.num_ops) if self.runs[op] and op not in done]
+
+    def read_arguments(self) -> list[int]:
+        """Returns how many other readers the arguments have that an op reads, in all [ops and the end]."""
+        rows: list[dict[int, None]] = [{} for _ in range(self.graph.num_ops + 1)]
+        for op in range(self.graph.num_ops):
+            if self.runs[op]:
+                rows[self.outermost(op)] |= {value: None for value in self.reads[op] if self.value_op[value] < 0}
+        count = [0] * len(self.graph.arguments)
+        for row in rows:
+            for value in row:
+                count[value] += 1
+        return [sum(count[value] - 1 for value in row) for row in rows]
 
     def need(self, op: int, value: int, needs: list[dict[int, None]]) -> None:
         """Notes that `op` reads `value`, at the level where that is made: a loop needs what its body reads from outside."""
@@ -257,6 +275,7 @@ class _Scheduler:
 
     def depth_first(self, root: int, needs: list[dict[int, None]], readers: list[int]) -> list[int]:
         plain = _post_order(root, lambda op: needs[op])
+        most = len(plain) + len(self.graph.arguments)
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
         total = 0
@@ -264,7 +283,7 @@ class _Scheduler:
             own = sum(self.graph.type_of(v).num_bytes for v in self.results[op] if self.in_memory[v]) if op < self.graph.num_ops else 0
             total += own
             extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
-            shared[op] = min(extra + sum(shared[p] for p in needs[op]), len(plain))
+            shared[op] = min(extra + self.given[op] + sum(shared[p] for p in needs[op]), most)
             sizes[op] = min(own + sum(sizes[p] for p in needs[op]), total)
         return _post_order(root, lambda op: sorted(needs[op], key=lambda p: (-shared[p], -sizes[p], p)))
 
@@ -283,7 +302,13 @@ def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
             direct |= set(values)
     made = graph.value_op.tolist()
     found = {value: graph.cls(made[value]) for value in sorted(summed & copied - direct) if made[value] >= 0 and in_memory[value]}
-    return [value for value, cls in found.items() if cls.fusible and not cls.free and cls.name not in COSTLY]
+    return [v for v, cls in found.items() if cls.fusible and not cls.free and cls.name not in COSTLY and not is_scattered(graph, made[v])]
+
+
+def is_scattered(graph: Graph, op: int) -> bool:
+    """Says whether an op adds what another scatters over zeros: XLA (`AlgebraicSimplifier`) scatters it over the other term at once."""
+    makers = [int(graph.value_op[value]) for value in graph.operands(op).tolist()] if graph.cls(op).name == _ADD else []
+    return any(maker >= 0 and graph.cls(maker).name == COPIED_UPDATE and int(graph.operands(maker)[0]) in graph.zeros for maker in makers)
 
 
 def _post_order(root: int, below: Callable[[int], Sequence[int] | dict[int, None]]) -> list[int]:
