@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Layout
 from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
 from rhino.ir.spmd_plan import Source, Tensor
-from rhino.ir.step_memory import local_bytes
-from rhino.ir.timeline import render
-from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.whole_plan import costs_of
+from rhino.passes.whole_text import diff_whole, explain_whole
 from rhino.runtime.devices import pick_devices
 from rhino.runtime.executor import devices_of_ranks
 from rhino.runtime.rank_program import RankDevices
 from rhino.runtime.signature import array_dtype
-from rhino.strategies.simulate import simulate
+from rhino.tools.files import write_file
+from rhino.tools.plan_report import report_html
 from rhino.trees import Trees, known
 
 Place = tuple[int, Layout]
@@ -112,28 +110,18 @@ class PipelinePlan:
         return {one.name: rank for one, (rank, _) in zip(self.facts.arguments, self.arguments(), strict=True)}
 
     def explain(self, num_rows: int = 20) -> str:
-        """Returns what the plan comes to, rank by rank, with the largest `num_rows` arguments, and when each rank runs what."""
-        about, step = self.facts.about, self.facts.step
-        lines = [
-            f"{self.function}: {about['stages']} stages on {step.num_ranks} ranks of mesh {step.mesh}, "
-            f"{about['micro_batches']} micro-batches, schedule {about['schedule']}",
-            f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}",
-        ]
-        sizes = [
-            (local_bytes(layout, step.mesh), rank, one.name, layout)
-            for one, (rank, layout) in zip(self.facts.arguments, self.arguments(), strict=True)
-        ]
-        for rank, (idle, peak) in enumerate(zip(about["predicted_idle"], about["predicted_peak_bytes"], strict=True)):
-            held = sum(size for size, own, _, _ in sizes if own == rank)
-            lines.append(f"  rank {rank}: {idle:.0%} idle, peak {format_bytes(peak)} per device, {format_bytes(held)} of it arguments")
-        lines.append("arguments, bytes per device:")
-        for size, rank, name, layout in sorted(sizes, key=lambda one: (-one[0], one[2]))[:num_rows]:
-            lines.append(f"  {name}: {format_bytes(size)} on rank {rank}, {_spec(layout)}")
-        return "\n".join([*lines, self.timeline()])
+        """Returns what the plan comes to, rank by rank, its largest programs, arguments and transfers, `num_rows` each, and a timeline."""
+        return explain_whole(self.facts, num_rows)
 
-    def timeline(self) -> str:
-        """Returns when each rank runs what, as it is predicted."""
-        return render(simulate(self.facts.step, costs_of(self.facts)).timeline)
+    def diff(self, other: PipelinePlan) -> str:
+        """Returns what `other` does differently, and what that costs; empty where nothing is. Raises RHI-JAX-009 for another kind."""
+        if not isinstance(other, PipelinePlan):
+            raise two_kinds()
+        return diff_whole(self.facts, other.facts)
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written."""
+        write_file(fspath(path), report_html(self.facts).encode())
 
     def _place(self, slot: int | None, one: Boundary) -> Place:
         if slot is None:
@@ -149,6 +137,12 @@ class PipelinePlan:
             NamedSharding(one.mesh, PartitionSpec(*tuple(one.spec)[: len(layout.dims) - extra])) if extra else one
             for one, (_, layout), extra in zip(own, places, key_dims, strict=True)
         ]
+
+
+def two_kinds() -> RhinoError:
+    """Returns what to say where a plan in stages is compared with one of one program."""
+    what = "one plan has stages, and the other has not: tensor by tensor they do not compare"
+    return RhinoError("RHI-JAX-009", what, fix="compare what explain() says of each")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, load_plan, save_plan
 from rhino.passes.why import notable_reasons, why_not_text, why_text
-from rhino.pipeline_plan import PipelinePlan
+from rhino.pipeline_plan import PipelinePlan, two_kinds
 from rhino.runtime.devices import pick_devices
 from rhino.source import read_traced
 from rhino.tools.files import write_file
@@ -117,7 +117,9 @@ class Plan:
         return read_traced(self.traced, make_context())
 
     def diff(self, other: Plan) -> str:
-        """Returns what `other` does differently, and what that costs; an empty text where nothing is."""
+        """Returns what `other` does differently, and what that costs; empty where nothing is. Raises RHI-JAX-009 for another kind."""
+        if not isinstance(other, Plan):
+            raise two_kinds()
         return diff_text(self.facts, other.facts)
 
     def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:

@@ -77,7 +77,10 @@ def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:
             return Made(found, found.step_s, found.peak_bytes)
         return Made(found, found.plan.predicted.step_s, (found.plan.predicted.peak_bytes,))
 
-    return choose_whole(setup, said, make)[0]
+    found, report = choose_whole(setup, said, make)
+    if isinstance(found, Staged):
+        return replace(found, plan=replace(found.plan, about={**found.plan.about, "search": report.json()}))
+    return found
 
 
 def _made(traced: Traced, wish: Wish) -> Planned | Staged:

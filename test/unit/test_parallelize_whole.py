@@ -126,7 +126,7 @@ def test_a_step_in_stages_is_that_of_one_device_and_its_state_stays_where_it_is(
     assert jax.tree.map(lambda array: array.sharding, (state, losses[0])) == plan.out_shardings
     assert isinstance(losses[0].sharding, NamedSharding)
     assert set(plan.rank_of().values()) == {0, 1}
-    assert "rank 1: " in plan.explain()
+    assert "rank 1 |" in plan.explain()
 
 
 def test_what_lies_elsewhere_is_moved_and_what_is_gone_is_refused(staged: Any):
@@ -178,6 +178,7 @@ def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_pl
     assert plan.facts.predicted.peak_bytes <= 300 * 1024
     found = rhino.parallelize(step, cluster="cpu2", stages=2).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
     assert found.facts.about["micro_batches"] == 3
+    assert found.facts.about["search"]["plan"]["stages"] == 2
 
 
 def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
@@ -226,6 +227,9 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any, monkeypatch: py
         rhino.parallelize(step, plan=plan, stages=2)
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
         rhino.parallelize(step, plan=plan, devices=jax.devices()[:2]).plan(*SHAPES)
+    assert plan.diff(plan) == ""
+    with pytest.raises(RhinoError, match=r"RHI-JAX-009.*compare"):
+        plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
     again = rhino.parallelize(step, plan=plan)
     again.plan(*SHAPES)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
