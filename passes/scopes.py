@@ -110,8 +110,9 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
         for op, chain in chains.items():
             if choices[op][axis] is not None and is_product(graph.cls(op)):
                 value = graph.results(op).start
-                if rank := len(graph.type_of(value).shape):  # a scalar's sum is taken at once
-                    limits.add(value, op, axis, stored_entries(kinds[chain][axis], rank, roles.batch_dims(value)))
+                entries = stored_entries(kinds[chain][axis], len(graph.type_of(value).shape), roles.batch_dims(value))
+                if entries is not None:
+                    limits.add(value, op, axis, entries)
     return Scoped(replace(graph, choices=choices, fixed=limits.fixed), limits.by)
 
 

@@ -19,7 +19,7 @@ from math import prod
 
 from rhino.ir.graph import BARRIER, WHILE, Choices, Graph, OpClass
 from rhino.ir.scopes import SPLIT, Way
-from rhino.ir.spec import PARTIAL, REPLICATED, split
+from rhino.ir.spec import PARTIAL, split
 from rhino.strategies.candidates import REPLICATE, keeps, strategies
 from rhino.strategies.cost import PRODUCTS
 from rhino.strategies.roles import Roles
@@ -71,11 +71,12 @@ def _whole(cls: OpClass) -> frozenset[int]:
     return frozenset([REPLICATE, *(-2 - number for number in range(len(cls.linear)))])
 
 
-def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int]:
-    """Returns how what a product gives may lie along an axis of its scope; `batch` are its dims of the batch."""
-    if kind == SPLIT:
-        return frozenset([PARTIAL, *(split(dim) for dim in range(rank) if dim not in batch)])
-    return frozenset([PARTIAL, *map(split, batch)] if batch else [PARTIAL, REPLICATED, *map(split, range(rank))])
+def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int] | None:
+    """Returns how what a product gives may lie along an axis of its scope, None where that is open; `batch` are its dims of the batch."""
+    if not rank or (kind != SPLIT and not batch):  # a scalar's sum is taken where it arises
+        return None
+    dims = batch if kind != SPLIT else [dim for dim in range(rank) if dim not in batch]
+    return frozenset([PARTIAL, *map(split, dims)])
 
 
 def read_whole(roles: Roles, ops: Iterable[int]) -> dict[int, int]:
