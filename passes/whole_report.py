@@ -51,6 +51,9 @@ class Report:
         lines += [f"  {_named(other)}: {format_seconds(other.step_s)}, {why}" for other, why in lost[:SHOWN]]
         if len(lost) > SHOWN:
             lines.append(f"  and {len(lost) - SHOWN} more that are slower")
+        if cut_off := self.explored.cut_off:
+            least_s = min(one.bound_s for one in cut_off)
+            lines.append(f"  {len(cut_off)} were not planned to their end: none takes less than {format_seconds(least_s)}")
         none = [*self.failed, *self.explored.refused]
         lines += [f"  {other.shape}: {other.why}" for other in none[:SHOWN]]
         if len(none) > SHOWN:
@@ -84,6 +87,7 @@ class Report:
                 | {"predicted_peak_bytes": list(other.peak_bytes)}
                 for other, why in self.lost()
             ],
+            "cut_off": [_shape_json(other.shape) | {"bound_s": other.bound_s} for other in self.explored.cut_off],
             "refused": [_shape_json(other.shape) | {"why": other.why} for other in (*self.failed, *self.explored.refused)],
             "passed_over": [_shape_json(shape) | {"bound_s": bound_s} for shape, bound_s in sorted(self.explored.passed_over.items())],
         }

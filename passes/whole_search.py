@@ -12,7 +12,9 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,9 +36,10 @@ from rhino.passes.base import Remarks
 from rhino.passes.micro_batch import batch_size
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import Target, build_choice, rank_target
-from rhino.passes.registry import before_choice
-from rhino.strategies.answer import Answer
-from rhino.strategies.build import Choice
+from rhino.passes.recompute import Recompute
+from rhino.passes.registry import Item, before_choice
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.build import Choice, build
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
@@ -47,7 +50,7 @@ from rhino.strategies.sharded import local_bytes, op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
 from rhino.strategies.step_time import most_in_flight, step_seconds
-from rhino.strategies.whole.base import MOST, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.whole.base import MOST, CutOff, Estimate, Outcome, Refused, Shape, Space
 
 LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0)
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
@@ -73,40 +76,47 @@ class Evaluator:
     folder: Path | None = None
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
-    modules: dict[tuple[int, float], bytes | RhinoError] = field(default_factory=dict)
+    modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
 
-    def outcome(self, shape: Shape) -> Outcome:
-        """Returns what a shape comes to."""
+    def outcome(self, shape: Shape, cutoff_s: float = inf) -> Outcome:
+        """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
         try:
             module = self.prepared(shape)
             target = self.target(shape)
             with module.context:
                 program = read_program(entry_function(module), target.mesh, self.setup.file)
-                return self.planned(shape, program, target)
+                return self.planned(shape, program, target, cutoff_s)
         except RhinoError as error:
             return Refused(shape, error.what, by_memory=False)
 
     def prepared(self, shape: Shape) -> ir.Module:
-        """Returns the step in so many micro-batches, ready for the choice of shardings."""
-        key = (shape.micro_batches, shape.keep)
-        if key not in self.modules:
-            self.modules[key] = self.fetched(shape)
-        found = self.modules[key]
+        """Returns the step in so many micro-batches, ready for the choice of shardings.
+
+        To divide it is most of the work, and the same whatever is kept for the way back.
+        """
+        *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
+        again = [one for one in rewriting if isinstance(one, Recompute)]
+        divided = self.made(f"{shape.micro_batches}", self.setup.module, [one for one in rewriting if not isinstance(one, Recompute)])
+        ready = self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate, pin])
+        return ir.Module.parse(ready, self.context)
+
+    def made(self, name: str, start: bytes, items: Sequence[Item]) -> bytes:
+        """Returns what `items` make of a module; what another process has put in the folder is not made again."""
+        if name not in self.modules:
+            file = self.folder / f"{name}.mlirbc" if self.folder else None
+            self.modules[name] = file.read_bytes() if file and file.exists() else self.rewritten(start, items, file)
+        found = self.modules[name]
         if isinstance(found, RhinoError):
             raise found
-        return ir.Module.parse(found, self.context)
+        return found
 
-    def fetched(self, shape: Shape) -> bytes | RhinoError:
-        """Returns the step in so many micro-batches, from the folder if another process has put it there."""
-        file = self.folder / f"{shape.micro_batches}-{shape.keep:g}.mlirbc" if self.folder else None
-        if file and file.exists():
-            return file.read_bytes()
-        module = ir.Module.parse(self.setup.module, self.context)
-        items = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
+    def rewritten(self, start: bytes, items: Sequence[Item], file: Path | None) -> bytes | RhinoError:
+        """Returns what `items` make of a module, and puts it into `file`."""
+        module = ir.Module.parse(start, self.context)
         try:
             build_pass_manager(items, self.context, Remarks(self.setup.file)).run(module.operation)
         except RhinoError as error:
@@ -122,7 +132,7 @@ class Evaluator:
         """Returns the mesh of a rank, on the links that it has where every rank has one."""
         return rank_target(self.cluster, mesh_of_shape(shape.mesh), shape.stages)
 
-    def planned(self, shape: Shape, program: Program, target: Target) -> Outcome:
+    def planned(self, shape: Shape, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
         choice = build_choice(program, target)
         loop = accumulation_loop(program)
@@ -130,19 +140,26 @@ class Evaluator:
         problem = choice.problem
         if ranks > 1 and loop is not None:
             problem = several_in_flight(problem, program.graph, loop, min(shape.micro_batches, ranks))
-        search = Search(problem, LIMITS)
-        first = search.reduce()
-        free = search.run(None, first)
-        if not isinstance(free, Answer):
-            return Refused(shape, "no choice of shardings was found", by_memory=False)
-        least = float(problem.least_memory().max(initial=0.0))
+        least, ops_s = float(problem.least_memory().max(initial=0.0)), _least_cost_s(problem) / ranks
         if least > budget:
-            why = f"needs at least {format_bytes(least / ranks)} per device"
-            return Refused(shape, why, True, free.bound / ranks, least / ranks)
-        answer = free if free.peak_bytes <= budget else Search(problem, LIMITS).run(budget)
+            return Refused(shape, f"needs at least {format_bytes(least / ranks)} per device", True, ops_s, least / ranks)
+        if ops_s >= cutoff_s:
+            return CutOff(shape, ops_s, ops_s, by_memory=False)
+        search = Search(problem, replace(LIMITS, cutoff=cutoff_s * ranks))
+        free = search.free(budget)
+        if isinstance(free, Infeasible):
+            return Refused(shape, "no choice of shardings was found", by_memory=False)
+        free_s = free.bound / ranks
+        if free_s >= cutoff_s:
+            return CutOff(shape, free_s, free_s, by_memory=False)
+        if isinstance(free, Unsolved):
+            return Refused(shape, "no choice of shardings was found", by_memory=False)
+        answer = search.within(budget, free)
         if not isinstance(answer, Answer):
-            return Refused(shape, "no choice of shardings that fits was found", by_memory=True, free_bound_s=free.bound / ranks)
-        bounds = (answer.bound / ranks, free.bound / ranks)
+            if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
+                return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
+            return Refused(shape, "no choice of shardings that fits was found", by_memory=True, free_bound_s=free_s)
+        bounds = (answer.bound / ranks, free_s)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
             return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
@@ -215,6 +232,12 @@ def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
     return nodes, problem.cost(states) - nodes
 
 
+def _least_cost_s(problem: Problem) -> float:
+    """Returns a bound on every choice that takes no search: what each node and each edge takes at least."""
+    least = np.array([table.min(initial=inf) for table in problem.tables])
+    return float(least[problem.node_table].sum() + least[problem.edge_table].sum())
+
+
 def make_space(
     setup: Setup,
     stages: Sequence[int] = (),
@@ -234,9 +257,21 @@ def make_space(
     build_pass_manager(before_choice({}), context, Remarks(setup.file)).run(module.operation)
     with context:
         program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
+        whole = build(program.graph, rank_target(cluster, mesh_of_shape((1,)), cluster.num_devices).model).problem
+    held = sum(program.graph.type_of(value).num_bytes for value in range(len(program.graph.arguments)))
+    passing = max(0.0, float(whole.least_memory().max(initial=0.0)) - held)
     counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
-    return Space(found, numbers, arithmetic_s(program.graph, cluster), most=most, budget_bytes=setup.budget_bytes, finer=possible)
+    return Space(
+        found,
+        numbers,
+        arithmetic_s(program.graph, cluster),
+        most=most,
+        budget_bytes=setup.budget_bytes,
+        finer=possible,
+        held_bytes=held / cluster.num_devices,
+        passing_bytes=passing / cluster.num_devices,
+    )
 
 
 def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
@@ -297,17 +332,18 @@ class Workers:
         if self.folder:
             self.pool = ProcessPoolExecutor(num_processes, get_context("spawn"), _start, (setup, Path(self.folder.name)))
 
-    def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
-        """Returns the outcomes of shapes, in their order."""
+    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float = inf) -> list[Outcome]:
+        """Returns the outcomes of shapes, in their order; a shape is cut off where it is proven to take no less than `cutoff_s`."""
         if self.pool is not None:
             order = _scattered(shapes)
             try:
-                found = dict(zip(order, self.pool.map(_outcome, [shapes[number] for number in order]), strict=True))
+                asked = [shapes[number] for number in order]
+                found = dict(zip(order, self.pool.map(_outcome, asked, repeat(cutoff_s)), strict=True))
                 return [found[number] for number in range(len(shapes))]
             except BrokenProcessPool:
                 self.pool = None
         self.local = self.local or Evaluator(self.setup)
-        return [self.local.outcome(shape) for shape in shapes]
+        return [self.local.outcome(shape, cutoff_s) for shape in shapes]
 
     def close(self) -> None:
         """Ends the processes, whatever they are at."""
@@ -340,7 +376,7 @@ def _start(setup: Setup, folder: Path) -> None:
     _evaluator.append(Evaluator(setup, folder))
 
 
-def _outcome(shape: Shape) -> Outcome:
-    found = _evaluator[0].outcome(shape)
+def _outcome(shape: Shape, cutoff_s: float) -> Outcome:
+    found = _evaluator[0].outcome(shape, cutoff_s)
     gc.collect()  # what MLIR holds for the module of the shape
     return found

@@ -57,6 +57,8 @@ class PricedSearch:
         if infeasible is not None:
             return infeasible
         for _ in range(self.solver.limits.prices):
+            if self.is_cut_off:
+                return Unsolved(self.bound)
             value, prices = self.master()
             if self.closed(value):
                 break
@@ -75,6 +77,11 @@ class PricedSearch:
         if solved.value > self.highest.value:
             self.highest = solved
         return solved
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Says whether nothing that fits is fast enough to be asked for."""
+        return self.bound >= self.solver.limits.cutoff
 
     def closed(self, mixture_cost: float) -> bool:
         """Says whether the best answer is near enough to the bound, or the bound as high as prices can raise it."""
@@ -105,7 +112,7 @@ class PricedSearch:
         least_peak = 0.0
         for _ in range(self.solver.limits.prices):
             excess, weights = self.least_excess()
-            if self.best is not None or excess <= 0:
+            if self.best is not None or excess <= 0 or self.is_cut_off:
                 return None
             total = sum(weights.values())
             solved = self.solver.solve(self.solver.reduce(weights, self.budget, costs=False))
@@ -123,7 +130,7 @@ class PricedSearch:
         """Raises one price for all rows until a choice fits, or is as small at those times as it gets."""
         unit = self.first.cost / max(self.budget, 1.0)
         for factor in _LADDER:
-            if self.best is not None:
+            if self.best is not None or self.is_cut_off:
                 return
             prices = dict.fromkeys(self.times, factor * unit)
             self.note(self.at(prices).states)

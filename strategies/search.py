@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.strategies.answer import INTERRUPTED, Infeasible, Outcome, Unsolved, fits, make_answer
+from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.eliminate import TooWideError
 from rhino.strategies.problem import Problem
 from rhino.strategies.solver import Limits, Reduced, Solved, Solver, Statistics
@@ -40,20 +40,33 @@ class Search:
 
     def run(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
         """Returns the best choice under the budget, with a bound; or what stands against one. `first` is what `reduce` returned."""
+        free = self.free(budget_bytes, first)
+        return self.within(budget_bytes, free) if isinstance(free, Answer) and budget_bytes is not None else free
+
+    def free(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
+        """Returns the best choice whether it fits or not; its bound is raised as far as it goes only if it fits."""
         try:
             solved, method = self.solver.solve(first or self.reduce()), self.solver.method
+            if self.limits.cutoff <= solved.bound < np.inf:
+                return Unsolved(solved.bound)
             if budget_bytes is None or fits(self.problem, solved.states, budget_bytes):
                 solved, method = self._tightened(solved, method)
             if solved.bound == np.inf:
                 return Infeasible(None)
             if solved.value == np.inf:
                 return Unsolved(solved.bound)
-            answer = make_answer(self.problem, solved.states, solved.bound, method)
-            if budget_bytes is None or answer.peak_bytes <= budget_bytes:
-                return answer
-            from rhino.strategies.prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+            return make_answer(self.problem, solved.states, solved.bound, method)
+        except TooWideError:
+            return Unsolved(-np.inf)
 
-            return PricedSearch(self.solver, budget_bytes, answer).run()
+    def within(self, budget_bytes: float, free: Answer) -> Outcome:
+        """Returns the best choice under the budget, from the one without (`free`), which this search has found."""
+        if free.peak_bytes <= budget_bytes:
+            return free
+        from rhino.strategies.prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+
+        try:
+            return PricedSearch(self.solver, budget_bytes, free).run()
         except TooWideError:
             return Unsolved(-np.inf)
 

@@ -27,7 +27,8 @@ Prices = dict[int, float]
 class Limits:
     """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
 
-    `gap` is the share of the cost at which a search is content. Where tables are too wide, alike places are told apart by so many `rounds`
+    `gap` is the share of the cost at which a search is content. A search for what fits the memory ends without an answer once its bound
+    reaches `cutoff` (seconds): nothing that slow is asked for. Where tables are too wide, alike places are told apart by so many `rounds`
     of refinement, one after the other, with at most so many `passes` of an ascent at each.
     """
 
@@ -37,6 +38,7 @@ class Limits:
     gap: float = 1e-4
     rounds: tuple[int, ...] = (4, 8)
     passes: int = 240
+    cutoff: float = np.inf
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rhino.strategies.whole.base import Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
+from rhino.strategies.whole.base import CutOff, Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
 from rhino.strategies.whole.moves import Resource, balanced, is_legal, keep_less, keep_more, moves
 
 HOPS: Final = 2
@@ -58,9 +58,13 @@ def alleviate(trials: Trials, starts: list[Shape], fails: int = FAILS) -> None:
 
 def rank_of(outcome: Outcome) -> Rank:
     """Returns where an outcome stands among others."""
-    if isinstance(outcome, Estimate):
-        return 0, outcome.step_s
-    return (1, outcome.needs_bytes) if outcome.by_memory else (2, 0.0)
+    match outcome:
+        case Estimate():
+            return 0, outcome.step_s
+        case CutOff():
+            return 0, outcome.bound_s
+        case Refused():
+            return (1, outcome.needs_bytes) if outcome.by_memory else (2, 0.0)
 
 
 @dataclass(eq=False)
@@ -108,7 +112,7 @@ class _Alleviation:
 
     def bottleneck(self, now: Outcome) -> list[Resource | None]:
         """Returns the resources that a configuration lacks, that first which takes most beyond what it need take (heuristics 1 and 2)."""
-        if isinstance(now, Refused):
+        if not isinstance(now, Estimate):
             return ["memory"] if now.by_memory else [None]
         uses = _uses(now)
         known = [_uses(one) for one in self.seen.values() if isinstance(one, Estimate)]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-ROUND: Final = 8
-"""Shapes in a round: enough for the cores of a workstation, few enough that a round learns from the one before."""
+ROUND: Final = 4
+"""Shapes in a round: enough for the cores of a small machine, few enough that a round learns from the one before."""
 
 SEED: Final = 4
 """Micro-batches per stage to begin with: 1F1B is then idle for less than a fifth of the step."""
@@ -27,6 +27,13 @@ MOST: Final = 64
 
 KEEPS: Final = (1.0, 0.5, 0.0)
 """Shares of what is saved for the way back that may be kept; 1 is no recomputation."""
+
+
+SLACK: Final = 2.0
+"""How many times what passes through memory should fit, to begin with: where hardly anything fits, shardings are slow, and long to find."""
+
+KEPT: Final = 1 / 32
+"""The share of what passes through memory that is there even if all that can be is computed again; to begin with."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,14 +103,31 @@ class Refused:
     needs_bytes: float = 0.0
 
 
-Outcome = Estimate | Refused
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A shape that was not planned to its end: it takes `bound_s` at least, and a better one was known.
+
+    `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so far.
+    """
+
+    shape: Shape
+    bound_s: float
+    free_bound_s: float
+    by_memory: bool
+
+
+Outcome = Estimate | Refused | CutOff
 
 
 def bound_by_memory(outcome: Outcome) -> bool | None:
     """Says whether more memory would make a shape faster or possible; None where it is impossible with any."""
-    if isinstance(outcome, Refused):
-        return True if outcome.by_memory else None
-    return outcome.is_bound_by_memory
+    match outcome:
+        case Refused():
+            return True if outcome.by_memory else None
+        case CutOff():
+            return outcome.by_memory
+        case Estimate():
+            return outcome.is_bound_by_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +136,8 @@ class Space:
 
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
     all that there are. `least_s` is the time of the step's arithmetic on all devices at their full rate, `most` how many shapes are
-    evaluated at most, `budget_bytes` what a device may hold.
+    evaluated at most, `budget_bytes` what a device may hold. If the whole step was divided evenly among all devices, each would hold
+    `held_bytes` throughout and `passing_bytes` more at its peak.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -122,11 +147,20 @@ class Space:
     most: int = MOST
     budget_bytes: float = inf
     finer: tuple[int, ...] = ()
+    held_bytes: float = 0.0
+    passing_bytes: float = 0.0
 
-    def seed(self, stages: int) -> int:
+    def seed(self, stages: int, keep: float = 1.0) -> int:
         """Returns the place of the number of micro-batches to begin with."""
         wanted = SEED * stages if stages > 1 else 1
-        return next((place for place, number in enumerate(self.micro_batches) if number >= wanted), len(self.micro_batches) - 1)
+        numbers = enumerate(self.micro_batches)
+        found = (place for place, number in numbers if number >= wanted and self.may_hold(stages, number, keep, SLACK))
+        return next(found, len(self.micro_batches) - 1)
+
+    def may_hold(self, stages: int, micro_batches: int, keep: float, slack: float = 1.0) -> bool:
+        """Says whether shapes fit if nothing is in memory `slack` times, and what passes is that of the micro-batches in flight."""
+        saved = (keep + (1 - keep) * KEPT) * min(stages, micro_batches) / micro_batches
+        return self.held_bytes + slack * saved * self.passing_bytes <= self.budget_bytes
 
     def may_fit_from(self, outcome: Outcome) -> float:
         """Returns from how many micro-batches on what was refused may fit: with k times as many it needs at least a k-th of the memory."""
@@ -154,6 +188,16 @@ class Explored:
         return [one for one in self.outcomes if isinstance(one, Refused)]
 
     @property
+    def cut_off(self) -> list[CutOff]:
+        """The shapes that were not planned to their end."""
+        return [one for one in self.outcomes if isinstance(one, CutOff)]
+
+    @property
+    def best_s(self) -> float:
+        """The best step so far, infinite before there is one."""
+        return min((one.step_s for one in self.outcomes if isinstance(one, Estimate)), default=inf)
+
+    @property
     def bound_s(self) -> float:
         """Returns what no shape that was looked at or passed over falls below."""
         return min([one.bound_s for one in self.ranked] + list(self.passed_over.values()), default=0.0)
@@ -167,8 +211,8 @@ class Explored:
         return found
 
 
-Evaluate = Callable[[Sequence[Shape]], Iterable[Outcome]]
-"""Gives the outcomes of a round of shapes, in their order."""
+Evaluate = Callable[[Sequence[Shape], float], Iterable[Outcome]]
+"""Gives the outcomes of a round of shapes, in their order; what is proven to take no less than the seconds given may be cut off."""
 
 
 class SpentError(Exception):
@@ -177,7 +221,10 @@ class SpentError(Exception):
 
 @dataclass(eq=False)
 class Trials:
-    """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round."""
+    """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
+
+    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first.
+    """
 
     space: Space
     evaluate: Evaluate
@@ -200,7 +247,7 @@ class Trials:
         new = [one for one in dict.fromkeys(shapes) if one not in self.known]
         allowed = new[: self.left]
         for start in range(0, len(allowed), ROUND):
-            for outcome in self.evaluate(allowed[start : start + ROUND]):
+            for outcome in self.evaluate(allowed[start : start + ROUND], self.explored.best_s):
                 self.known[outcome.shape] = outcome
                 self.explored.outcomes.append(outcome)
                 self.explored.asked_by[outcome.shape] = self.asker

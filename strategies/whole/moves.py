@@ -128,7 +128,7 @@ def _restaged(space: Space, shape: Shape, stages: int) -> Iterator[Shape]:
     grown, shrunk = max(1, shape.stages // stages), max(1, stages // shape.stages)
     wanted = [(outer * grown // shrunk, inner)] * (outer * grown >= shrunk) + [(outer, inner * grown // shrunk)] * (inner * grown >= shrunk)
     for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
-        for number in dict.fromkeys((shape.micro_batches, space.micro_batches[space.seed(stages)])):
+        for number in dict.fromkeys((shape.micro_batches, space.micro_batches[space.seed(stages, shape.keep)])):
             if is_legal(stages, number):
                 yield Shape(stages, mesh, number, shape.keep)
 

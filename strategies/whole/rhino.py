@@ -4,7 +4,8 @@ Evaluating a shape means planning its shardings, so the order matters, and what 
 
 - A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time and save less for the
   way back, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A family
-  starts with `SEED` micro-batches per stage, goes up while that pays or memory asks for it, and else down.
+  starts with `SEED` micro-batches per stage, or with as many as the memory of all devices asks for if everything is divided among them,
+  goes up while that pays or memory asks for it, and else down.
 - No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many micro-batches or
   fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends where the bound of the shape that it
   would go on to is not below the best shape found.
@@ -16,11 +17,11 @@ Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, wha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Space, Strategy, Trials, bound_by_memory
+from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Strategy, Trials, bound_by_memory
 
 PAYS: Final = 0.005
 """Relative: what more micro-batches must save to be worth another look."""
@@ -57,18 +58,23 @@ class _Family:
         return self.shape.stages > 1
 
     def step_s(self, place: int) -> float:
-        """Returns the step of a shape that was tried, infinite where it cannot be had."""
+        """Returns the step of a shape that was tried, infinite where it is not known or cannot be had."""
         outcome = self.tried[place]
         return outcome.step_s if isinstance(outcome, Estimate) else inf
 
-    def following(self, space: Space) -> int | None:
-        """Returns the next place to try: up from the seed while that pays or memory asks for it, else down from it while that pays."""
+    def following(self, space: Space) -> tuple[int, ...]:
+        """Returns the next places to try, the first of them first.
+
+        That is up from the seed while that pays or memory asks for it, else down from it while that pays.
+        """
         if not self.tried:
-            return self.seed
+            return (self.seed,)
         low, high = min(self.tried), max(self.tried)
-        if self.wants_more(high) and (more := self.large_enough(space, high)) is not None:
-            return more
-        return low - 1 if self.wants_fewer(low) and low > 0 else None
+        more = self.large_enough(space, high) if self.wants_more(high) else None
+        one = self.shape
+        may_fit = low > 0 and space.may_hold(one.stages, space.micro_batches[low - 1], one.keep)
+        fewer = (low - 1,) if may_fit and self.wants_fewer(low) else ()
+        return fewer if more is None else (more, *fewer)
 
     def large_enough(self, space: Space, high: int) -> int | None:
         """Returns the next place at which a step may fit."""
@@ -78,16 +84,22 @@ class _Family:
     def wants_more(self, high: int) -> bool:
         """Says whether more micro-batches than any tried may be better."""
         binds = bound_by_memory(self.tried[high])
-        if isinstance(self.tried[high], Refused):
+        if not isinstance(self.tried[high], Estimate):
             return bool(binds)
         before_s = min((self.step_s(place) for place in self.tried if place != high), default=inf)
         return (bool(binds) or self.is_pipeline) and self.step_s(high) < before_s * (1 - PAYS)
 
     def wants_fewer(self, low: int) -> bool:
         """Says whether fewer micro-batches than any tried may be better."""
-        others_s = min((self.step_s(place) for place in self.tried if place != low), default=inf)
-        is_best = self.step_s(low) < others_s or bound_by_memory(self.tried[low]) is None
-        return self.is_pipeline and is_best and not bound_by_memory(self.tried[low])
+        others = [one for place, one in self.tried.items() if place != low]
+        match self.tried[low]:
+            case Estimate(step_s=step_s) as lowest:
+                return not lowest.is_bound_by_memory and all(step_s < one.step_s for one in others if isinstance(one, Estimate))
+            case CutOff(bound_s=bound_s) as lowest:
+                falls = all(bound_s < one.bound_s * (1 - PAYS) for one in others if not isinstance(one, Refused))
+                return not lowest.by_memory and falls
+            case Refused() as lowest:
+                return not lowest.by_memory
 
 
 class _Walk:
@@ -102,32 +114,38 @@ class _Walk:
             for mesh in meshes:
                 for keep in self.space.keeps:
                     shape = Shape(stages, mesh, 0, keep)
-                    yield _Family(shape, self.space.least_s, self.space.seed(stages), is_open=keep == max(self.space.keeps))
+                    yield _Family(shape, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps))
 
     def proposals(self) -> list[Shape]:
         """Returns the shapes of the next round, none at the end."""
-        best_s = self.explored.ranked[0].step_s if self.explored.ranked else inf
-        waiting: list[tuple[float, bool, Shape, _Family]] = []
+        best_s = self.explored.best_s
+        waiting: list[tuple[float, bool, int, Shape, _Family]] = []
         for family in self.families.values():
-            if not family.is_open or (place := family.following(self.space)) is None or (shape := self.shape(family, place)) is None:
+            if not family.is_open:
                 continue
-            bound_s = family.bound_s(place)
-            if bound_s < best_s:
-                waiting.append((bound_s, bool(family.tried), shape, family))
-            else:
-                self.explored.passed_over[family.shape] = bound_s
+            places = [place for place in family.following(self.space) if self.is_legal(family, place)]
+            bounds = [family.bound_s(place) for place in places]
+            place, bound_s = next(((p, b) for p, b in zip(places, bounds, strict=True) if b < best_s), (None, inf))
+            if place is not None:
+                shape = replace(family.shape, micro_batches=self.space.micro_batches[place])
+                waiting.append((bound_s, bool(family.tried), self.turn(shape), shape, family))
+            elif bounds:
+                self.explored.passed_over[family.shape] = min(bounds)
                 family.is_open = False
         left = min(ROUND, self.trials.left)
         if waiting and not left:
             self.explored.is_complete = False
-            self.explored.passed_over.update({one.shape: bound_s for bound_s, _, _, one in waiting})
-        return [shape for _, _, shape, _ in sorted(waiting, key=lambda one: one[:3])[:left]]
+            self.explored.passed_over.update({one.shape: bound_s for bound_s, *_, one in waiting})
+        return [shape for *_, shape, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
 
-    def shape(self, family: _Family, place: int) -> Shape | None:
-        """Returns the shape of a family with the micro-batches of a place, None where there is none."""
-        one, number = family.shape, self.space.micro_batches[place]
-        is_legal = number > 1 or not family.is_pipeline  # a pipeline of one micro-batch is idle but for one rank at a time
-        return Shape(one.stages, one.mesh, number, one.keep) if is_legal else None
+    def turn(self, shape: Shape) -> int:
+        """Returns how many meshes of as many stages come before that of a shape: square ones first, so that a round looks at all kinds."""
+        meshes = sorted(self.space.meshes[shape.stages], key=lambda mesh: (max(mesh), mesh))
+        return meshes.index(shape.mesh)
+
+    def is_legal(self, family: _Family, place: int) -> bool:
+        """Says whether there is a shape of a family with the micro-batches of a place."""
+        return not family.is_pipeline or self.space.micro_batches[place] > 1  # else idle but for one rank at a time
 
     def take(self, outcome: Outcome) -> None:
         """Notes an outcome."""

@@ -10,7 +10,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space
 
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 MESHES = {
@@ -64,16 +64,23 @@ class MadeUp:
         schedule = "1f1b" if shape.stages > 1 else ""
         return Estimate(shape, schedule, step_s, busy_s, busy_s, compute_s, collectives_s, (need,) * shape.stages)
 
-    def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         """Returns the outcomes of a round."""
         assert 0 < len(shapes) <= ROUND
         self.asked += shapes
-        return [self.outcome(shape) for shape in shapes]
+        return [cut_off(self.outcome(shape), cutoff_s) for shape in shapes]
 
     def best_s(self, space: Space) -> float | None:
         """Returns the best step of all shapes of a space, None where nothing fits."""
         found = [one.step_s for shape in every_shape(space) if isinstance(one := self.outcome(shape), Estimate)]
         return min(found, default=None)
+
+
+def cut_off(outcome: Outcome, cutoff_s: float) -> Outcome:
+    """Returns the outcome of a shape whose planning ends where its bound says that it takes `cutoff_s` or more."""
+    if not isinstance(outcome, Estimate) or outcome.bound_s < cutoff_s:
+        return outcome
+    return CutOff(outcome.shape, outcome.bound_s, outcome.free_bound_s, by_memory=outcome.free_bound_s < cutoff_s)
 
 
 def every_shape(space: Space) -> list[Shape]:

@@ -14,6 +14,7 @@ import gpt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_plans import cut_off
 from training import export_step
 from zoo import GPT
 
@@ -27,7 +28,7 @@ from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
 from rhino.strategies.step_time import StageTimes, most_in_flight, step_seconds
-from rhino.strategies.whole.base import ROUND, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space
 from rhino.strategies.whole.rhino import PAYS
 from rhino.tools import opt
 
@@ -71,9 +72,9 @@ class Model:
             return Refused(shape, "too large", by_memory=True, free_bound_s=bound_s)
         return estimate(shape, self.step_s(shape), bound_s)
 
-    def evaluate(self, shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         assert 0 < len(shapes) <= ROUND
-        return [self.outcome(shape) for shape in shapes]
+        return [cut_off(self.outcome(shape), cutoff_s) for shape in shapes]
 
 
 @settings(max_examples=300, deadline=None)
@@ -95,12 +96,41 @@ def test_the_best_of_all_shapes_is_found(sizes: tuple[float, ...], budget: float
 def test_a_family_that_cannot_be_best_is_passed_over():
     slow = (4,)
 
-    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         return [estimate(shape, 3.0 if shape.mesh == slow else 1.0, 2.0 if shape.mesh == slow else 0.9) for shape in shapes]
 
     explored = explore(Space({1: ((2, 2), slow)}, (1, 2, 4), 0.5), evaluate)
     assert [one.shape.mesh for one in explored.ranked] == [(2, 2), slow]
     assert explored.bound_s == 0.9
+
+
+def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
+    meshes = tuple((size,) for size in range(2, 2 + ROUND + 2))
+    cutoffs: list[float] = []
+
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        cutoffs.append(cutoff_s)
+        return [cut_off(estimate(shape, shape.mesh[0], shape.mesh[0] - 0.5), cutoff_s) for shape in shapes]
+
+    explored = explore(Space({1: meshes}, (1,), 0.0), evaluate)
+    assert cutoffs == [float("inf"), 2.0]
+    assert [one.shape.mesh for one in explored.ranked] == list(meshes[:ROUND])
+    assert [one.shape.mesh for one in explored.cut_off] == list(meshes[ROUND:])
+
+
+def test_a_walk_begins_where_memory_may_suffice():
+    space = Space({1: ((4,),), 4: ((1,),)}, NUMBERS, 0.0, budget_bytes=10.0, held_bytes=2.0, passing_bytes=16.0)
+    assert [NUMBERS[space.seed(1, keep)] for keep in (1.0, 0.5, 0.0)] == [4, 4, 1]  # twice what passes is 32, 16.5 and 1
+    assert [NUMBERS[space.seed(4, keep)] for keep in (1.0, 0.5, 0.0)] == [16, 16, 16]
+    assert NUMBERS[replace(space, passing_bytes=64.0).seed(4)] == NUMBERS[-1]
+    asked: list[Shape] = []
+
+    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+        asked.extend(shapes)
+        return [estimate(shape, 1.0 + shape.micro_batches / 100) for shape in shapes]
+
+    explore(space, evaluate)
+    assert {shape.micro_batches for shape in asked if shape.stages == 1} == {2, 4}, "where it does not fit at best, nothing is asked for"
 
 
 def test_no_more_shapes_than_allowed_are_planned():
@@ -115,11 +145,11 @@ def test_an_interruption_leaves_the_best_so_far():
     model = Model((1.0, 0.001, 1.0, 0.1), 10.0)
     rounds: list[int] = []
 
-    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         if rounds:
             raise KeyboardInterrupt
         rounds.append(len(shapes))
-        return model.evaluate(shapes)
+        return model.evaluate(shapes, cutoff_s)
 
     explored = explore(Space(MESHES, NUMBERS, 0.0), evaluate)
     assert explored.ranked
@@ -202,7 +232,7 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
     assert space.micro_batches == (1, 2, 4, 8)
     assert {stages: len(meshes) for stages, meshes in space.meshes.items()} == {1: 1, 2: 1, 4: 1}
     every = [evaluator.outcome(shape) for shape in every_shape(space)]
-    explored = explore(space, lambda shapes: [evaluator.outcome(shape) for shape in shapes])
+    explored = explore(space, lambda shapes, cutoff_s: [evaluator.outcome(shape, cutoff_s) for shape in shapes])
     best_s = min(one.step_s for one in every if isinstance(one, Estimate))
     assert explored.ranked[0].step_s <= best_s * (1 + PAYS)
     assert explored.bound_s <= best_s
@@ -210,6 +240,10 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         assert one.bound_s <= one.step_s
         assert one.free_bound_s <= one.bound_s * (1 + 1e-9)
         assert one.compute_s + one.collectives_s <= one.step_s * (1 + 1e-9)
+    for one in every:
+        if isinstance(one, Estimate) and isinstance(ended := evaluator.outcome(one.shape, best_s), CutOff):
+            assert best_s <= ended.bound_s <= one.step_s
+            assert ended.free_bound_s <= ended.bound_s
 
 
 def test_the_plan_is_the_same_with_any_number_of_processes(step: Path):

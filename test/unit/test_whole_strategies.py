@@ -94,7 +94,7 @@ def test_no_more_than_allowed_is_planned_and_the_best_of_it_is_kept(strategy: st
 def test_an_interruption_leaves_the_best_so_far(strategy: str):
     rounds: list[int] = []
 
-    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
         if rounds:
             raise KeyboardInterrupt
         rounds.append(len(shapes))
@@ -180,7 +180,7 @@ def test_memory_that_does_not_suffice_is_relieved_first():
 
 
 def test_numbers_in_between_are_tuned_at_the_end():
-    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
         return [Estimate(one, "", s, s, 0.5, s, 0.0, (1.0,)) for one in shapes for s in [1 + abs(one.micro_batches - 6)]]
 
     space = Space({1: ((4,),)}, (1, 2, 4, 8, 24), 0.0, keeps=(1.0,), finer=(1, 2, 3, 4, 6, 8, 12, 24))
@@ -188,7 +188,7 @@ def test_numbers_in_between_are_tuned_at_the_end():
 
 
 def test_shares_in_between_are_tuned_at_the_end():
-    def evaluate(shapes: Sequence[Shape]) -> list[Outcome]:
+    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
         return [
             Refused(one, "too large", True, 1.0, 2 * one.keep) if one.keep > 0.7 else Estimate(one, "", s, s, 1.0, s, 0.0, (1.0,))
             for one in shapes
