@@ -5,6 +5,7 @@ Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on
 Writes    the module as `rhino.ir.staged_module` describes it. Equal functions are one. What follows from constants and the micro-batch's
           number alone is computed wherever it is read, and so is a tensor that scalars are spread over, so that scalars cross; what stands
           before the loop, in each stage that reads it.
+          A sum whose summands are made on several ranks is added up on each, and joined after the loop (passes/sums_apart.py).
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be, RHI-READ-005 no entry
           function.
 Source    Rhino 6.1.
@@ -30,6 +31,7 @@ from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import MICRO_BATCH
 from rhino.ir.staged_module import ALIAS, NAME, NUM_STAGES, STEP, Part, write_staged
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.sums_apart import keep_sums_apart
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class SplitStages(Pass):
         """Splits `module` in place."""
         entry = entry_function(module, remarks.file)
         accumulation = read_accumulation(entry, remarks.file)
+        if keep_sums_apart(accumulation, _num_stages(module, accumulation)):
+            accumulation = read_accumulation(entry, remarks.file)
         splitter = _Splitter(module, accumulation, remarks.file)
         drafts = splitter.drafts(split_backward=self.split_backward)
         parts, results = splitter.build(drafts)

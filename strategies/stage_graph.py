@@ -253,10 +253,34 @@ class _Builder:
         if self.parts.loop is None:  # a tensor that is read in both parts is sent once
             per_step = {value: users + in_loop.pop(value, []) for value, users in per_step.items()}
         times = 1 if self.parts.loop is None else self.num_micro_batches
-        sent = [(users, float(self.value_bytes[value]), times) for value, users in in_loop.items()]
+        once_sent = self._summands()
+        sent = [(users, float(self.value_bytes[value]), 1 if value in once_sent else times) for value, users in in_loop.items()]
         sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
         outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
         return [one for one in sent if one[1]], ((users, float(self.value_bytes[value])) for value, users in outside.items())
+
+    def _summands(self) -> set[int]:
+        """Returns the values that are added up to a sum over micro-batches, and nothing else: each rank adds up its own."""
+        found: set[int] = set()
+        if self.parts.loop is None:
+            return found
+        bounds = self.graph.use_start[[self.parts.loop.op + 1, self.parts.loop.end + 1]]
+        num_uses = np.bincount(self.graph.uses[slice(*bounds)], minlength=self.graph.num_values)
+        for value, returned in self.carried.items():
+            op = self.value_op[returned]
+            if self.ranked[value] and self._adds(op) and num_uses[value] == num_uses[returned] == 1:
+                waiting = [other for other in self.graph.operands(op).tolist() if other != value]
+                if len(waiting) != 1:
+                    continue
+                while waiting:
+                    one = waiting.pop()
+                    if self._adds(self.value_op[one]) and num_uses[one] == 1:
+                        waiting += (summands := self.graph.operands(self.value_op[one]).tolist())
+                        found.update(other for other in summands if num_uses[other] == 1)
+        return found
+
+    def _adds(self, op: int) -> bool:
+        return op >= 0 and bool(self.parts.body[op]) and self.graph.cls(op).name == "stablehlo.add"
 
     def _is_made(self, value: int) -> bool:
         op = self.value_op[value]
