@@ -1,6 +1,6 @@
 """What ops and collectives hold in memory beside their operands and results, in bytes of one device.
 
-Facts of XLA, from its sources and from the buffers that jaxlib 0.10.2 assigns on the CPU (2026-11-21).
+Facts of XLA, from its sources and from the buffers that jaxlib 0.10.2 assigns on the CPU (2026-11-22).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
 
 _GAPS: Final = 16
-"""XLA packs temporaries into one heap, largest first, each where it fits best. That leaves gaps: for the models of bench/memory.py the heap
-was up to 4 % larger than what lay in it at most. One part in this many is set aside for them."""
+"""One part in this many of each temporary is added as a margin: for gaps in XLA's heap, and for orders of ops that cannot be told before
+the program is compiled. docs/memory.md has the figures behind it."""
 
 _INDEX_BYTES: Final = 4
 

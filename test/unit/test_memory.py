@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import jax
+import numpy as np
 import pytest
 from snippets import class_of, function, program_of, tensor
 from test_build import FOUR, S0, S1, UPDATE, P, R, choice_of, loop, pick
@@ -19,6 +20,8 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.runtime.executable import compile_module
 from rhino.strategies.buffers import Move, is_matrix, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.candidates import replicate
+from rhino.strategies.packing import _heap_bytes, packed_peak
+from rhino.strategies.problem import Problem, Residents
 from rhino.strategies.schedule import schedule
 
 TILE = rounded(64)
@@ -179,6 +182,11 @@ def test_a_move_of_several_steps_holds_the_largest_pair():
     assert moved(move, pack((S0, S0)), R, (2, 2))[1] == rounded(256) + WHOLE
 
 
+def test_what_an_all_to_all_joins_is_not_in_order():
+    move = Move(source_counted=False, target_counted=True, written_in_order=False, read_in_any_order=False)
+    assert [moved(move, S0, target)[3] for target in (R, S1)] == [0, EIGHTH]
+
+
 def test_the_ends_of_a_move_that_others_count():
     ends = {"source_counted": True, "target_counted": False, "written_in_order": False, "read_in_any_order": False}
     assert moved(Move(**ends), S0, R)[1] == WHOLE
@@ -225,6 +233,43 @@ def test_a_selection_holds_an_index_for_each_dim():
       }) : (tensor<4x8xf32>, tensor<4x4xf32>, tensor<f32>) -> tensor<4x8xf32>"""
     cls = class_of(function(body, {"a": tensor((4, 8)), "b": tensor((4, 4))}, {"z": tensor((4, 8))}), "stablehlo.select_and_scatter")
     assert selection_buffers(cls, replicate(cls, 1), (2,)) == (rounded(4 * 32), rounded(4 * 32), *[rounded(4 * 16)] * 3)
+
+
+# Where temporaries lie
+
+
+def packed(temporaries, vacant):
+    """The packed peak and that of the rows, of an argument of 100 bytes, empty as given, and temporaries (bytes, first, last)."""
+    sizes = [100, *[size for size, _, _ in temporaries]]
+    starts, ends = [0, *[first for _, first, _ in temporaries]], [9, *[last for _, _, last in temporaries]]
+    tables = tuple(np.array([float(size)]) for size in sizes)
+    owners = np.zeros(len(sizes), dtype=np.int64)
+    problem = Problem(
+        (np.zeros(1), *tables),
+        node_table=np.zeros(1, dtype=np.int64),
+        edge_u=np.zeros(0, dtype=np.int64),
+        edge_v=np.zeros(0, dtype=np.int64),
+        edge_table=np.zeros(0, dtype=np.int64),
+        num_times=10,
+        base_bytes=np.zeros(10),
+        node_residents=Residents(owners, np.arange(len(sizes)) + 1, np.array(starts), np.array(ends)),
+        vacant=Residents(*(np.array([entry]) for entry in (0, 1, *vacant))),
+    )
+    return packed_peak(problem, np.zeros(1, dtype=np.int64)), problem.memory([0]).max()
+
+
+def test_temporaries_lie_where_arguments_have_been():
+    """The larger one has the argument's buffer while it is empty; the next must wait for nobody, and a third finds it taken."""
+    assert packed([(80, 2, 4), (60, 5, 6), (50, 4, 5)], vacant=(2, 6)) == (150, 230)
+    assert packed([(80, 1, 4)], vacant=(2, 6)) == (180, 180)
+    assert packed([(101, 2, 4)], vacant=(2, 6)) == (201, 201)
+
+
+def test_a_heap_may_have_gaps():
+    """The largest lies lowest, and what is there with it above: so there may be more than is alive at any time."""
+    assert _heap_bytes(np.array([70.0, 60.0, 50.0]), np.array([0, 3, 0]), np.array([2, 4, 4])) == 120
+    assert _heap_bytes(np.array([70.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([2, 4, 3])) == 150
+    assert _heap_bytes(np.array([10.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([4, 4, 2])) == 90
 
 
 # Against XLA: a layer with its gradients and updates, on eight host devices
