@@ -151,7 +151,7 @@ def _check_dialects(ops: Iterable[ir.Operation], name: str) -> None:
 def _check_static(ops: Iterable[ir.Operation], name: str) -> None:
     seen: dict[ir.Type, bool] = {}
     for op in ops:
-        values = list(op.results)
+        values: list[ir.Value[Any]] = list(op.results)
         values += [argument for region in op.regions for block in region for argument in block.arguments]
         for value in values:
             kind = value.type

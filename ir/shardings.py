@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Final
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mesh import Mesh
@@ -80,7 +81,9 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
     for number, (parts, extent) in enumerate(zip(dim_parts(given, mesh.shape, len(shape)), shape, strict=True)):
         if parts > 1 and (extent % parts or not extent):
             over = ", ".join(f'"{names[axis]}" ({mesh.shape[axis]})' for axis, one in sorted(entries.items()) if split_dim(one) == number)
-            raise _refused(place, what, str(attribute), f"dim {number} has size {extent}, which {over} does not divide")
+            why, padded = f"dim {number} has size {extent}, which {over} does not divide", max(-(-extent // parts), 1) * parts
+            fix = f"choose dims that whole axes divide, leave the sharding open for the search, or pad the dim to {padded} in the model"
+            raise _refused(place, what, str(attribute), why, fix)
     entries |= {names.index(sdy.AxisRefAttr(ref).name): PARTIAL for ref in sharding.unreduced_axes}
     entries |= {names.index(sdy.AxisRefAttr(ref).name): REPLICATED for ref in sharding.replicated_axes}
     ways = [
@@ -92,14 +95,11 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
     return frozenset(spec for choice in product(*ways) if fits(spec := pack(choice), shape, mesh.shape))
 
 
-def _refused(place: Place, what: str, got: str, why: str) -> RhinoError:
-    return RhinoError(
-        "RHI-SHARD-001",
-        f"the sharding of {what} cannot be honoured: {why}",
-        place,
-        (f"the sharding is {got}",),
-        "choose dims that whole axes divide, outer axes first, or leave the sharding open for the search",
-    )
+_FIX: Final = "choose dims that whole axes divide, outer axes first, or leave the sharding open for the search"
+
+
+def _refused(place: Place, what: str, got: str, why: str, fix: str = _FIX) -> RhinoError:
+    return RhinoError("RHI-SHARD-001", f"the sharding of {what} cannot be honoured: {why}", place, (f"the sharding is {got}",), fix)
 
 
 def module_mesh(module: ir.Operation) -> tuple[str, Mesh] | None:
