@@ -34,6 +34,9 @@ from rhino.strategies.nodes import Node
 MOST_SUBJECTS: Final = 8
 """How many tensors or ops that are not alike a question is answered for."""
 
+MOST_SEARCHED: Final = 20
+"""Searches that one question may take, shared by its subjects: half a minute for models whose search takes a second or two."""
+
 ROUNDING: Final = 1e-7
 """The share of a step below which a difference is one of rounding."""
 
@@ -116,8 +119,8 @@ def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
 def reasons(found: Found, plan: SpmdPlan, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
     subjects = sorted(_meant(found.costs, name), key=lambda one: -_seconds(found, one))
-    alternatives = _alternatives(found, plan)
-    return [_why(found, one, alternatives if number < MOST_SUBJECTS else None) for number, one in enumerate(subjects)]
+    alternatives, each = _alternatives(found, plan), MOST_SEARCHED // min(len(subjects), MOST_SUBJECTS)
+    return [_why(found, one, alternatives if number < MOST_SUBJECTS else None, each) for number, one in enumerate(subjects)]
 
 
 def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
@@ -129,7 +132,8 @@ def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
     largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
     longest = sorted(ops, key=lambda one: -_seconds(found, one))
     alternatives = _alternatives(found, plan)
-    return [_why(found, one, alternatives) for one in (*largest[:NOTABLE], *longest[:NOTABLE])]
+    subjects = (*largest[:NOTABLE], *longest[:NOTABLE])
+    return [_why(found, one, alternatives, MOST_SEARCHED // len(subjects)) for one in subjects]
 
 
 def _alternatives(found: Found, plan: SpmdPlan) -> Alternatives:
@@ -144,12 +148,12 @@ def _seconds(found: Found, subject: Subject) -> float:
     return float(problem.node_entries(problem.node_table[nodes], nodes, found.answer.states).sum())
 
 
-def _why(found: Found, subject: Subject, alternatives: Alternatives | None) -> Why:
+def _why(found: Found, subject: Subject, alternatives: Alternatives | None, most_searched: int) -> Why:
     costs, first = found.costs, subject.nodes[0]
     node = costs.choice.nodes[first]
     chosen = _how(costs, node, node.states[int(found.answer.states[first])])
     options: dict[str, Option] = {}
-    for one in alternatives.of(subject.nodes) if alternatives else ():
+    for one in alternatives.of(subject.nodes, most_searched) if alternatives else ():
         if not one.is_legal:
             continue
         how = _how(costs, node, node.states[one.state])

@@ -67,10 +67,10 @@ class Alternatives:
         self.shared = Search(self.problem, self.limits)
         self.base = parts_of(self.problem, self.answer.states)
 
-    def of(self, nodes: Sequence[int]) -> list[Alternative]:
+    def of(self, nodes: Sequence[int], most_searched: int = MOST) -> list[Alternative]:
         """Returns alternatives to the state that `nodes` have all taken, those that add least first; no more than `MOST`.
 
-        As many as there are steps left for are searched, in the order of what they add where all else stays.
+        The first `most_searched` are searched, in the order of what they add where all else stays, while there are steps left for it.
         """
         chosen = int(self.answer.states[nodes[0]])
         tables = [self.problem.tables[self.problem.node_table[node]] for node in nodes]
@@ -78,9 +78,9 @@ class Alternatives:
         first = sorted(others, key=lambda state: (self.problem.cost(self.taking(nodes, state)), state))[:MOST]
         each = max(1, self.num_solves) * int(self.problem.num_states().sum())
         found = []
-        for one in (self.left_as_it_is(nodes, state) for state in first):
+        for number, one in enumerate(self.left_as_it_is(nodes, state) for state in first):
             self.left -= each
-            found.append(self.searched(nodes, one) if self.left >= 0 else one)
+            found.append(self.searched(nodes, one) if self.left >= 0 and number < most_searched else one)
         return sorted(found, key=_added)
 
     def taking(self, nodes: Sequence[int], state: int) -> Ints:
