@@ -247,4 +247,5 @@ def _together(rows: Sequence[_Row], sums: Sequence[str], **names: str) -> _Row:
     """Returns rows that are alike as one, with what they differ in left out of its names."""
     if len(rows) == 1:
         return rows[0]
-    return replace(rows[0], **names, **{one: sum(getattr(row, one) for row in rows) for one in sums})
+    changed: dict[str, Any] = {**names, **{one: sum(getattr(row, one) for row in rows) for one in sums}}
+    return replace(rows[0], **changed)

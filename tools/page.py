@@ -23,6 +23,10 @@ class Cell:
     drawing: Drawing | None = None
 
 
+Row = tuple[Cell, ...]
+"""A row of a table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table, sorted when it is written; `note` says what it is of, `left_out` how many rows it lacks."""
@@ -31,7 +35,7 @@ class Table:
     title: str
     note: str
     head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
     left_out: int
 
 
@@ -71,7 +75,7 @@ class Page:
     cluster: str
 
 
-def table(name: str, title: str, note: str, head: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> Table:
+def table(name: str, title: str, note: str, head: tuple[str, ...], rows: Sequence[Row]) -> Table:
     """Returns a table of the first rows; the longest bar of a column fills its cell."""
     shown = rows[:MOST_ROWS]
     most = [max((cell.share or 0.0 for cell in column), default=0.0) for column in zip(*shown, strict=True)]

@@ -12,7 +12,7 @@ from rhino.ir.spmd_plan import Cost, SpmdPlan, dims_text
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.why import Why, added
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing
-from rhino.tools.page import Cell, MemoryChart, Page, Part, Table, bytes_cell, seconds_cell, share_text, table
+from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, seconds_cell, share_text, table
 
 _INSIDE: Final = re.compile(r"^jit\([^)]*\)/")
 """What the scopes of all ops begin with."""
@@ -56,7 +56,7 @@ def spmd_page(plan: SpmdPlan, reasons: Sequence[Why]) -> Page:
 
 def _spmd_tables(plan: SpmdPlan, reasons: Sequence[Why]) -> Iterable[Table]:
     mesh = dict(plan.mesh)
-    rows = [
+    rows: list[Row] = [
         (
             seconds_cell(one.compute_s, plan.predicted.step_s),
             seconds_cell(one.collectives_s, plan.predicted.step_s),
@@ -107,7 +107,7 @@ def _spmd_tables(plan: SpmdPlan, reasons: Sequence[Why]) -> Iterable[Table]:
 def _communication(plan: SpmdPlan) -> Iterable[Table]:
     total = plan.predicted.step_s
     by_kind = _summed(plan.costs, lambda one: one.kind)
-    rows = [
+    rows: list[Row] = [
         (Cell(name), seconds_cell(seconds, total), Cell(str(count), count), bytes_cell(num_bytes))
         for name, count, num_bytes, seconds in by_kind
     ]
@@ -144,7 +144,7 @@ def _communication(plan: SpmdPlan) -> Iterable[Table]:
 
 
 def _reasons(plan: SpmdPlan, reasons: Sequence[Why]) -> Table:
-    rows = []
+    rows: list[Row] = []
     for one in reasons:
         subject = f"{one.subject.name}, {one.subject.what}"
         for option in one.options:

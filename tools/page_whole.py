@@ -17,7 +17,7 @@ from rhino.passes.whole_plan import costs_of
 from rhino.passes.whole_text import arguments_of, dims, kind, lost, program_runs, ways_of
 from rhino.strategies.simulate import Simulation, simulate
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing, timeline_drawing
-from rhino.tools.page import Cell, MemoryChart, Page, Part, Table, bytes_cell, seconds_cell, share_text, table
+from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, seconds_cell, share_text, table
 
 MOST_POINTS: Final = 600
 """Points of a curve of memory."""
@@ -98,7 +98,7 @@ def _began(step: Step, simulation: Simulation) -> list[float]:
 
 def _whole_tables(plan: WholePlan, simulation: Simulation) -> Iterable[Table]:
     mesh, end_s = dict(plan.step.mesh.axes), simulation.timeline.end_s
-    rows = [
+    rows: list[Row] = [
         (
             Cell(f"rank {rank}", rank),
             Cell(f"{simulation.timeline.idle(rank):.1%}", simulation.timeline.idle(rank), simulation.timeline.idle(rank)),
