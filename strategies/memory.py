@@ -9,6 +9,7 @@ it is read no more. What an op needs in another way is one more tensor, from whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -256,7 +257,7 @@ class Memory:
         for stay, since, last in ((count, plan.stop[self.maker[value]] + 1, until), (count - 1, until + 1, plan.end[value])):
             if stay and since <= last:
                 key = ("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, stay)
-                yield draft.edge_number[pair], draft.remembered(key, lambda stay=stay: make(stay)), since, last
+                yield draft.edge_number[pair], draft.remembered(key, partial(make, stay)), since, last
 
     def time_of_move(self, value: int, reader: int, target: Node, made: bool, stored: bool) -> tuple[int, int]:
         """Returns when a value is moved, and until when what comes of it is one more tensor."""
