@@ -138,7 +138,11 @@ class _Rewriter:
         for latest, group in one.others:
             kind = one.add.results[0].type
             with ir.InsertionPoint(self.loop), self.loop.location:
-                self.starts.append(make_constant(kind, 0))
+                zero = make_constant(kind, 0)
+            self.starts.append(zero)
+            made = maker_of(zero)
+            if self.shardings is not None and made is not None:
+                made.attributes[SHARDING] = per_value_attribute([self.shardings[one.number]])
             for region in self.loop.regions:
                 region.blocks[0].add_argument(kind, one.add.location)
             *_, argument = self.loop.regions[1].blocks[0].arguments
