@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,11 +43,11 @@ class PipelineProgram:
         if tree != self.key.tree:
             raise NewShapesError
         arguments = [_stored(leaf, *kind) for leaf, kind in zip(leaves, self._kinds, strict=True)]
-        results: list[Any] = list(self._executor.run(arguments))
+        results, handed = _each_once(self._executor.run(arguments))
         for number in self._donated:
             leaf = leaves[number]
-            if isinstance(leaf, jax.Array) and not leaf.is_deleted():  # it was sent, or moved first: its buffer could not be taken over
-                leaf.delete()
+            if isinstance(leaf, jax.Array) and id(arguments[number]) not in handed and not leaf.is_deleted():
+                leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
         for number, implementation in self._keys.items():
             results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
         return jax.tree.unflatten(self._traced.out_tree, results)
@@ -65,6 +66,16 @@ def _stored(leaf: Any, shape: tuple[int, ...], dtype: Any, is_key: bool) -> Argu
     if leaf.shape != shape or leaf.dtype != dtype or leaf.is_deleted():
         raise NewShapesError
     return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _each_once(results: Sequence[Any]) -> tuple[list[Any], set[int]]:
+    """Returns the results of a step, an array that is several of them copied, for each may be donated alone; and the arrays' ids."""
+    apart: list[Any] = []
+    seen: set[int] = set()
+    for one in results:
+        apart.append(one.copy() if id(one) in seen else one)
+        seen.add(id(one))
+    return apart, seen
 
 
 def _implementation(dtype: Any) -> str:  # noqa: ANN401 - JAX's dtype of keys

@@ -235,3 +235,15 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any, monkeypatch: py
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*2 processes"):
         again.init(init, KEY)
+
+
+def test_what_a_step_in_stages_hands_back_lives_on() -> None:
+    """Donated state that comes back as it was, a key too; the old count; and a result given twice, of which one is donated later."""
+
+    def handing(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], Any]:
+        new, loss = step(state, batch)
+        return {**new, "key": state["key"]}, (loss, state["count"], new["count"], state["key"])
+
+    fast = rhino.parallelize(handing, cluster="cpu4", stages=2, mesh="1", micro_batches=2, donate_argnums=0)
+    fast.plan(*SHAPES)
+    same(train(fast, fast.init(init, KEY)), train(jax.jit(handing), init(KEY)))
