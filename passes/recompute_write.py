@@ -37,6 +37,11 @@ class _Draft:
     fenced: list[AnyValue]
     made: dict[AnyValue, AnyValue] = field(default_factory=dict)
 
+    def serves(self, op: ir.Operation) -> bool:
+        """Says whether an op may read copies: one of an earlier virtual stage, as where a later stage turns back, reads the original."""
+        stage = _stage(op)
+        return stage is None or stage >= self.stage
+
 
 class _Writer:
     def __init__(self, program: Program, parts: Parts, stash: Stash, last_stage: int) -> None:
@@ -93,7 +98,7 @@ class _Writer:
         for at, op in enumerate(self.late):
             for value in reads_of(op):
                 draft = draft_of.get(value)
-                if draft is not None and not draft.made:
+                if draft is not None and not draft.made and draft.serves(op):
                     self._put(draft, since, at)
                     since = at
             self._point(op, draft_of)
@@ -103,8 +108,9 @@ class _Writer:
         stage = _stage(op)
         for inner in walk(op) if len(op.regions) else (op,):
             for position, value in enumerate(inner.operands):
-                if value in draft_of:
-                    inner.operands[position] = draft_of[value].made[value]
+                draft = draft_of.get(value)
+                if draft is not None and draft.serves(op):
+                    inner.operands[position] = draft.made[value]
                 elif value in self.through and _stage(maker_of(self.through[value])) == stage:
                     inner.operands[position] = self.through[value]
 

@@ -249,7 +249,7 @@ def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None
                     spent += piece.num_bytes[value] / scale
     entries += [(len(high), k, float(budget[k])) for k in np.flatnonzero(budget).tolist()]
     high.append(room / scale - spent)
-    rows, columns, values = zip(*entries, strict=True)
+    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
     matrix = sparse.csr_matrix((values, (rows, columns)), (len(high), width))
     unit_cost = cost / max(float(cost.max()), 1e-300)
     found = solve_rows(Rows(unit_cost, matrix, np.full(len(high), -np.inf), np.array(high), num_units), integer=True, step_limit=_STEPS)

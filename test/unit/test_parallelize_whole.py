@@ -110,6 +110,12 @@ def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(s
     assert "stablehlo.if" in fast.lower(*SHAPES).as_text()  # what XLA's barriers do not order on a CPU
 
 
+def test_stages_that_recompute_leave_originals_to_earlier_stages(expected: Any):
+    """What a residual stream carries is read by the last stage, which turns back, and again, behind barriers, by the first one's way back."""
+    fast = rhino.parallelize(step, cluster="cpu4", stages=4, mesh="1", micro_batches=4, recompute=0)
+    same(train(fast, init(KEY)), expected)
+
+
 def test_a_step_in_stages_is_that_of_one_device_and_its_state_stays_where_it_is(staged: Any, expected: Any):
     plan = staged.plan(*SHAPES)
     assert isinstance(plan, rhino.PipelinePlan)
