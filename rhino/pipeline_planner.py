@@ -87,7 +87,7 @@ def adopt_stages(traced: Traced, plan: WholePlan, cluster: str | None) -> None:
         RhinoError: RHI-PLAN-004 where it is not, RHI-PLAN-001 where it does not say.
     """
     context, remarks = make_context(), Remarks(traced.name)
-    module = read_traced(traced, context)
+    module = read_traced(traced, context, KEPT)
     passes = build_named(PARALLEL, {})
     assert passes is not None
     now = _stored(traced, module)

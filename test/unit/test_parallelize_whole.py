@@ -253,3 +253,12 @@ def test_what_a_step_in_stages_hands_back_lives_on() -> None:
     fast = rhino.parallelize(handing, cluster="cpu4", stages=2, mesh="1", micro_batches=2, donate_argnums=0)
     fast.plan(*SHAPES)
     same(train(fast, fast.init(init, KEY)), train(jax.jit(handing), init(KEY)))
+
+
+def test_a_plan_in_stages_that_keeps_old_state_is_loaded_and_is_none_of_a_step_that_donates_it(tmp_path: Path) -> None:
+    rhino.parallelize(step, cluster="cpu2", stages=2, mesh="1", micro_batches=2).plan(*SHAPES).save(tmp_path / "kept")
+    kept = rhino.Plan.load(tmp_path / "kept")
+    rhino.parallelize(step, plan=kept).plan(*SHAPES)
+    with pytest.raises(RhinoError, match="RHI-PLAN-004") as refused:
+        rhino.parallelize(step, plan=kept, donate_argnums=0).plan(*SHAPES)
+    assert "what is donated" in str(refused.value)
