@@ -77,8 +77,7 @@ def _words(counts: Mapping[str, int]) -> dict[str, str]:
 def _stale(what: str, found: Iterator[str]) -> RhinoError:
     notes = list(found)
     if not notes:
-        notes = [
-            "arguments, results and how often each kind of op is there are the same: scopes, constants, what is donated, or how ops follow, differ"
-        ]
+        same = "arguments, results and how often each kind of op is there are the same"
+        notes = [f"{same}: scopes, constants, what is donated, or how ops follow, differ"]
     more = [f"and {len(notes) - _SHOWN} more"] if len(notes) > _SHOWN else []
     return RhinoError("RHI-PLAN-004", what, notes=(*notes[:_SHOWN], *more), fix=_FIX)

@@ -167,7 +167,8 @@ class _Rewriter:
         made.operation.attributes[STAGE] = _number(stage)
         if self.shardings is not None:
             made.operation.attributes[SHARDING] = per_value_attribute([self.shardings[number]])
-        return made.result
+        result: AnyValue = made.result
+        return result
 
     def rebuilt(self) -> ir.Operation:
         """Returns the loop with the new sums."""

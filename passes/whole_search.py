@@ -174,7 +174,6 @@ class Evaluator:
         sharded = Sharded(
             choice.graph,
             loop,
-            choice.model,
             op_seconds(choice, answer.states),
             local_bytes(make_plan(choice, answer.states)),
             answer.cost,

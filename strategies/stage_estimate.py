@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino.ir.graph import Graph, Loop
-from rhino.strategies.cost import CostModel
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_graph import make_staging
@@ -35,7 +34,6 @@ class Sharded:
 
     graph: Graph
     loop: Loop
-    model: CostModel
     seconds: Floats
     value_bytes: Floats
     total_s: float

@@ -111,7 +111,7 @@ def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(s
 
 
 def test_stages_that_recompute_leave_originals_to_earlier_stages(expected: Any):
-    """What a residual stream carries is read by the last stage, which turns back, and again, behind barriers, by the first one's way back."""
+    """What a residual stream carries is read by the last stage, which turns back, and again, behind barriers, by the first one's."""
     fast = rhino.parallelize(step, cluster="cpu4", stages=4, mesh="1", micro_batches=4, recompute=0)
     same(train(fast, init(KEY)), expected)
 
