@@ -1,15 +1,17 @@
 """The best whole plan where its caller leaves something of it open: shapes are compared, and the best have their programs made.
 
-Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found; what reading the module and making a plan raise.
+Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found, RHI-MESH-001 more ranks than devices; what reading the module
+          and making a plan raise.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes
 from rhino.passes.whole_report import Chosen, Report
@@ -83,12 +85,17 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
 
     Raises:
-        RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found; what `make` raises else.
+        RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks than devices; what
+                `make` raises else.
     """
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
     stages = [] if said.stages is None else [max(1, said.stages // chunks)]
+    _check_ranks(setup, stages)
     numbers = [] if said.micro_batches is None else [said.micro_batches]
     space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
+    if not space.meshes:
+        what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
+        raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
     workers = Workers(setup, said.jobs or os.cpu_count() or 1)
     try:
         explored = explore(space, workers.evaluate, told, said.strategy)
@@ -97,6 +104,15 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     end = _End(setup, explored, make)
     made, chosen = end.best()
     return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes)
+
+
+def _check_ranks(setup: Setup, ranks: Sequence[int]) -> None:
+    """Raises RHI-MESH-001 where more ranks are asked for than there are devices."""
+    there = load_cluster(setup.cluster).num_devices
+    for count in ranks:
+        if count > there:
+            what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
+            raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix="ask for fewer stages, or name a larger cluster")
 
 
 @dataclass(eq=False)

@@ -176,6 +176,9 @@ class CallShape:
         positional = self._positional()
         found: list[int | str] = []
         for number in numbers:
+            if not isinstance(number, int):
+                what_is = f"{what}_argnums has {number!r}, which is no number"
+                raise RhinoError("RHI-JAX-002", what_is, fix=f"count arguments from 0, or name them in {what}_argnames")
             one = number + len(positional) if number < 0 else number
             if not 0 <= one < self._most():
                 raise RhinoError(

@@ -18,6 +18,8 @@ def pin_texts(asked: Asked, arguments: Sequence[tuple[str, int]]) -> tuple[str, 
 
     A partition spec leaves out dims at the end that are whole; the pin lists them for each argument that its name finds.
     """
+    if isinstance(asked, str):
+        raise RhinoError("RHI-JAX-002", f"pins is the text {asked!r}", fix="give a list of such texts, or a dictionary")
     if not isinstance(asked, Mapping):
         return tuple(asked)
     return tuple(text for name, spec in asked.items() for text in _texts(name, spec, arguments))

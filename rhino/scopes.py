@@ -40,5 +40,6 @@ def split(num_devices: int | None = None) -> AbstractContextManager[None]:
 def _scope(kind: str, num_devices: int | None) -> AbstractContextManager[None]:
     if num_devices is not None and (not isinstance(num_devices, int) or isinstance(num_devices, bool) or num_devices < 1):
         what = f"rhino.{kind}({num_devices!r}): {num_devices!r} is no number of devices"
-        raise RhinoError("RHI-JAX-002", what, fix="say 1 or more, or nothing for all devices")
+        fix = f"say @rhino.{kind}()" if callable(num_devices) else "say 1 or more, or nothing for all devices"
+        raise RhinoError("RHI-JAX-002", what, fix=fix)
     return jax.named_scope(Way(kind, num_devices).name)

@@ -218,11 +218,25 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"schedule": "fast"}, r"RHI-SCHED-001"),
         ({"search": "whole", "recompute": 0.5}, r"RHI-JAX-002.*recompute is given"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
+        ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
+        ({"donate_argnums": "state"}, r"RHI-JAX-002.*'state', which is no number"),
+        ({"pins": "state.*=[{}, {}]"}, r"RHI-JAX-002.*pins is the text"),
     ],
 )
 def test_what_is_said_of_stages_has_to_say_something(said: dict[str, Any], words: str):
     with pytest.raises(RhinoError, match=words):
         rhino.parallelize(step, cluster="cpu4", **said).plan(*SHAPES)
+
+
+def test_stages_are_refused_without_a_batch() -> None:
+    with pytest.raises(RhinoError, match=r"RHI-SOLVE-002.*no batch"):
+        rhino.parallelize(lambda x: x, cluster="cpu4", stages=2).plan(SHAPES[1])
+
+
+def test_a_scope_without_parentheses_is_refused() -> None:
+    with pytest.raises(RhinoError, match="RHI-JAX-002") as refused:
+        rhino.split(step)
+    assert refused.value.fix == "say @rhino.split()"
 
 
 def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any, monkeypatch: pytest.MonkeyPatch):
