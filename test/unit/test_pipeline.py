@@ -145,7 +145,7 @@ def test_every_option_round_trips():
     assert text.startswith("sample{text-value=")
     assert text.endswith(" count=-3 deep=true}")
     assert make_pass(Sample, read_options("sample", text[len("sample{") : -1])) == sample
-    assert Normalize().text() == "rhino-normalize"
+    assert Strip().text() == "rhino-strip"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_every_option_round_trips():
         ("auto-shart", "unknown pass 'auto-shart'", "did you mean auto-shard"),
         ("qqqq", "unknown pass 'qqqq'", "--list-passes"),
         ("func.func(qqqq)", "unknown pass 'qqqq'", "--list-passes"),
-        ("rhino-normalize{deep=true}", "'rhino-normalize' has no option 'deep'; its options: none", "name=value"),
+        ("rhino-strip{deep=true}", "'rhino-strip' has no option 'deep'; its options: none", "name=value"),
         ("auto-shard{deep=true}", "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, level", "name=value"),
         ("auto-shard{cluster}", "'cluster' is no option of 'auto-shard'", "name=value"),
         ("auto-shard{level=two}", "option 'level' of 'auto-shard' takes a whole number, not 'two'", "name=value"),
