@@ -118,7 +118,7 @@ def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
 
 def reasons(found: Found, plan: SpmdPlan, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
-    subjects = sorted(_meant(found.costs, name), key=lambda one: -_seconds(found, one))
+    subjects = sorted(_meant(found, name), key=lambda one: -_seconds(found, one))
     alternatives, each = _alternatives(found, plan), MOST_SEARCHED // min(len(subjects), MOST_SUBJECTS)
     return [_why(found, one, alternatives if number < MOST_SUBJECTS else None, each) for number, one in enumerate(subjects)]
 
@@ -195,11 +195,17 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     return shown[0], shown[1], shown[2], signed_bytes(one.parts.peak_bytes), known
 
 
-def _meant(costs: PlanCosts, name: str) -> list[Subject]:
+def _meant(searched: Found, name: str) -> list[Subject]:
     """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
-    named = [(number, node, names) for number, node in enumerate(costs.choice.nodes) if (names := _names(costs, node))]
+    costs = searched.costs
+    paths = [one.path for one in searched.plan.results]
+    named = [
+        (number, node, (*names, dotted(paths[node.number]), paths[node.number]) if node.kind == "return" else names)
+        for number, node in enumerate(costs.choice.nodes)
+        if (names := _names(costs, node))
+    ]
     pattern, scopes = name.removeprefix(_RESULT).removeprefix(_PLACE), ("op", "value")
-    kinds = [("return",)] if name.startswith(_RESULT) else [scopes] if name.startswith(_PLACE) else [("argument",), scopes]
+    kinds = [("return",)] if name.startswith(_RESULT) else [scopes] if name.startswith(_PLACE) else [("argument",), ("return",), scopes]
     for some in kinds:
         found = [number for number, node, names in named if node.kind in some and _is_meant(pattern, node, names)]
         if found:

@@ -202,6 +202,8 @@ def parallelize(
         return lambda one: parallelize(one, **options)
     if not callable(fn):
         raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not a {type(fn).__name__}", fix="parallelize(step, cluster=...)")
+    if not isinstance(plan, Plan | PipelinePlan | None):
+        raise RhinoError("RHI-JAX-002", f"plan is a {type(plan).__name__}", fix="give rhino.Plan.load(path)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
     text = _mesh_text(mesh)

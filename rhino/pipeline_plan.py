@@ -119,6 +119,14 @@ class PipelinePlan:
             raise two_kinds()
         return diff_whole(self.facts, other.facts)
 
+    def why(self, name: str) -> str:
+        """Raises RHI-JAX-009: reasons are those of one program's search."""
+        raise _no_reasons(self.function)
+
+    def why_not(self, pin: str) -> str:
+        """Raises RHI-JAX-009: reasons are those of one program's search."""
+        raise _no_reasons(self.function)
+
     def report(self, path: str | PathLike[str]) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written."""
         write_file(fspath(path), report_html(self.facts).encode())
@@ -143,6 +151,11 @@ def two_kinds() -> RhinoError:
     """Returns what to say where a plan in stages is compared with one of one program."""
     what = "one plan has stages, and the other has not: tensor by tensor they do not compare"
     return RhinoError("RHI-JAX-009", what, fix="compare what explain() says of each")
+
+
+def _no_reasons(function: str) -> RhinoError:
+    what = f"the plan of {function} is in stages: what each tensor could be instead is not searched there"
+    return RhinoError("RHI-JAX-009", what, fix="ask a plan without stages, or compare two with diff()")
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
         ({"donate_argnums": "state"}, r"RHI-JAX-002.*'state', which is no number"),
         ({"pins": "state.*=[{}, {}]"}, r"RHI-JAX-002.*pins is the text"),
+        ({"plan": "plan.json"}, r"(?s)RHI-JAX-002.*plan is a str.*Plan\.load"),
     ],
 )
 def test_what_is_said_of_stages_has_to_say_something(said: dict[str, Any], words: str):
@@ -248,6 +249,8 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any, monkeypatch: py
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
         rhino.parallelize(step, plan=plan, devices=jax.devices()[:2]).plan(*SHAPES)
     assert plan.diff(plan) == ""
+    with pytest.raises(RhinoError, match=r"RHI-JAX-009.*what each tensor could be"):
+        staged.plan(*SHAPES).why("w0")
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*compare"):
         plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
     again = rhino.parallelize(step, plan=plan)

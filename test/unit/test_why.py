@@ -101,6 +101,7 @@ def test_why_speaks_of_arguments_results_scopes_and_lines(plan: rhino.Plan):
     assert f"dot_general f32[16,64] at front_part.py:{line}" in text
     assert "(replicate)" in text
     assert "result 2" in plan.why("result:2")
+    assert plan.why(plan.facts.results[2].path) == plan.why("result:2")
     assert "dot_general" in plan.why("loc:jvp()/dot_general:dot_general")
     with pytest.raises(RhinoError, match=r"(?s)RHI-PIN-002.*matches no tensor.*did you mean"):
         plan.why("stat.upp")
