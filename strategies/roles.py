@@ -2,9 +2,9 @@
 
 A *batch dim* is a dim of an argument that a step only reads (its inputs), or any dim that one of those becomes, if it nowhere becomes or
 meets a dim of an argument that is carried from step to step (parameters and what the optimizer keeps, whose buffers results take over).
-Dims become each other where a factor of an op's rule leads both; as loops pass values on, so do they their dims. What depends on constants
-alone ties nothing: it is computed for each reader. A sequence is a batch dim in this sense too, unless something carried has it (learned
-positions, say).
+Dims become each other where a factor of an op's rule leads both; as loops and barriers pass values on, so do they their dims. What depends
+on constants alone ties nothing: it is computed for each reader. A sequence is a batch dim in this sense too, unless something carried has
+it (learned positions, say).
 
     "batch"   along the axis an op that has a batch factor is split by one or runs whole; what has a batch dim is split by one, or not.
               Ops and tensors without are free: that is how parameters, their gradients and updates may be split.
@@ -13,13 +13,13 @@ positions, say).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Ints
+from rhino.ir.graph import BARRIER, Graph, Ints
 from rhino.ir.rules import Mapping, Rule
 from rhino.ir.spec import Spec, entry, split_dim
 from rhino.strategies.components import components
@@ -35,12 +35,13 @@ class Roles:
         self.is_free = [op >= 0 and made_by[op] for op in graph.value_op.tolist()]
         joined: list[Sequence[int]] = []
         for op in range(graph.num_ops):
-            rule = graph.cls(op).rule
-            if rule is not None:
-                joined += self.places(op, rule)
+            cls = graph.cls(op)
+            if cls.rule is not None:
+                joined += self.places(op, cls.rule)
+            if cls.name == BARRIER:
+                joined += self._across(graph.operands(op), graph.results(op))
         for loop in graph.loops:
-            for values in zip(graph.operands(loop.op), graph.results(loop.op), graph.operands(loop.end), strict=True):
-                joined += zip(*(self.dims(int(value)) for value in values if not self.is_free[value]), strict=True)
+            joined += self._across(graph.operands(loop.op), graph.results(loop.op), graph.operands(loop.end))
         self.group = components(self.start[-1], [(dims[0], other) for dims in joined for other in dims[1:]]).tolist()
         """Of every dim a number that it shares with the dims that it becomes or comes from."""
         inputs, carried = (
@@ -57,6 +58,11 @@ class Roles:
 
     def _take(self, batch: AbstractSet[int]) -> None:
         self.is_batch = [group in batch for group in self.group]
+
+    def _across(self, *sides: Ints | range) -> Iterator[tuple[int, ...]]:
+        """Yields the dims that become each other where values are handed on, from each side to the next."""
+        for values in zip(*sides, strict=True):
+            yield from zip(*(self.dims(int(value)) for value in values if not self.is_free[value]), strict=True)
 
     def dims(self, value: int) -> range:
         """Returns the dims of a value, among those of all values."""

@@ -401,6 +401,16 @@ def normed(params, batch):
     return descend(loss, params, batch)
 
 
+def checkpointed(params, batch):
+    """All but the loss runs again, behind a barrier."""
+
+    def loss(params, batch):
+        h = jax.checkpoint(lambda params, x: jax.nn.relu(jax.nn.relu(x @ params["w1"]) @ params["w2"]))(params, batch["x"])
+        return ((h - batch["y"]) ** 2).mean()
+
+    return descend(loss, params, batch)
+
+
 def attending(params, batch):
     """Attention with the batch behind the sequence."""
 
@@ -438,6 +448,7 @@ def accumulated(params, batch):
         (linear, (16, 16), {"x": (BATCH, 16)}, 1, {"x": {0}}),  # what looks like a state is none
         (residual, (16, 32, 16), {"x": (BATCH, 16)}, (), {"x": {0}}),
         (normed, (16, 32, 16), {"x": (BATCH, 16), "y": (BATCH, 16)}, 0, {"x": {0}, "y": {0}}),
+        (checkpointed, (16, 32, 8), {"x": (BATCH, 16), "y": (BATCH, 8)}, (), {"x": {0}, "y": {0}}),
         (attending, (16, 16, 16), {"x": (8, 4, 16)}, 0, {"x": {1}}),
         (contrasted, (16, 32, 12), {"x": (BATCH, 16), "z": (BATCH, 12)}, 0, {"x": {0}, "z": {0}}),
     ],
