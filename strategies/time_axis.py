@@ -132,11 +132,11 @@ class Propagation:
         graph = self.graph
         cls, values = graph.cls(op), graph.operands(op).tolist()
         lays = [self.lays[value] for value in values]
-        if cls.name == BARRIER:
-            self._hand_on(op, values, lays)
-            return
         if op in self.copied or all(lay.phase == Phase.SETUP for lay in lays):
             self.settle(op, Phase.SETUP, None)
+            return
+        if cls.name == BARRIER:
+            self._hand_on(op, values, lays)
             return
         state = self._best(op, values, lays)
         self.settle(op, Phase.APPLY if state is None else Phase.LOOP, state)

@@ -172,6 +172,17 @@ def rematerialized(p, batch):
     return descend(p, grads), loss
 
 
+def fenced(p, batch):
+    """Sums the batch behind a barrier that hands on a part of it too: the barrier stands in the micro-batches, and before them."""
+
+    def loss(p):
+        h, x = jax.lax.optimization_barrier((hidden(p, batch["x"]), batch["x"]))
+        return (((h + 0.1 * x.sum()) @ p["down"] - batch["y"]) ** 2).mean()
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return descend(p, grads), value
+
+
 def skipped(p, batch):
     """Leaves the state as it is where the loss is not finite."""
     loss, grads = jax.value_and_grad(lambda p: errors(p, batch).mean())(p)
@@ -243,6 +254,7 @@ STEPS = {
     "sideways": (sideways, params(), {"x": SHAPE((6, 8), jnp.float32)}),
     "two-batches": (two_batches, params(), {"first": BATCH, "second": SHAPE((16, 6), jnp.float32)}),
     "towers": (towers, params(), BATCH),
+    "fenced": (fenced, params(), BATCH),
     "skipped": (skipped, params(), BATCH),
     "keyed": (keyed, (params(), jnp.zeros(2, jnp.uint32)), BATCH),
     "looked-up": (looked_up, params(), {"i": SHAPE((8, 3), jnp.int32)}),
