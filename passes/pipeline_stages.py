@@ -141,8 +141,12 @@ class PipelineStages(Pass):
                 fix="put it between such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
             )
         if found.num_stages != self.stages:
-            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were asked for"
             place = place_of(program.ops[next(iter(marks))].location, program.file)
+            if found.num_stages == 1:
+                what = "boundaries of stages in the model part nothing"
+                fix = "put them on what the model computes of the batch, on its way to the loss"
+                raise RhinoError("RHI-STAGE-003", what, place, fix=fix)
+            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were asked for"
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
 

@@ -207,6 +207,13 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
     with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*in a loop of the model"):
         rhino.parallelize(looped, cluster="cpu2", mesh="1", stages=2, micro_batches=2).plan(*(Shape((8, 8), jnp.float32),) * 2)
 
+    def early(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.tanh(x @ rhino.stage_boundary(w))
+        return w + x.T @ h, h.sum()
+
+    with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*part nothing"):
+        rhino.parallelize(early, cluster="cpu4", mesh="1", micro_batches=2).plan(jnp.ones((WIDTH, WIDTH)), batch_of(0))
+
 
 @pytest.mark.parametrize(
     ("said", "words"),
