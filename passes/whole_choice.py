@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final, Generic, TypeVar
 
 from rhino.ir.cluster import load_cluster
@@ -90,7 +91,7 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     """
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
     stages = [] if said.stages is None else [max(1, said.stages // chunks)]
-    _check_ranks(setup, stages)
+    _check_ranks(setup, stages, said.mesh)
     numbers = [] if said.micro_batches is None else [said.micro_batches]
     space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
     if not space.meshes:
@@ -106,13 +107,21 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes)
 
 
-def _check_ranks(setup: Setup, ranks: Sequence[int]) -> None:
-    """Raises RHI-MESH-001 where more ranks are asked for than there are devices."""
-    there = load_cluster(setup.cluster).num_devices
-    for count in ranks:
+def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
+    """Raises RHI-MESH-001 where more ranks, or more devices in each, are asked for than there are."""
+    there, fix = load_cluster(setup.cluster).num_devices, "ask for fewer stages, or name a larger cluster"
+    for count in ranks or [1]:
         if count > there:
             what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
-            raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix="ask for fewer stages, or name a larger cluster")
+            raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix=fix)
+        if mesh and count * prod(mesh) > there:
+            held = (
+                f"{count} ranks of {prod(mesh)} devices each need {count * prod(mesh)}"
+                if count > 1
+                else f"{prod(mesh)} devices are asked for"
+            )
+            what = f"{held}, cluster '{setup.cluster}' has {there}"
+            raise RhinoError("RHI-MESH-001", what, Place(setup.file), ("a mesh is that of one rank",), f"leave the mesh out, or {fix}")
 
 
 @dataclass(eq=False)

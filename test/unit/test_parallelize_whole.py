@@ -226,6 +226,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"search": "whole", "recompute": 0.5}, r"RHI-JAX-002.*recompute is given"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
+        ({"stages": 2, "mesh": "4"}, r"RHI-MESH-001.*2 ranks of 4 devices each need 8, cluster 'cpu4' has 4"),
         ({"donate_argnums": "state"}, r"RHI-JAX-002.*'state', which is no number"),
         ({"pins": "state.*=[{}, {}]"}, r"RHI-JAX-002.*pins is the text"),
         ({"plan": "plan.json"}, r"(?s)RHI-JAX-002.*plan is a str.*Plan\.load"),
