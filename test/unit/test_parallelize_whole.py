@@ -255,13 +255,13 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any, monkeypatch: py
     with pytest.raises(RhinoError, match=r"RHI-JAX-002.*stages is given, and a plan"):
         rhino.parallelize(step, plan=plan, stages=2)
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
-        rhino.parallelize(step, plan=plan, devices=jax.devices()[:2]).plan(*SHAPES)
+        rhino.parallelize(step, plan=plan, devices=jax.devices()[:2], donate_argnums=0).plan(*SHAPES)
     assert plan.diff(plan) == ""
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*what each tensor could be"):
         staged.plan(*SHAPES).why("w0")
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*compare"):
         plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
-    again = rhino.parallelize(step, plan=plan)
+    again = rhino.parallelize(step, plan=plan, donate_argnums=0)
     again.plan(*SHAPES)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*2 processes"):

@@ -113,7 +113,7 @@ def test_a_stale_plan_is_refused_and_says_what_has_changed(plan: rhino.Plan, cas
 
 def test_a_changed_constant_is_a_change():
     plan = rhino.parallelize(lambda x: x * 2.0, cluster="cpu8").plan(jnp.ones(8))
-    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*constants, or how ops follow"):
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*constants, what is donated, or how ops follow"):
         rhino.parallelize(lambda x: x * 3.0, plan=plan).plan(jnp.ones(8))
 
 
