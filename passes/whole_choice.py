@@ -114,12 +114,8 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
         if count > there:
             what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
             raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix=fix)
-        if mesh and count * prod(mesh) > there:
-            held = (
-                f"{count} ranks of {prod(mesh)} devices each need {count * prod(mesh)}"
-                if count > 1
-                else f"{prod(mesh)} devices are asked for"
-            )
+        if (needed := count * prod(mesh)) > there:
+            held = f"{count} ranks of {prod(mesh)} devices each need {needed}" if count > 1 else f"{needed} devices are asked for"
             what = f"{held}, cluster '{setup.cluster}' has {there}"
             raise RhinoError("RHI-MESH-001", what, Place(setup.file), ("a mesh is that of one rank",), f"leave the mesh out, or {fix}")
 

@@ -127,8 +127,8 @@ def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
     """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
     found = again(module, plan)
     costs, nodes = found.costs, list(enumerate(found.costs.choice.nodes))
-    arguments = _grouped(costs, [number for number, node in nodes if node.kind == "argument"])
-    ops = _grouped(costs, [number for number, node in nodes if node.kind == "op"])
+    arguments = _grouped(found, [number for number, node in nodes if node.kind == "argument"])
+    ops = _grouped(found, [number for number, node in nodes if node.kind == "op"])
     largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
     longest = sorted(ops, key=lambda one: -_seconds(found, one))
     alternatives = _alternatives(found, plan)
@@ -197,46 +197,42 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
 
 def _meant(searched: Found, name: str) -> list[Subject]:
     """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
-    costs = searched.costs
-    paths = [one.path for one in searched.plan.results]
-    named = [
-        (number, node, (*names, dotted(paths[node.number]), paths[node.number]) if node.kind == "return" else names)
-        for number, node in enumerate(costs.choice.nodes)
-        if (names := _names(costs, node))
-    ]
+    named = [(number, node, names) for number, node in enumerate(searched.costs.choice.nodes) if (names := _names(searched, node))]
     pattern, scopes = name.removeprefix(_RESULT).removeprefix(_PLACE), ("op", "value")
     kinds = [("return",)] if name.startswith(_RESULT) else [scopes] if name.startswith(_PLACE) else [("argument",), ("return",), scopes]
     for some in kinds:
         found = [number for number, node, names in named if node.kind in some and _is_meant(pattern, node, names)]
         if found:
-            return _grouped(costs, found)
+            return _grouped(searched, found)
     close = nearest(dotted(pattern), (names[0] for _, node, names in named if node.kind in kinds[0]), "/" if kinds == [scopes] else ".")
     fix = f"did you mean {' or '.join(close)}?" if close else "docs/explain.md says what a name is"
     raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
 
 
-def _grouped(costs: PlanCosts, nodes: Sequence[int]) -> list[Subject]:
+def _grouped(searched: Found, nodes: Sequence[int]) -> list[Subject]:
     """Returns nodes in groups of those that are alike, and were decided alike."""
+    costs = searched.costs
     groups: dict[tuple[str, str, str, object, int], list[int]] = {}
     for number in nodes:
         node = costs.choice.nodes[number]
-        key = (node.kind, folded(_names(costs, node)[-1]), _what(costs, node), node.states, int(costs.states[number]))
+        key = (node.kind, folded(_names(searched, node)[-1]), _what(costs, node), node.states, int(costs.states[number]))
         groups.setdefault(key, []).append(number)
     return [
-        Subject(shown if len(ones) > 1 else _names(costs, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
+        Subject(shown if len(ones) > 1 else _names(searched, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
         for (_, shown, what, _, _), ones in groups.items()
     ]
 
 
-def _names(costs: PlanCosts, node: Node) -> tuple[str, ...]:
+def _names(searched: Found, node: Node) -> tuple[str, ...]:
     """Returns what a node goes by; the last name is the one that is shown."""
-    graph = costs.plan.graph
+    costs, graph = searched.costs, searched.costs.plan.graph
     match node.kind:
         case "argument":
             name = graph.arguments[node.number].name
             return dotted(name), name
         case "return":
-            return str(node.number), f"result {node.number}"
+            path = searched.plan.results[node.number].path
+            return str(node.number), dotted(path), path, f"result {node.number}"
     op = node.number if node.kind == "op" else int(graph.value_op[node.number])
     if op < 0:
         return ()
