@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from textwrap import shorten
+from typing import Final
 
 from rhino.ir.spmd_plan import Cost, Dims, SpmdPlan, Tensor, dims_text, folded, num_parts
 from rhino.ir.tally import EMPTY, Count, Tally
 from rhino.ir.units import format_bytes, format_seconds
+
+# Characters of how an op runs; a loop's return has a spec for each value that it carries, and one row would make all as wide.
+_HOW_WIDTH: Final = 90
 
 
 def explain_text(plan: SpmdPlan, num_rows: int = 20) -> str:
@@ -106,7 +111,7 @@ def _works(plan: SpmdPlan, num_rows: int) -> list[str]:
             format_bytes(one.num_bytes),
             f"{one.count} x {one.kind}",
             f"{one.shares} of {devices}",
-            one.how,
+            shorten(one.how, _HOW_WIDTH, placeholder=" ..."),
             " at ".join(filter(None, (one.name, one.line))),
         )
         for one in plan.works[:num_rows]

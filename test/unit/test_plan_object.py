@@ -19,6 +19,7 @@ from training import abstract_state, make_step
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import plan_from_text, plan_to_text
 from rhino.tools.plan import run
 
@@ -211,6 +212,13 @@ def test_explain_counts_what_the_program_sends(plan: rhino.Plan):
     from rhino.ir.plan_text import tally_of  # noqa: PLC0415
 
     assert tally_of(plan.facts.costs).counts == tally_hlo(lowered.compile().as_text()).counts
+
+
+def test_an_op_of_many_operands_makes_no_row_wide(plan: rhino.Plan):
+    wide = replace(plan.facts.works[0], how=", ".join(['[{"x"}, {}, {}]'] * 40))
+    facts = replace(plan.facts, works=(wide, *plan.facts.works[1:]))
+    narrow = max(map(len, explain_text(plan.facts).splitlines()))
+    assert max(map(len, explain_text(facts).splitlines())) < narrow + 90
 
 
 def test_the_plan_of_a_deep_model_is_small():
