@@ -47,7 +47,7 @@ def held_specs(op: ir.Operation, mesh: NamedMesh, file: str) -> Held:
     if axes != set(mesh.mesh.names):
         over = ", ".join(f'"{axis}"' for axis in sorted(axes)) or "no axis"
         what = f"a manual computation over {over}, on a mesh of {mesh.mesh},"
-        raise cannot_honour(what, "make it manual over all axes of the mesh", place)
+        raise cannot_honour(what, "make it manual over all axes of the mesh first, with --rhino-normalize", place)
     return _specs(op, "in", [v.type for v in op.operands], mesh, place), _specs(op, "out", [v.type for v in op.results], mesh, place)
 
 

@@ -3,9 +3,9 @@
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
           start from their identity, branches as selections and loops, common subexpressions merged, dead code gone, loops with
-          values of their own (passes/loop_values.py).
+          values of their own (passes/loop_values.py), parts by hand over all axes (passes/manual_regions.py).
           Locations stay; an inlined op's says where it was called.
-Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
+Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-SHARD-001 a part by hand in another that cannot be honoured.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.branches import split_branches
 from rhino.passes.loop_values import own_values
+from rhino.passes.manual_regions import widen_regions
 from rhino.passes.shardy_ops import plain_shardy_ops
 from rhino.passes.stage_marks import keep_marks
 
@@ -31,7 +32,7 @@ class Normalize(Pass):
     """Inline calls, legalize CHLO and composites, merge common subexpressions, drop dead code."""
 
     name: ClassVar[str] = "rhino-normalize"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-READ-006")
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-READ-006", "RHI-SHARD-001")
 
     boundaries: bool = opt(False, "keep the marks of stages for rhino-pipeline-stages")
 
@@ -43,6 +44,7 @@ class Normalize(Pass):
         _nested(module, f"func.func({_LEGALIZE})")
         Inliner(module, remarks.file).inline(entry)
         plain_shardy_ops(entry)
+        widen_regions(entry, self.name, remarks)
         _unpack_tuples(entry)
         split_branches(entry)
         for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:

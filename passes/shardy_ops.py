@@ -22,11 +22,11 @@ def plain_shardy_ops(entry: func.FuncOp) -> None:
                 _take_out(op)
             case "sdy.reshard":
                 with ir.InsertionPoint(op), op.location:
-                    _replace(op, [sdy.ShardingConstraintOp(op.operands[0], op.attributes["sharding"]).result])
+                    replace_op(op, [sdy.ShardingConstraintOp(op.operands[0], op.attributes["sharding"]).result])
             case "sdy.propagation_barrier":
-                _replace(op, list(op.operands))
+                replace_op(op, list(op.operands))
             case "sdy.sharding_constraint" if str(sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref) in empty:
-                _replace(op, list(op.operands))
+                replace_op(op, list(op.operands))
 
 
 def _empty_meshes(entry: func.FuncOp) -> set[str]:
@@ -36,18 +36,30 @@ def _empty_meshes(entry: func.FuncOp) -> set[str]:
     return {f"@{op.sym_name.value}" for op in meshes if not list(sdy.MeshAttr(op.attributes["mesh"]).axes)}
 
 
-def _take_out(op: ir.Operation) -> None:
+def inline_body(op: ir.Operation, operands: list[ir.Value[Any]]) -> list[ir.Value[Any]]:
+    """Moves the ops in the one block of `op` before it, where they read `operands`; returns what the block's last op gives."""
     block = op.regions[0].blocks[0]
-    with ir.InsertionPoint(op), op.location:
-        operands = _constrained(list(op.operands), op, "in_shardings")
     for argument, value in zip(block.arguments, operands, strict=True):
         argument.replace_all_uses_with(value)
     *body, last = [view.operation for view in block.operations]
     for inner in body:
         inner.move_before(op)
+    return list(last.operands)
+
+
+def replace_op(op: ir.Operation, values: list[ir.Value[Any]]) -> None:
+    """Puts `values` in the place of an op's results, and erases it."""
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+
+
+def _take_out(op: ir.Operation) -> None:
     with ir.InsertionPoint(op), op.location:
-        results = _constrained(list(last.operands), op, "out_shardings")
-    _replace(op, results)
+        operands = _constrained(list(op.operands), op, "in_shardings")
+    given = inline_body(op, operands)
+    with ir.InsertionPoint(op), op.location:
+        replace_op(op, _constrained(given, op, "out_shardings"))
 
 
 def _constrained(values: list[ir.Value[Any]], op: ir.Operation, name: str) -> list[ir.Value[Any]]:
@@ -55,9 +67,3 @@ def _constrained(values: list[ir.Value[Any]], op: ir.Operation, name: str) -> li
         return values
     shardings = sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
     return [sdy.ShardingConstraintOp(value, sharding).result for value, sharding in zip(values, shardings, strict=True)]
-
-
-def _replace(op: ir.Operation, values: list[ir.Value[Any]]) -> None:
-    for result, value in zip(op.results, values, strict=True):
-        result.replace_all_uses_with(value)
-    op.erase()

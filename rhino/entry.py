@@ -73,7 +73,7 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     kept = asked.plan
     wish = asked.wish if kept is not None else _settled(asked.wish, asked.devices)
     named = Mesh(kept.facts.mesh) if isinstance(kept, Plan) else wish.named_mesh()
-    traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named))
+    traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named, asked.devices))
     facts, code = _planned(traced, wish, kept)
     trees = Trees(key.tree, traced.out_tree)
     plan: Plan | PipelinePlan
@@ -131,8 +131,16 @@ def _check_agreement(plan: Plan) -> None:
         )
 
 
-def _abstract(mesh: Mesh | None) -> AbstractMesh | None:
-    return AbstractMesh(mesh.shape, mesh.names) if mesh is not None else None
+def _abstract(mesh: Mesh | None, devices: tuple[jax.Device, ...] | None) -> AbstractMesh | None:
+    """Returns a mesh to trace under, with the kind of the devices where there are enough: a mesh in the user's `shard_map` has it."""
+    if mesh is None:
+        return None
+    there = devices if devices is not None else jax.devices()
+    count = prod(mesh.shape)
+    if len(there) < count:
+        return AbstractMesh(mesh.shape, mesh.names)
+    found: AbstractMesh = jax.sharding.Mesh(np.array(there[:count]).reshape(mesh.shape), mesh.names).abstract_mesh
+    return found
 
 
 def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:

@@ -7,14 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn_plans import MOODS, OneDevice, drawable
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from snippets import program_of
+from snippets import parse, program_of
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.fixed_region import MANUAL
+from rhino.ir.reader import walk
 from rhino.ir.spec import pack, split
+from rhino.passes.base import Remarks
 from rhino.passes.localize import localized_copy
+from rhino.passes.normalize import Normalize
 
 SHAPES = ((8, 16), (16, 16), (16, 8))
 
@@ -39,13 +42,13 @@ def by_hand(mesh: Mesh):
 
 
 @cache
-def program(sizes: tuple[int, ...] = (2, 2)) -> tuple[str, OneDevice]:
+def program(sizes: tuple[int, ...] = (2, 2), make=by_hand) -> tuple[str, OneDevice]:
     """The program as text, and what JAX makes of it."""
     mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("x", "y"))
     random = np.random.default_rng(0)
     inputs = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
-    traced = jax.jit(by_hand(mesh))
-    return str(traced.lower(*inputs).as_text()), OneDevice(inputs, [np.asarray(r) for r in traced(*inputs)])
+    traced = jax.jit(make(mesh))
+    return str(traced.lower(*inputs).as_text()), OneDevice(inputs, [np.asarray(r) for r in jax.tree.leaves(traced(*inputs))])
 
 
 @pytest.mark.parametrize(("seed", "mood"), list(enumerate(MOODS)))
@@ -75,18 +78,50 @@ def test_its_collectives_keep_channels_of_their_own():
     assert len(handles) == len(set(handles)) > 2
 
 
-def test_a_region_over_some_axes_alone_is_refused():
-    region = """
+def over_one_axis(mesh: Mesh):
+    """A region over `x`, with a region of its own (`axis_index`) and a constraint along `y`; its gradient has two such."""
+    along_y = NamedSharding(mesh.abstract_mesh.update_axis_types({"x": AxisType.Manual}), P(None, "y"))
+
+    def ring(a):
+        a = jax.lax.with_sharding_constraint(jnp.tanh(a), along_y) * jax.lax.axis_index("x")
+        return jax.lax.ppermute(a, "x", [(i, (i + 1) % mesh.shape["x"]) for i in range(mesh.shape["x"])]) + jax.lax.psum(a, "x")
+
+    def run(a, w, v):
+        h = jax.shard_map(ring, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})(a @ w)
+        return jnp.sum((h @ v) ** 2)
+
+    return jax.value_and_grad(run, argnums=(0, 1))
+
+
+@pytest.mark.parametrize("mood", MOODS[:2])
+def test_a_region_over_some_axes_does_the_same_along_the_others(mood):
+    text, expected = program((4, 2), over_one_axis)
+    drawn = drawable(text, "4x2")
+    assert {str(axes) for op in walk(drawn.module.operation) if op.name == MANUAL for axes in [op.attributes["manual_axes"]]} == {
+        '#sdy<manual_axes{"x", "y"}>'
+    }
+    assert expected.difference(drawn.plan(0, mood), drawn.module, own_collectives=True).passes
+
+
+INSIDE = """
     sdy.mesh @mesh = <["x"=2, "y"=2]>
     func.func @main(%a: tensor<8x16xf32>) -> tensor<8x16xf32> {
       %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x"}, {}]>] out_shardings=[<@mesh, [{"x"}, {}]>] manual_axes={"x"}
           (%b: tensor<4x16xf32>) {
-        %1 = stablehlo.tanh %b : tensor<4x16xf32>
+        %1 = sdy.manual_computation(%b) in_shardings=[<@mesh, [{}, {"y"}]>] out_shardings=[<@mesh, [{}, {"y"}]>] manual_axes={"y"}
+            (%c: tensor<4x8xf32>) {
+          %2 = stablehlo.tanh %c : tensor<4x8xf32>
+          sdy.return %2 : tensor<4x8xf32>
+        } : (tensor<4x16xf32>) -> tensor<4x16xf32>
         sdy.return %1 : tensor<4x16xf32>
       } : (tensor<8x16xf32>) -> tensor<8x16xf32>
       return %0 : tensor<8x16xf32>
     }"""
+
+
+@pytest.mark.parametrize(("prepared", "words"), [(True, 'over "y" inside another'), (False, 'over "x", on a mesh of x=2,y=2')])
+def test_what_is_left_over_some_axes_is_refused(prepared: bool, words: str):
     with pytest.raises(RhinoError) as caught:
-        program_of(region, (2, 2))
+        Normalize().run(parse(INSIDE).operation, Remarks()) if prepared else program_of(INSIDE, (2, 2))
     assert caught.value.id == "RHI-SHARD-001"
-    assert 'over "x", on a mesh of x=2,y=2' in caught.value.what
+    assert words in caught.value.what

@@ -256,12 +256,12 @@ def test_sharding_constraints_in_the_function_are_honoured(is_named: bool):
     same(fast(w, x), jnp.tanh(x @ w))
 
 
-@pytest.mark.parametrize("given", [None, "mesh"])
+@pytest.mark.parametrize("given", [None, "mesh", "x=8"])
 def test_parts_that_are_parallel_by_hand_are_kept(given: str | None):
     mesh = Mesh(np.array(jax.devices()), ("x",))
     by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
     x = jnp.arange(64.0).reshape(16, 4)
-    fast = rhino.parallelize(lambda x: jnp.sin(by_hand(x)) * 2, cluster="cpu8", mesh=given and mesh)
+    fast = rhino.parallelize(lambda x: jnp.sin(by_hand(x)) * 2, cluster="cpu8", mesh=mesh if given == "mesh" else given)
     same(fast(x), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
 
 
