@@ -42,7 +42,8 @@ from rhino.ir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Setup, Workers, make_space
+from rhino.passes.whole_search import Setup, make_space
+from rhino.passes.whole_workers import Workers
 from rhino.strategies.whole import explore
 from rhino.strategies.whole.base import Estimate, Explored, Space
 

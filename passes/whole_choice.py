@@ -16,7 +16,8 @@ from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes
 from rhino.passes.whole_report import Chosen, Report
-from rhino.passes.whole_search import Setup, Workers, make_space, pipeline_of
+from rhino.passes.whole_search import Setup, make_space, pipeline_of
+from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore
 from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused

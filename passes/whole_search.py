@@ -6,18 +6,11 @@ to is the search's own cost and memory of that plan; if it is a pipeline, as its
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from math import inf
-from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -318,64 +311,3 @@ def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
         if cls.flops and cls.operands:
             seconds += times * cls.flops / cluster.device.matmul_flops_per_s(cls.operands[0].dtype)
     return seconds / cluster.num_devices
-
-
-class Workers:
-    """Processes that evaluate shapes; with one, or where one of them dies (of lack of memory), this process does. To be closed."""
-
-    def __init__(self, setup: Setup, num_processes: int) -> None:
-        self.setup = setup
-        self.local: Evaluator | None = None
-        self.folder = TemporaryDirectory(prefix="rhino-") if num_processes > 1 else None
-        self.pool = None
-        if self.folder:
-            self.pool = ProcessPoolExecutor(num_processes, get_context("spawn"), _start, (setup, Path(self.folder.name)))
-
-    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float = inf) -> list[Outcome]:
-        """Returns the outcomes of shapes, in their order; a shape is cut off where it is proven to take no less than `cutoff_s`."""
-        if self.pool is not None:
-            order = _scattered(shapes)
-            try:
-                asked = [shapes[number] for number in order]
-                found = dict(zip(order, self.pool.map(_outcome, asked, repeat(cutoff_s)), strict=True))
-                return [found[number] for number in range(len(shapes))]
-            except BrokenProcessPool:
-                self.pool = None
-        self.local = self.local or Evaluator(self.setup)
-        return [self.local.outcome(shape, cutoff_s) for shape in shapes]
-
-    def close(self) -> None:
-        """Ends the processes, whatever they are at."""
-        if self.pool is not None:
-            for process in list(self.pool._processes.values()):
-                process.terminate()
-            self.pool.shutdown(wait=True, cancel_futures=True)
-        if self.folder is not None:
-            self.folder.cleanup()
-
-
-def _scattered(shapes: Sequence[Shape]) -> list[int]:
-    """Returns the shapes by number, those with one step before the choice of shardings far apart: the second finds what the first made."""
-    seen: dict[tuple[int, float], int] = {}
-    place = []
-    for number, shape in enumerate(shapes):
-        key = (shape.micro_batches, shape.keep)
-        place.append((seen.get(key, 0), number))
-        seen[key] = seen.get(key, 0) + 1
-    return [number for _, number in sorted(place)]
-
-
-_evaluator: list[Evaluator] = []
-"""In a worker process: its evaluator."""
-
-
-def _start(setup: Setup, folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that asked, which ends this one
-    gc.disable()  # as in rhino-opt: much is made while planning, and hardly a cycle
-    _evaluator.append(Evaluator(setup, folder))
-
-
-def _outcome(shape: Shape, cutoff_s: float) -> Outcome:
-    found = _evaluator[0].outcome(shape, cutoff_s)
-    gc.collect()  # what MLIR holds for the module of the shape
-    return found

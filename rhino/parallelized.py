@@ -162,6 +162,7 @@ def parallelize(
     recompute: float | str | None = None,
     batch: str | Sequence[str] = (),
     search: Search = "shard",
+    jobs: int | None = None,
     plan: Plan | PipelinePlan | None = None,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
     """Returns `fn` parallelized: the search chooses how it runs on many devices, and calling it runs it so.
@@ -192,6 +193,7 @@ def parallelize(
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
         search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and recomputation too, as far as
             they are not said.
+        jobs: how many processes search for a whole plan, which is the same with any number; left out, one a core.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
 
     Raises:
@@ -233,6 +235,7 @@ def parallelize(
         stages=stages,
         schedule=schedule or "",
         search=search,
+        jobs=jobs,
     )
     _check_stages(wish)
     return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), None if devices is None else tuple(devices)), on_new_shapes)
@@ -242,7 +245,7 @@ def _check_stages(wish: Wish) -> None:
     """Raises RHI-JAX-002 where what is said of stages and micro-batches says nothing, RHI-SCHED-001 for an unknown schedule."""
     if wish.search not in (SHARD, WHOLE):
         raise RhinoError("RHI-JAX-002", f"search is {wish.search!r}", fix="say 'shard' or 'whole'")
-    for name, count in (("stages", wish.stages), ("micro_batches", wish.micro_batches)):
+    for name, count in (("stages", wish.stages), ("micro_batches", wish.micro_batches), ("jobs", wish.jobs)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise RhinoError("RHI-JAX-002", f"{name} is {count!r}", fix="say a number from 1, or leave it out")
     if wish.schedule:

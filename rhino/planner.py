@@ -36,7 +36,10 @@ LOCALIZED = "localized"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asks of a plan, in the words of `rhino-opt`. The mesh is a stage's share of `shared` devices; 0: it is the user's."""
+    """What the user asks of a plan, in the words of `rhino-opt`. The mesh is a stage's share of `shared` devices; 0: it is the user's.
+
+    A whole plan is searched for by `jobs` processes (None: one a core).
+    """
 
     cluster: str
     mesh: str = ""
@@ -53,6 +56,7 @@ class Wish:
     stages: int | None = None
     schedule: str = ""
     search: str = SHARD
+    jobs: int | None = None
     shared: int = 0
 
     @property

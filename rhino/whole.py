@@ -61,14 +61,14 @@ def _marked(traced: Traced) -> int:
 
 
 def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:
-    """Returns the best plan of what the wish leaves open. Shapes are planned in this process: others would run the user's script again."""
+    """Returns the best plan of what the wish leaves open."""
     context = make_context()
     module = read_traced(traced, context)
     options = {name: text for name, text in wish.options(shapes(traced, module)[0]).items() if name in _SEARCHED}
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     mesh = wish.named_mesh()
-    said = Said(wish.stages, mesh.shape if mesh else (), wish.micro_batches, wish.schedule, jobs=1)
+    said = Said(wish.stages, mesh.shape if mesh else (), wish.micro_batches, wish.schedule, jobs=wish.jobs)
     setup = Setup(bytecode(module), traced.name, wish.cluster, float(wish.budget_bytes()), options, said.schedules())
 
     def make(plan: Decided) -> Made[Planned | Staged]:

@@ -1,0 +1,99 @@
+"""Processes that evaluate shapes: what they give is what one gives, they run nothing of their caller's, and none is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import psutil
+import pytest
+
+from rhino.ir.manual import bytecode
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.passes import whole_workers
+from rhino.passes.base import Remarks
+from rhino.passes.normalize import Normalize
+from rhino.passes.whole_search import Evaluator, Setup
+from rhino.passes.whole_workers import Workers
+from rhino.strategies.whole.base import Shape
+
+SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
+
+SCRIPT = """
+import jax, jax.numpy as jnp, rhino
+from rhino.passes.whole_workers import Workers
+
+print("the script runs")
+asked = []
+evaluate = Workers.evaluate
+Workers.evaluate = lambda self, *shapes: (evaluate(self, *shapes), asked.append((self.most, self.local)))[0]
+
+def step(w, x):
+    loss, grad = jax.value_and_grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+    return w - 0.1 * grad, loss
+
+array = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+rhino.parallelize(step, cluster="cpu2", stages=1, search="whole", jobs=2, donate_argnums=0).plan(array, array)
+print(set(asked))
+"""
+
+
+@pytest.fixture(scope="module")
+def setup() -> Setup:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+
+    context = make_context()
+    module = read_module(jax.jit(step).lower(*[jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).as_text().encode(), "step", context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    return Setup(bytecode(module), "step", "cpu2", 2.0**31, {})
+
+
+def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+    workers, wait, ids = Workers(setup, 2), whole_workers.wait, list[int]()
+
+    def interrupting(lines: list[object]) -> list[object]:
+        if not ids:  # while they start: Python has not set up its own way with interrupts then
+            ids[:] = [worker.process.pid for worker in workers.workers]
+            for one in ids:
+                os.kill(one, signal.SIGINT)
+        return wait(lines)
+
+    monkeypatch.setattr(whole_workers, "wait", interrupting)
+    evaluator = Evaluator(setup)
+    assert workers.evaluate(SHAPES) == [evaluator.outcome(shape) for shape in SHAPES]
+    assert (len(ids), workers.local) == (2, None)
+
+    def interrupted(_: object) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whole_workers, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workers.evaluate(SHAPES)
+    workers.close()
+    assert not any(map(psutil.pid_exists, ids))
+
+
+def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(whole_workers, "_SERVE", "")
+    workers = Workers(setup, 2)
+    try:
+        assert [one.shape for one in workers.evaluate(SHAPES)] == SHAPES
+        assert workers.local is not None
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("how", ["a file without a guard", pytest.param("stdin", marks=pytest.mark.long)])
+def test_the_callers_script_runs_once(tmp_path: Path, how: str):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    with file.open() as script:
+        command = [sys.executable, "-" if how == "stdin" else str(file)]
+        done = subprocess.run(command, stdin=script, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines() == ["the script runs", "{(2, None)}"], done.stderr
