@@ -40,7 +40,8 @@ from rhino.strategies.candidates import strategy_name
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, implied, make_plan
-from rhino.strategies.search import Limits, Search, Statistics
+from rhino.strategies.search import Limits, Search
+from rhino.strategies.solver import Solver
 
 STRATEGY = "rhino.strategy"
 
@@ -84,7 +85,8 @@ class ChooseShardings(PlanningPass):
         _remark(best.program, best.plan, best.answer, best.target, best.budget, remarks)
         statistics = {
             "answer": best.answer,
-            "search": best.statistics,
+            "search": best.solver.statistics,
+            "solver": best.solver,
             "plan": best.plan,
             "choice": best.choice,
             "program": best.program,
@@ -117,7 +119,7 @@ class ChooseShardings(PlanningPass):
         outcome = search.run(budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
-            return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.statistics)
+            return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver)
         return does_not_fit(choice, program, budget, outcome)
 
 
@@ -131,7 +133,7 @@ class _Planned:
     plan: Plan
     answer: Answer
     budget: float
-    statistics: Statistics
+    solver: Solver
 
 
 def _remark_meshes(targets: Sequence[Target], tried: Sequence[_Planned | RhinoError], remarks: Remarks) -> None:

@@ -29,6 +29,7 @@ from rhino.passes.problem import AUTO, write_mesh
 from rhino.passes.registry import Item, shard_in_parts
 from rhino.passes.scopes import scopes_text
 from rhino.strategies.answer import Answer
+from rhino.strategies.solver import Solver
 
 Whole = Mapping[Side, Mapping[int, int]]
 """Of arguments and results by number: how many of their last dims must stay whole."""
@@ -48,7 +49,7 @@ RESULT_INFO: Final = "jax.result_info"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A plan, and the choice that it is: for questions that the plan by itself does not answer. It took `num_solves` to find.
+    """A plan, and the choice that it is: for questions that the plan by itself does not answer. `solver` has found it.
 
     `module` is annotated with it: what `costs` knows of ops lives as long as that.
     """
@@ -57,7 +58,7 @@ class Found:
     plan: SpmdPlan
     costs: PlanCosts
     answer: Answer
-    num_solves: int
+    solver: Solver
 
 
 def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks, whole: Whole | None = None) -> Found:
@@ -89,7 +90,7 @@ def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Re
         rivals=rivals(said),
         annotations=read_annotations(module),
     )
-    return Found(module, plan, costs, said["answer"], said["search"].solves)
+    return Found(module, plan, costs, said["answer"], said["solver"])
 
 
 def normalize(module: ir.Module, name: str, passes: Sequence[Item], remarks: Remarks, *, is_rewritten: bool) -> Source:

@@ -34,9 +34,6 @@ from rhino.strategies.nodes import Node
 MOST_SUBJECTS: Final = 8
 """How many tensors or ops that are not alike a question is answered for."""
 
-MOST_SEARCHED: Final = 20
-"""Searches that one question may take, shared by its subjects: half a minute for models whose search takes a second or two."""
-
 ROUNDING: Final = 1e-7
 """The share of a step below which a difference is one of rounding."""
 
@@ -119,8 +116,7 @@ def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
 def reasons(found: Found, plan: SpmdPlan, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
     subjects = sorted(_meant(found, name), key=lambda one: -_seconds(found, one))
-    alternatives, each = _alternatives(found, plan), MOST_SEARCHED // min(len(subjects), MOST_SUBJECTS)
-    return [_why(found, one, alternatives if number < MOST_SUBJECTS else None, each) for number, one in enumerate(subjects)]
+    return [*_answered(found, plan, subjects[:MOST_SUBJECTS]), *(_why(found, one, []) for one in subjects[MOST_SUBJECTS:])]
 
 
 def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
@@ -131,15 +127,16 @@ def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
     ops = _grouped(found, [number for number, node in nodes if node.kind == "op"])
     largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
     longest = sorted(ops, key=lambda one: -_seconds(found, one))
-    alternatives = _alternatives(found, plan)
-    subjects = (*largest[:NOTABLE], *longest[:NOTABLE])
-    return [_why(found, one, alternatives, MOST_SEARCHED // len(subjects)) for one in subjects]
+    return _answered(found, plan, (*largest[:NOTABLE], *longest[:NOTABLE]))
 
 
-def _alternatives(found: Found, plan: SpmdPlan) -> Alternatives:
+def _answered(found: Found, plan: SpmdPlan, subjects: Sequence[Subject]) -> list[Why]:
+    """Returns why subjects are as they are, and what else each could be."""
     budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
     limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
-    return Alternatives(found.costs.choice.problem, limits, found.answer, budget, found.num_solves)
+    alternatives = Alternatives(found.costs.choice.problem, limits, found.answer, budget, found.solver)
+    left = range(len(subjects), 0, -1)
+    return [_why(found, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
 
 
 def _seconds(found: Found, subject: Subject) -> float:
@@ -148,14 +145,12 @@ def _seconds(found: Found, subject: Subject) -> float:
     return float(problem.node_entries(problem.node_table[nodes], nodes, found.answer.states).sum())
 
 
-def _why(found: Found, subject: Subject, alternatives: Alternatives | None, most_searched: int) -> Why:
+def _why(found: Found, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
     costs, first = found.costs, subject.nodes[0]
     node = costs.choice.nodes[first]
     chosen = _how(costs, node, node.states[int(found.answer.states[first])])
     options: dict[str, Option] = {}
-    for one in alternatives.of(subject.nodes, most_searched) if alternatives else ():
-        if not one.is_legal:
-            continue
+    for one in alternatives:
         how = _how(costs, node, node.states[one.state])
         options.setdefault(how, Option(how, one))  # ways that read alike differ inside alone, and the first adds least
     options.pop(chosen, None)
@@ -188,10 +183,8 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     times = (one.parts.step_s, one.parts.compute_s, one.parts.collectives_s)
     shown = [signed_seconds(seconds if abs(seconds) > ROUNDING * step_s else 0.0) for seconds in times]
     known = "exact"
-    if not one.is_searched:
-        known = "at most, all else as it is"
-    elif one.at_least_s < one.parts.step_s:
-        known = f"at least {signed_seconds(one.at_least_s)}"
+    if one.at_least_s < one.parts.step_s:
+        known = f"at least {signed_seconds(one.at_least_s)}" if one.at_least_s > ROUNDING * step_s else "at most"
     return shown[0], shown[1], shown[2], signed_bytes(one.parts.peak_bytes), known
 
 

@@ -113,7 +113,7 @@ class TableStore:
 
     def _least(self, parts: Parts) -> int:
         count = 1 + max(position for _, positions in parts for position in positions)
-        aligned = [_align(self.tables[number], positions, count) for number, positions in parts]
+        aligned = [align(self.tables[number], positions, count) for number, positions in parts]
         if prod(map(max, zip(*(table.shape for table in aligned), strict=True))) <= _ENTRIES_AT_ONCE:
             total = aligned[0]
             for table in aligned[1:]:
@@ -133,7 +133,7 @@ class TableStore:
 Parts = tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def _align(table: Floats, positions: tuple[int, ...], count: int) -> Floats:
+def align(table: Floats, positions: tuple[int, ...], count: int) -> Floats:
     """Returns a view of `table` with its sides at `positions` of `count`."""
     order = sorted(range(len(positions)), key=positions.__getitem__)
     shape = [1] * count

@@ -1,22 +1,44 @@
-"""What it costs to take another state somewhere: the choice problem with some nodes held, solved again, or with all others as they were."""
+"""What it costs to take another state somewhere: the choice problem with some nodes held, for many such questions.
+
+All questions share one preparation. Where elimination is narrow enough, it answers each of them exactly (`rhino.strategies.held`). Where
+it is not, the prices of an ascent say what a choice with a state must cost at least, and elimination among the states near the bound what
+it costs at most. What then is open is searched for, as long as there are steps left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
 from rhino.ir.units import format_bytes
 from rhino.strategies.answer import PROOF_TOLERANCE, Answer, Infeasible, Outcome, make_answer
-from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.ascent import Ascent
+from rhino.strategies.eliminate import TooWideError
+from rhino.strategies.guide import states_within
+from rhino.strategies.held import HeldChoices
+from rhino.strategies.lift import find_classes, lift
+from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.search import Limits, Search
+from rhino.strategies.solver import Solver
 
-MOST_STATES = 1_500_000
-"""States of all problems that are solved again, each as often as the first search solved it: half a minute."""
+MOST_STEPS: Final = 800_000
+"""What searches with nodes held may take together, a state being one step and a node ten: five seconds (AMD EPYC)."""
+_STEPS_OF_NODE: Final = 10
 
-MOST = 8
-"""Alternatives to one choice that are looked at: those that add least where all else stays."""
+MOST: Final = 8
+"""Alternatives to one choice that are looked at: those that add least."""
+
+_MOST_ENTRIES: Final = 1 << 18
+"""Entries of the largest table with which questions are answered: it may be made again for each."""
+
+_ROOMS: Final = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-6)
+"""How far above the bound states are looked at, in shares of the cost: the first of which tables are narrow enough."""
+
+_ROUNDS, _LEG, _LEGS = 4, 9, 12
+"""Rounds of refinement of the ascent, its passes between looks at what they are worth, and how many such legs there are at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,83 +59,153 @@ class Parts:
 class Alternative:
     """What changes where some nodes take `state`.
 
-    `parts` is of the best choice found, less that of the choice that was made; None where there is none. Every choice with that state takes
-    `at_least_s` more. `is_searched` says that all else was chosen anew, and not left as it was. `why` says why none fits;
-    `is_legal` is false where there is none at all.
+    `parts` is of the best choice found, less that of the choice that was made; None where there is none, and then `why` says so. Every
+    choice with that state takes `at_least_s` more. `is_legal` is false where there is none at all.
     """
 
     state: int
     parts: Parts | None
     at_least_s: float
-    is_searched: bool
     why: str = ""
     is_legal: bool = True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """The best choice found with nodes at a state [nodes], its cost (infinite: none was), and what every such choice costs at least."""
+
+    state: int
+    states: Ints
+    cost: float
+    bound: float
+
+
+class Reach:
+    """What holding nodes comes to, without a budget of memory: exactly, or between two figures."""
+
+    def __init__(self, problem: Problem, answer: Answer) -> None:
+        self.problem = problem
+        self.bound, self.room = answer.cost, np.inf
+        self.excess: list[Floats] = []
+        self.classes: Ints = np.zeros(0, dtype=np.int64)
+        try:
+            self.held = HeldChoices(problem, answer.states, _MOST_ENTRIES)
+        except TooWideError:
+            self._near(answer)
+
+    def _near(self, answer: Answer) -> None:
+        """Looks at states near the bound of an ascent alone."""
+        ascent = Ascent(lift(self.problem, find_classes(self.problem, _ROUNDS)))
+        for _ in range(_LEGS):
+            before = ascent.bound
+            if ascent.run(_LEG) - before <= PROOF_TOLERANCE * abs(answer.cost):
+                break
+        self.bound, self.excess, self.classes = ascent.bound, ascent.excess(), ascent.lifted.classes.node
+        for share in _ROOMS:
+            self.room = answer.cost - self.bound + share * abs(answer.cost)
+            masks = states_within(ascent, self.excess, self.room, least=False)
+            try:
+                self.held = HeldChoices(self.problem, answer.states, _MOST_ENTRIES, masks)
+            except TooWideError:
+                continue
+            return
+        self.room = 0.0
+        self.held = HeldChoices(self.problem, answer.states, _MOST_ENTRIES, [(state,) for state in answer.states.tolist()])
+
+    def of(self, nodes: Sequence[int], state: int) -> _Held:
+        """Returns what `nodes` at `state` come to."""
+        cost, states = self.held.hold(nodes, state)
+        bound = min(cost, self.bound + self.room)  # a choice below that has no state that was left out
+        if self.excess:
+            bound = max(bound, self.bound + max(float(self.excess[self.classes[node]][state]) for node in nodes))
+        return _Held(state, states, cost, bound)
+
+
 @dataclass(eq=False)
 class Alternatives:
-    """The alternatives to a choice under a budget. `num_solves` is how many solves it took to find: as many are counted for each."""
+    """The alternatives to a choice under a budget, which `solver` has found. Searches go on from what that one knows."""
 
     problem: Problem
     limits: Limits
     answer: Answer
     budget_bytes: float
-    num_solves: int
-    left: int = MOST_STATES
-    shared: Search = field(init=False)
+    solver: Solver
+    left: int = MOST_STEPS
+    reach: Reach = field(init=False)
     base: Parts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shared = Search(self.problem, self.limits)
+        self.reach = Reach(self.problem, self.answer)
         self.base = parts_of(self.problem, self.answer.states)
+        self.each = self.solves * (int(self.problem.num_states().sum()) + _STEPS_OF_NODE * self.problem.num_nodes)
 
-    def of(self, nodes: Sequence[int], most_searched: int = MOST) -> list[Alternative]:
+    @property
+    def solves(self) -> int:
+        """How many solves a search takes: as many as the first one."""
+        return max(1, self.solver.statistics.solves)
+
+    def of(self, nodes: Sequence[int], num_questions: int = 1) -> list[Alternative]:
         """Returns alternatives to the state that `nodes` have all taken, those that add least first; no more than `MOST`.
 
-        The first `most_searched` are searched, in the order of what they add where all else stays, while there are steps left for it.
+        The steps that are left for searches are shared by so many questions, this one included.
         """
         chosen = int(self.answer.states[nodes[0]])
         tables = [self.problem.tables[self.problem.node_table[node]] for node in nodes]
         others = [s for s in range(len(tables[0])) if s != chosen and all(np.isfinite(table[s]) for table in tables)]
-        first = sorted(others, key=lambda state: (self.problem.cost(self.taking(nodes, state)), state))[:MOST]
-        each = max(1, self.num_solves) * int(self.problem.num_states().sum())
+        every = sorted((self.reach.of(nodes, state) for state in others), key=lambda one: (one.cost, one.bound, one.state))
+        searches = self.left // (self.each * num_questions)
         found = []
-        for number, one in enumerate(self.left_as_it_is(nodes, state) for state in first):
-            self.left -= each
-            found.append(self.searched(nodes, one) if self.left >= 0 and number < most_searched else one)
+        for one in every[:MOST]:
+            rough = self.found(one, nodes)
+            if searches and self.is_open(one, rough):
+                searches, self.left = searches - 1, self.left - self.each
+                rough = self.searched(nodes, one, rough)
+            if rough.is_legal:
+                found.append(rough)
         return sorted(found, key=_added)
 
-    def taking(self, nodes: Sequence[int], state: int) -> Ints:
-        """Returns the choice with another state of `nodes` [nodes]."""
-        states = self.answer.states.copy()
-        states[list(nodes)] = state
-        return states
+    def is_open(self, one: _Held, rough: Alternative) -> bool:
+        """Says whether more can be known of an alternative."""
+        if not np.isfinite(one.bound):
+            return False
+        return rough.parts is None or rough.parts.step_s - rough.at_least_s > PROOF_TOLERANCE * self.answer.cost
 
-    def left_as_it_is(self, nodes: Sequence[int], state: int) -> Alternative:
-        """Returns what changes where the other nodes stay as they are."""
-        parts = self._beyond(self.taking(nodes, state))
-        if not np.isfinite(parts.step_s):
-            return Alternative(state, None, 0.0, False, "only together with others")
-        if self.answer.peak_bytes + parts.peak_bytes > self.budget_bytes:
-            return Alternative(state, None, 0.0, False, "does not fit, with all else as it is")
-        return Alternative(state, parts, 0.0, False)
+    def found(self, one: _Held, nodes: Sequence[int]) -> Alternative:
+        """Returns what is known of an alternative without a search: the best choice that fits."""
+        at_least = max(0.0, one.bound - self.answer.cost)
+        if not np.isfinite(one.bound):
+            return Alternative(one.state, None, at_least, "cannot be", is_legal=False)
+        stays = self.answer.states.copy()
+        stays[list(nodes)] = one.state
+        choices = [states for states in (one.states if np.isfinite(one.cost) else stays, stays) if np.isfinite(self.problem.cost(states))]
+        for states in choices:
+            parts = self._beyond(states)
+            if self.answer.peak_bytes + parts.peak_bytes <= self.budget_bytes:
+                at_least = parts.step_s if parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost else at_least
+                return Alternative(one.state, parts, at_least)
+        return Alternative(one.state, None, at_least, "no choice with it that fits was found" if choices else "only together with others")
 
-    def searched(self, nodes: Sequence[int], rough: Alternative) -> Alternative:
+    def searched(self, nodes: Sequence[int], one: _Held, rough: Alternative) -> Alternative:
         """Returns what changes where the others are chosen anew; no worse than `rough`."""
-        search = Search(hold(self.problem, nodes, rough.state), self.limits)
-        search.solver.store = self.shared.solver.store
+        search = Search(hold(self.problem, nodes, one.state), self.limits)
+        self._go_on(search.solver, one)
         outcome: Outcome = search.run(self.budget_bytes)
         if isinstance(outcome, Infeasible):
             needed = f"does not fit: at least {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes else "cannot be"
-            return Alternative(rough.state, None, 0.0, True, needed, is_legal=outcome.peak_bytes is not None)
+            return Alternative(one.state, None, 0.0, needed, is_legal=outcome.peak_bytes is not None)
         if not isinstance(outcome, Answer):
             return rough
-        bound_s = outcome.bound - self.answer.cost
-        parts = self._beyond(outcome.states)
+        parts, at_least = self._beyond(outcome.states), max(rough.at_least_s, outcome.bound - self.answer.cost)
         if rough.parts and rough.parts.step_s < parts.step_s:
             parts = rough.parts
-        exact = parts.step_s - bound_s <= PROOF_TOLERANCE * self.answer.cost
-        return Alternative(rough.state, parts, parts.step_s if exact else max(bound_s, 0.0), True)
+        exact = parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost
+        return Alternative(one.state, parts, parts.step_s if exact else at_least)
+
+    def _go_on(self, solver: Solver, one: _Held) -> None:
+        """Lets a search begin with what the first one has come to."""
+        first = self.solver
+        solver.store, solver.is_wide, solver.order, solver.charged = first.store, first.is_wide, first.order, first.charged
+        solver.last = one.states if np.isfinite(one.cost) else first.last
 
     def _beyond(self, states: Ints) -> Parts:
         one, base = parts_of(self.problem, states), self.base

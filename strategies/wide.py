@@ -80,7 +80,8 @@ class Wide:
             self.bound = max(before, ascent.run(_FIRST if begun and not number else _LEG))
             if self.bound == np.inf:
                 return
-            self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))
+            if not self.is_close:
+                self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))
             stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
             if self.is_close or stalls:
                 return
