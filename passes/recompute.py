@@ -78,6 +78,19 @@ class Recompute(Pass):
         remarks.statistics["recompute"] = choices
 
 
+def share_of_all(text: str) -> float:
+    """Returns the share that `keep` says for whatever stages there will be.
+
+    Raises:
+        RhinoError: RHI-RECOMPUTE-001 where it is malformed, or says a share for each stage.
+    """
+    shares = _shares(text)
+    if len(shares) > 1:
+        what = f"keep has {len(shares)} shares, one for each stage, and plans that are searched for are compared before they are in stages"
+        raise _malformed(what, "say one share for all stages; or say stages, micro-batches and the mesh, and nothing is searched for")
+    return shares[0]
+
+
 def _shares(text: str) -> tuple[float, ...]:
     shares = []
     for word in text.split(";"):

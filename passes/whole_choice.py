@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final, Generic, TypeVar
 
@@ -39,14 +39,15 @@ TOO_LARGE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE
 class Said:
     """What is decided of a plan before anything is searched for (None and empty: open), and how the search goes.
 
-    `stages` are those of the model, of which a schedule may put several on a rank. `most` shapes are planned, by `jobs` processes (None:
-    one a core).
+    `stages` are those of the model, of which a schedule may put several on a rank; `keep` is the share of what the way back needs that is
+    not recomputed. `most` shapes are planned, by `jobs` processes (None: one a core).
     """
 
     stages: int | None = None
     mesh: tuple[int, ...] = ()
     micro_batches: int | None = None
     schedule: str = ""
+    keep: float | None = None
     strategy: str = DEFAULT
     most: int = MOST
     jobs: int | None = None
@@ -95,6 +96,8 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     _check_ranks(setup, stages, said.mesh)
     numbers = [] if said.micro_batches is None else [said.micro_batches]
     space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
+    if said.keep is not None:
+        space = replace(space, keeps=(said.keep,))
     if not space.meshes:
         what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
         raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")

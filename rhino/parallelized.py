@@ -189,7 +189,7 @@ def parallelize(
         micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best number is searched for.
         schedule: in which order stages run: "1f1b", "gpipe", "interleaved" or "zero-bubble".
         recompute: the share of what the way back needs of the way forward that is kept, 0 to 1; the rest is computed again. As "1;0.5" one
-            for each stage.
+            for each stage, where stages, micro-batches and mesh are said.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
         search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and recomputation too, as far as
             they are not said.
@@ -250,9 +250,6 @@ def _check_stages(wish: Wish) -> None:
             raise RhinoError("RHI-JAX-002", f"{name} is {count!r}", fix="say a number from 1, or leave it out")
     if wish.schedule:
         find_schedule(wish.schedule)  # raises for another
-    if wish.recompute and wish.is_open:
-        what = "recompute is given, and what is searched for decides it too"
-        raise RhinoError("RHI-JAX-002", what, fix="leave it out, or say stages, micro_batches and mesh")
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

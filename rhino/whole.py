@@ -9,6 +9,7 @@ from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
+from rhino.passes.recompute import share_of_all
 from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.whole_choice import TOO_LARGE, Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
@@ -68,7 +69,8 @@ def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     mesh = wish.named_mesh()
-    said = Said(wish.stages, mesh.shape if mesh else (), wish.micro_batches, wish.schedule, jobs=wish.jobs)
+    keep = share_of_all(wish.recompute) if wish.recompute else None
+    said = Said(wish.stages, mesh.shape if mesh else (), wish.micro_batches, wish.schedule, keep, jobs=wish.jobs)
     setup = Setup(bytecode(module), traced.name, wish.cluster, float(wish.budget_bytes()), options, said.schedules())
 
     def make(plan: Decided) -> Made[Planned | Staged]:

@@ -17,6 +17,7 @@ from rhino.ir.units import format_seconds, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.recompute import share_of_all
 from rhino.passes.registry import PARALLEL
 from rhino.passes.stage_marks import num_marked_stages
 from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
@@ -73,7 +74,8 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
 def _said(options: Namespace) -> Said:
     mesh = parse_mesh(options.mesh).shape if options.mesh and options.mesh != AUTO else ()
     strategy, most = options.strategy or DEFAULT, options.candidates or MOST
-    return Said(options.stages, mesh, options.num, options.schedule or "", strategy, most, options.jobs)
+    keep = share_of_all(options.keep) if options.keep is not None else None
+    return Said(options.stages, mesh, options.num, options.schedule or "", keep, strategy, most, options.jobs)
 
 
 def as_said(options: Namespace, plan: Decided) -> Namespace:

@@ -179,12 +179,16 @@ def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_pl
     said = {"cluster": "cpu2", "mesh": "2", "budget": "300KiB", "donate_argnums": 0}
     with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='whole'"):
         rhino.parallelize(step, **said).plan(*shapes)
-    plan = rhino.parallelize(step, search="whole", stages=1, **said).plan(*shapes)
+    plan = rhino.parallelize(step, search="whole", stages=1, jobs=1, **said).plan(*shapes)
     assert int(plan.facts.asked["num"]) > 1
     assert plan.facts.predicted.peak_bytes <= 300 * 1024
-    found = rhino.parallelize(step, cluster="cpu2", stages=2).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
-    assert found.facts.about["micro_batches"] == 3
-    assert found.facts.about["search"]["plan"]["stages"] == 2
+
+
+def test_what_is_said_is_kept_by_the_search():
+    found = rhino.parallelize(step, cluster="cpu2", stages=2, recompute=0.25, jobs=1).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
+    about = found.facts.about
+    assert about["micro_batches"] == 3
+    assert (about["search"]["plan"]["stages"], about["search"]["plan"]["keep"], about["asked"]["keep"]) == (2, 0.25, "0.25")
 
 
 def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
@@ -223,7 +227,8 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
         ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
         ({"schedule": "fast"}, r"RHI-SCHED-001"),
-        ({"search": "whole", "recompute": 0.5}, r"RHI-JAX-002.*recompute is given"),
+        ({"search": "whole", "recompute": "1;0.5"}, r"RHI-RECOMPUTE-001.*2 shares, one for each stage, and plans that are searched for"),
+        ({"search": "whole", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
         ({"stages": 2, "mesh": "4"}, r"RHI-MESH-001.*2 ranks of 4 devices each need 8, cluster 'cpu4' has 4"),

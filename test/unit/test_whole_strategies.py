@@ -254,6 +254,14 @@ def test_the_best_plan_is_no_slower_than_any(plans: dict[str, dict[str, object]]
     assert steps[DEFAULT] == min(steps.values())
 
 
+def test_what_is_kept_for_the_way_back_may_be_said(step: Path):
+    file = step.parent / "kept.json"
+    code, err = optimize(step, "--strategy=tap", "--stages=1", "--recompute=0.5", "--plan-json", str(file))
+    assert code == 0, err
+    plan = json.loads(file.read_text())
+    assert {one["keep"] for one in (plan["plan"], *plan["alternatives"], *plan["cut_off"])} == {0.5}
+
+
 def test_a_strategy_without_a_search_is_refused(step: Path):
     code, err = optimize(step, "--strategy=tap", "--stages=1", "--micro-batches=1")
     assert (code, "RHI-CLI-001" in err) == (2, True)
