@@ -12,18 +12,22 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
-from scipy.optimize import linprog
 
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
+from rhino.strategies.small_rows import solve_small
 from rhino.strategies.solver import Prices, Solved, Solver
 
 _MIXED = 8
 """How many of the smallest choices are mixed with each other where none of them fits."""
 
-_LADDER = (0.1, 1.0, 10.0)
-"""First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step."""
+_LADDER = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
+"""First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step. Of scanned
+GPTs whose memory binds, prices end at 0.2 to 0.4 of it."""
+
+_PEAKS = 4
+"""How many of the times at which a choice is over the budget become rows: the worst of those that are worse than all about them."""
 
 
 @dataclass(eq=False)
@@ -91,29 +95,29 @@ class PricedSearch:
         return bool(np.isfinite(mixture_cost)) and mixture_cost - bound <= gap / 10 * abs(mixture_cost)
 
     def note(self, states: Ints) -> bool:
-        """Takes up a choice: a column, its worst time as a row, and perhaps the best answer. Returns whether it taught anything."""
+        """Takes up a choice: a column, its worst times as rows, and perhaps the best answer. Returns whether it taught anything."""
         problem = self.solver.problem
         known = any(np.array_equal(states, column[0]) for column in self.columns)
         memory = problem.memory(states)
-        peak = int(memory.argmax())
-        fresh = memory[peak] > self.budget and peak not in self.times
-        if fresh:
-            self.times.append(peak)
+        fresh = [time for time in peaks(memory, self.budget)[:_PEAKS] if time not in self.times]
+        self.times += fresh
         if not known:
             cost = problem.cost(states)
             self.columns.append((states, cost, memory))
-            if memory[peak] <= self.budget and (self.best is None or cost < self.best.cost):
+            if memory.max() <= self.budget and (self.best is None or cost < self.best.cost):
                 self.best = make_answer(problem, states, self.bound, f"{self.solver.method} at memory prices, recombined")
-        return fresh or not known
+        return bool(fresh) or not known
 
     def seek_feasible(self) -> Infeasible | None:
-        """Finds a choice that fits, or the proof that none does: rising prices first, then memory alone."""
-        self.climb()
-        least_peak = 0.0
-        for _ in range(self.solver.limits.prices):
+        """Finds choices of which a mixture fits, or the proof that none does: at rising prices first, then by memory alone."""
+        unit, least_peak = self.first.cost / max(self.budget, 1.0), 0.0
+        for number in range(self.solver.limits.prices):
             excess, weights = self.least_excess()
             if self.best is not None or excess <= 0 or self.is_cut_off:
                 return None
+            if number < len(_LADDER):
+                self.note(self.at({t: weight * _LADDER[number] * unit for t, weight in weights.items()}).states)
+                continue
             total = sum(weights.values())
             solved = self.solver.solve(self.solver.reduce(weights, self.budget, costs=False))
             if solved.value > 0:
@@ -126,56 +130,45 @@ class PricedSearch:
                 return None
         return None
 
-    def climb(self) -> None:
-        """Raises one price for all rows until a choice fits, or is as small at those times as it gets."""
-        unit = self.first.cost / max(self.budget, 1.0)
-        for factor in _LADDER:
-            if self.best is not None or self.is_cut_off:
-                return
-            prices = dict.fromkeys(self.times, factor * unit)
-            self.note(self.at(prices).states)
-
     def least_excess(self) -> tuple[float, Prices]:
         """Returns the least worst excess that mixing the columns reaches, and the weights of the times that stand against less."""
         rows = self.excess_rows()
-        count = len(self.columns)
-        result = linprog(
+        times, count = rows.shape
+        least = float(rows.min()) - 1.0  # the worst excess of a mixture is this and the variable after the columns, which is never zero
+        found = solve_small(
             np.append(np.zeros(count), 1.0),
-            A_ub=np.hstack([rows, -np.ones((len(rows), 1))]),
-            b_ub=np.zeros(len(rows)),
-            A_eq=np.append(np.ones(count), 0.0)[None, :],
-            b_eq=[1.0],
-            bounds=[(0, None)] * count + [(None, None)],
-            method="highs-ds",
+            np.vstack([np.hstack([rows, -np.ones((times, 1))]), np.append(np.ones(count), 0.0)]),
+            np.append(np.full(times, -np.inf), 1.0),
+            np.append(np.full(times, least), 1.0),
+            np.full(count + 1, np.inf),
         )
-        weights = {t: max(0.0, -float(d)) for t, d in zip(self.times, result.ineqlin.marginals, strict=True)}
-        return float(result.fun) * self.budget, {t: w for t, w in weights.items() if w > 1e-12}
+        assert found is not None, "any column is a mixture"
+        return (found.cost + least) * self.budget, self.prices_of(found.duals)
+
+    def prices_of(self, duals: Floats) -> Prices:
+        """Returns the prices of the times that rows' duals are [times, ...]."""
+        return {t: -dual for t, dual in zip(self.times, duals.tolist(), strict=False) if dual < -1e-12}
 
     def excess_rows(self) -> Floats:
         """Returns how far each column exceeds the budget at each row's time, as a fraction of the budget [times, columns]."""
         return np.array([[(memory[t] - self.budget) / max(self.budget, 1.0) for _, _, memory in self.columns] for t in self.times])
 
     def master(self) -> tuple[float, Prices]:
-        """Returns the best mixture's cost and the prices at which no column beats it; unlimited prices where no mixture fits."""
+        """Returns the best mixture's cost and the prices at which no column beats it; high prices where no mixture fits."""
         costs = np.array([cost for _, cost, _ in self.columns])
         scale = float(np.abs(costs).max()) or 1.0
         rows = self.excess_rows()
-        result = linprog(
+        found = solve_small(
             costs / scale,
-            A_ub=rows,
-            b_ub=np.zeros(len(rows)),
-            A_eq=np.ones((1, len(costs))),
-            b_eq=[1.0],
-            bounds=(0, None),
-            method="highs-ds",
+            np.vstack([rows, np.ones(len(costs))]),
+            np.append(np.full(len(rows), -np.inf), 1.0),
+            np.append(np.zeros(len(rows)), 1.0),
+            np.full(len(costs), np.inf),
         )
-        if result.status != 0:
-            _, weights = self.least_excess()
-            unit = 1e3 * scale / max(self.budget, 1.0)
-            return np.inf, {t: w * unit for t, w in weights.items()}
         unit = scale / max(self.budget, 1.0)
-        prices = {t: max(0.0, -float(d)) * unit for t, d in zip(self.times, result.ineqlin.marginals, strict=True)}
-        return float(result.fun) * scale, {t: p for t, p in prices.items() if p > 0}
+        if found is None:
+            return np.inf, {t: weight * 1e3 * unit for t, weight in self.least_excess()[1].items()}
+        return found.cost * scale, {t: price * unit for t, price in self.prices_of(found.duals).items()}
 
     def tighten(self) -> None:
         """Proves the bound that sweeps only estimate, where it is highest, and takes up the choice that comes with the proof."""
@@ -217,3 +210,10 @@ class PricedSearch:
         if best is None:
             return Unsolved(self.bound, min(float(memory.max()) for _, _, memory in self.columns))
         return make_answer(problem, best.states, self.bound, best.method)
+
+
+def peaks(memory: Floats, budget: float) -> list[int]:
+    """Returns the worst time of each stretch that is over the budget, the worst first."""
+    over = np.flatnonzero(memory > budget)
+    stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
+    return sorted((int(part[memory[part].argmax()]) for part in stretches), key=lambda time: (-memory[time], time))

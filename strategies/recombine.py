@@ -8,14 +8,10 @@ by amounts that do not depend on the others, so the best mixture under a budget 
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from rhino.strategies.components import components
 from rhino.strategies.problem import Floats, Ints, Problem
-
-_NODE_LIMIT = 20_000
-"""Nodes of the knapsack's branch and bound: its mixture need not be the best one to be taken."""
+from rhino.strategies.small_rows import solve_small
 
 
 def recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> Ints | None:
@@ -109,17 +105,10 @@ def _knapsack(
     # In units of each row's largest change: small tensors under a large budget are far below the solver's tolerance.
     unit = np.maximum(np.abs(kinds[1:]).max(axis=1, initial=0.0), 1.0)
     most = np.array(list(room.values())) / unit
-    constraints = [LinearConstraint(coo_array(kinds[1:] / unit[:, None]).tocsr(), ub=most)] if room else []
-    result = milp(
-        kinds[0] / scale,
-        constraints=constraints,
-        integrality=np.ones(len(size)),
-        bounds=(0, size),
-        options={"mip_rel_gap": 1e-9, "node_limit": _NODE_LIMIT},
-    )
-    if result.x is None:
+    found = solve_small(kinds[0] / scale, kinds[1:] / unit[:, None], np.full(len(most), -np.inf), most, size.astype(np.float64), whole=True)
+    if found is None:
         return None
-    taken = np.round(result.x).astype(np.int64)
+    taken = np.round(found.values).astype(np.int64)
     rank = np.zeros(count, dtype=np.int64)
     for kind in range(len(size)):
         members = np.flatnonzero(member == kind)
