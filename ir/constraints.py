@@ -4,7 +4,9 @@ As text:  a pin      `PATTERN=[{"x"}, {}]`, Shardy's list of dims; quotes may be
           a ban      `PATTERN=[{}, {"y"}]` this sharding, or `PATTERN=y` any split along an axis
           a role     `AXIS=batch` or `AXIS=model`
           a scope    `PATTERN=replicate(4)` or `PATTERN=split(4)`; without a number, all devices
-As TOML:  `[[pin]]` and `[[forbid]]` with `name` and `sharding`, or `axis`; `[axis-role]` with an axis for a key; `[scope]` with a pattern.
+          a pad      `PATTERN` or `PATTERN:DIM`
+As TOML:  `[[pin]]` and `[[forbid]]` with `name` and `sharding`, or `axis`; `[axis-role]` with an axis for a key; `[scope]` with a pattern;
+          `[[pad]]` with `name`, and `dim` if it is one alone.
 """
 
 from __future__ import annotations
@@ -79,6 +81,20 @@ class Scope:
     said: str
 
 
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Arguments whose names match `pattern` may be stored with padding along `dim`; None: along any."""
+
+    pattern: str
+    dim: int | None
+    said: str
+
+    @property
+    def text(self) -> str:
+        """The same as it is said on a command line."""
+        return self.pattern if self.dim is None else f"{self.pattern}:{self.dim}"
+
+
 Constraint = Pin | Ban | AxisBan
 
 
@@ -89,6 +105,7 @@ class Said:
     constraints: tuple[Constraint, ...] = ()
     roles: tuple[AxisRole, ...] = ()
     scopes: tuple[Scope, ...] = ()
+    pads: tuple[Pad, ...] = ()
 
 
 class _MalformedError(Exception):
@@ -119,16 +136,26 @@ def parse_scope(text: str) -> Scope:
     return _on_command_line(said, lambda: _scope(*_halves(text, "PATTERN=replicate(N), or PATTERN=split(N)"), said))
 
 
+def parse_pad(text: str) -> Pad:
+    """Returns the pad `PATTERN` or `PATTERN:DIM`. Raises RHI-CLI-001."""
+    said = f"pad '{text}'"
+    pattern, colon, dim = text.strip().rpartition(":")
+    if colon and not (pattern and dim.isdecimal()):
+        raise RhinoError("RHI-CLI-001", f"{said}: expected NAME, or NAME:DIM with the number of a dim", fix="see docs/constraints.md")
+    return Pad(pattern, int(dim), said) if colon else Pad(dim, None, said)
+
+
 def read_constraints(file: str) -> Said:
     """Returns what a TOML file says. Raises RHI-CLI-002 where it cannot be read, RHI-PIN-001."""
     root = read_toml(file, "RHI-PIN-001")
     try:
-        _check_keys(root, "the file", ("pin", "forbid", "axis-role", "scope"))
+        _check_keys(root, "the file", ("pin", "forbid", "axis-role", "scope", "pad"))
         pins = [_file_pin(row, f"pin {number} of {file}") for number, row in enumerate(_rows(root, "pin"), 1)]
         bans = [_file_ban(row, f"forbid {number} of {file}") for number, row in enumerate(_rows(root, "forbid"), 1)]
         roles = [_role(axis, role, f"axis-role '{axis}={role}' of {file}") for axis, role in _table(root, "axis-role", "axes")]
         scopes = [_scope(name, way, f"scope '{name}={way}' of {file}") for name, way in _table(root, "scope", "names")]
-        return Said((*pins, *bans), tuple(roles), tuple(scopes))
+        pads = [_file_pad(row, f"pad {number} of {file}") for number, row in enumerate(_rows(root, "pad"), 1)]
+        return Said((*pins, *bans), tuple(roles), tuple(scopes), tuple(pads))
     except _MalformedError as error:
         raise RhinoError("RHI-PIN-001", str(error), Place(file), fix="see docs/constraints.md") from None
 
@@ -227,6 +254,14 @@ def _file_ban(row: Mapping[str, object], where: str) -> Ban | AxisBan:
     if ("sharding" in row) == ("axis" in row):
         raise _MalformedError(f"{where}: expected either sharding or axis")
     return _ban(_text(row, "name", where), _text(row, "axis" if "axis" in row else "sharding", where), _quoted(row, where))
+
+
+def _file_pad(row: Mapping[str, object], where: str) -> Pad:
+    _check_keys(row, where, ("name", "dim"))
+    dim = row.get("dim")
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 0):
+        raise _MalformedError(f"{where}: got dim = {dim!r}, expected the number of a dim")
+    return Pad(_text(row, "name", where), dim, f"{where}, '{row['name']}'")
 
 
 def _quoted(row: Mapping[str, object], where: str) -> str:

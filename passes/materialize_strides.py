@@ -22,14 +22,15 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph import WHILE, YIELD
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.mlir import ir, passmanager
+from rhino.ir.mlir import ir
 from rhino.ir.program import RULE, Program, read_program
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.units import format_bytes
 from rhino.ir.views import VIEW, view_attribute
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.rules import with_rules
+from rhino.passes.nested_reads import read_inside
+from rhino.passes.rules import run_on_functions, with_rules
 from rhino.passes.viewed_ops import (
     CONSTRAINT,
     RESHAPE,
@@ -45,7 +46,8 @@ from rhino.passes.viewed_ops import (
     store,
     viewed_sharding,
 )
-from rhino.strategies.views import Cut, Place, Region, Views, find_views
+from rhino.strategies.links import Cut, Place
+from rhino.strategies.views import Region, Views, find_views
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,10 @@ class MaterializeStrides(Pass):
                 _Rewriter(program, views, cuts).run()
             del program  # no handle of an op outlives the passes below
         if views.regions:
-            _run(module, "cse")
+            run_on_functions(module, "cse")
         if any(RULE in op.attributes for op in walk(module)):
-            _run(module, "sdy-populate-op-sharding-rules")  # those of rewritten ops were taken away
+            run_on_functions(module, "sdy-populate-op-sharding-rules")  # those of rewritten ops were taken away
         remarks.statistics["views"] = views
-
-
-def _run(module: ir.Operation, name: str) -> None:
-    passmanager.PassManager.parse(f"builtin.module(func.func({name}))", module.context).run(module)
 
 
 def _remark(program: Program, region: Region, remarks: Remarks) -> None:
@@ -119,30 +117,13 @@ def _blocked(program: Program) -> frozenset[Place]:
         for value, attributes in zip(values, boundary_attributes(program.entry, side), strict=True)
         for dim in (split_dims(attributes[SHARDING]) if SHARDING in attributes else ())
     }
-    whole = _read_inside(program)
+    whole = read_inside(program)
     for number, op in enumerate(program.ops):
         if op.name == CONSTRAINT:
             found |= {(value, dim) for value in graph.results(number) for dim in split_dims(op.attributes["sharding"])}
         elif _is_annotated(op):
             whole += graph.results(number)
     return frozenset(found | {(value, dim) for value in whole for dim in range(len(graph.type_of(value).shape))})
-
-
-def _read_inside(program: Program) -> list[int]:
-    """Returns the values that conditions of loops, branches and other regions read; bodies of loops are part of the graph."""
-    graph = program.graph
-    results = [result for op in program.ops for result in op.results]
-    numbers = dict(zip([*program.entry.arguments, *results], range(graph.num_values), strict=True))
-    found = []
-    for number, op in enumerate(program.ops):
-        regions = list(op.regions)
-        if op.name == WHILE:
-            for region in regions:
-                numbers.update(zip(region.blocks[0].arguments, graph.results(number), strict=True))
-            regions = regions[:1]
-        inside = (inner for region in regions for block in region for one in block.operations for inner in walk(one.operation))
-        found += [numbers[value] for inner in inside for value in inner.operands if value in numbers]
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

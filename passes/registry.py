@@ -21,6 +21,7 @@ from rhino.passes.materialize_strides import MaterializeStrides
 from rhino.passes.micro_batch import MicroBatch
 from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
+from rhino.passes.pad import PadDims
 from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline_stages import PipelineStages
 from rhino.passes.recompute import Recompute
@@ -42,6 +43,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     MicroBatch,
     Normalize,
     OpRules,
+    PadDims,
     PinShardings,
     PipelineStages,
     Recompute,

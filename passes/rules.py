@@ -19,12 +19,13 @@ def with_rules(module: ir.Operation) -> Iterator[None]:
     if any(map(is_ruled, walk(module))):
         yield
         return
-    _run(module, "sdy-populate-op-sharding-rules")
+    run_on_functions(module, "sdy-populate-op-sharding-rules")
     try:
         yield
     finally:
-        _run(module, "sdy-drop-sharding-rules")
+        run_on_functions(module, "sdy-drop-sharding-rules")
 
 
-def _run(module: ir.Operation, name: str) -> None:
+def run_on_functions(module: ir.Operation, name: str) -> None:
+    """Runs one of MLIR's own passes on every function of a module."""
     passmanager.PassManager.parse(f"builtin.module(func.func({name}))", module.context).run(module)

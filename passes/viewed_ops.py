@@ -14,13 +14,14 @@ from rhino.ir.graph import OpClass
 from rhino.ir.mlir import ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE
 from rhino.ir.program import RULE
-from rhino.strategies.views import Cut, View
+from rhino.strategies.links import Cut
+from rhino.strategies.views import View
 
 Shape = tuple[int, ...]
 
 CONSTRAINT: Final = "sdy.sharding_constraint"
 RESHAPE: Final = "stablehlo.reshape"
-_BARRIER: Final = "stablehlo.optimization_barrier"
+BARRIER: Final = "stablehlo.optimization_barrier"
 _SLICE, _PAD, _CONCATENATE = "stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate"
 _EDGES: Final = ("edge_padding_low", "edge_padding_high", "interior_padding")
 
@@ -88,10 +89,16 @@ def can_rewrite(op: ir.Operation, cls: OpClass) -> bool:
     """Says whether an op can be written for viewed shapes: its dims are numbered by known attributes, or it works element by element."""
     if op.name in _CUTTING:
         return cut_of(op) is not None
-    if op.name == _BARRIER:
+    if op.name == BARRIER:
         return True
     if cls.rule is None or op.name in _HANDLERS or op.name in _INDEXED:
         return cls.rule is not None
+    return works_by_element(op, cls)
+
+
+def works_by_element(op: ir.Operation, cls: OpClass) -> bool:
+    """Says whether an op works element by element, on tensors of one shape and scalars, with no attribute that numbers dims."""
+    assert cls.rule is not None
     numbers_dims = any(isinstance(op.attributes[name], ir.DenseI64ArrayAttr) for name in op.attributes)
     return op.name in FUSIBLE and not numbers_dims and {*cls.rule.operands, *cls.rule.results} <= {cls.rule.results[0], ()}
 
@@ -128,7 +135,7 @@ def _rewrite_indexed(op: ir.Operation, seen: Sequence[Seen]) -> ir.Operation:
     attributes = {name: op.attributes[name] for name in op.attributes}
     if "slice_sizes" in attributes:
         attributes["slice_sizes"] = _int_array(seen[-1].viewed)
-    kinds = [_with_shape(op.results[0].type, seen[-1].viewed)]
+    kinds = [with_shape(op.results[0].type, seen[-1].viewed)]
     with ir.InsertionPoint(op), op.location:
         new = ir.Operation.create(op.name, kinds, [*list(op.operands)[:num_tensors], *indices], attributes)
     op.results[0].replace_all_uses_with(new.results[0])
@@ -142,12 +149,12 @@ def made_in(op: ir.Operation, shape: Shape) -> ir.Value[Any] | None:
         case "stablehlo.broadcast_in_dim" if not shape_of(op.operands[0]):
             changed = {}
         case "stablehlo.constant" if isinstance(value := op.attributes["value"], ir.DenseElementsAttr) and value.is_splat:
-            changed = {"value": ir.DenseElementsAttr.get_splat(_with_shape(op.results[0].type, shape), value.get_splat_value())}
+            changed = {"value": ir.DenseElementsAttr.get_splat(with_shape(op.results[0].type, shape), value.get_splat_value())}
         case _:
             return None
     attributes = {name: op.attributes[name] for name in op.attributes if name != RULE}
     with ir.InsertionPoint.after(op), op.location:
-        made = ir.Operation.create(op.name, [_with_shape(op.results[0].type, shape)], list(op.operands), {**attributes, **changed})
+        made = ir.Operation.create(op.name, [with_shape(op.results[0].type, shape)], list(op.operands), {**attributes, **changed})
     result: ir.Value[Any] = made.results[0]
     return result
 
@@ -157,7 +164,7 @@ def reshaped(value: ir.Value[Any], shape: Shape, before: ir.Operation) -> ir.Val
     if not _is_tensor(value) or shape_of(value) == shape:
         return value
     with ir.InsertionPoint(before), before.location:
-        result: ir.Value[Any] = stablehlo.ReshapeOp(_with_shape(value.type, shape), value).result
+        result: ir.Value[Any] = stablehlo.ReshapeOp(with_shape(value.type, shape), value).result
     return result
 
 
@@ -167,7 +174,7 @@ def store(op: ir.Operation, result: ir.Value[Any], shape: Shape) -> None:
         return
     uses = list(result.uses)
     with ir.InsertionPoint.after(op), op.location:
-        last = stablehlo.ReshapeOp(_with_shape(result.type, shape), result).result
+        last = stablehlo.ReshapeOp(with_shape(result.type, shape), result).result
     for use in uses:
         use.owner.operands[use.operand_number] = last
 
@@ -175,7 +182,7 @@ def store(op: ir.Operation, result: ir.Value[Any], shape: Shape) -> None:
 def retype(value: ir.Value[Any], shape: Shape) -> None:
     """Gives a value another shape; what defines it must have been rewritten for that."""
     if _is_tensor(value):
-        value.set_type(_with_shape(value.type, shape))
+        value.set_type(with_shape(value.type, shape))
 
 
 def shape_of(value: ir.Value[Any]) -> Shape:
@@ -260,7 +267,8 @@ def _is_tensor(value: ir.Value[Any]) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
 
-def _with_shape(kind: ir.Type, shape: Shape) -> ir.Type:
+def with_shape(kind: ir.Type, shape: Shape) -> ir.Type:
+    """Returns a tensor type with another shape."""
     ranked = ir.RankedTensorType(kind)
     return ir.RankedTensorType.get(shape, ranked.element_type, ranked.encoding)
 

@@ -85,7 +85,7 @@ class Executable:
         expected = self.signature.arguments[index]
         if tuple(value.shape) != expected.shape or value.dtype != expected.dtype:
             raise _bad_argument(expected, f"{value.dtype}{list(value.shape)}", str(expected))
-        held = value if expected.stored == expected.shape else np.asarray(value).reshape(expected.stored)
+        held = value if expected.stored == expected.shape else _to_stored(expected, np.asarray(value))
         return self.move(index, held)
 
     def move(self, index: int, value: Host | jax.Array) -> jax.Array:
@@ -96,7 +96,7 @@ class Executable:
 
     def fetch(self, results: Sequence[jax.Array]) -> list[Host]:
         """Returns the results of a launch on the host, in their logical shapes."""
-        return [np.asarray(array).reshape(value.shape) for value, array in zip(self.signature.results, results, strict=True)]
+        return [_to_logical(value, np.asarray(array)) for value, array in zip(self.signature.results, results, strict=True)]
 
     def run(self, arguments: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Launches the program and returns its results, which may not be computed yet; donated arguments are gone.
@@ -121,6 +121,17 @@ class Executable:
         for index in self.signature.feedback:
             if any(array is arguments[index] for i, array in enumerate(arguments) if i != index):
                 raise _bad_argument(expected[index], "an array that is also another argument", "one of its own, for it is donated")
+
+
+def _to_stored(value: Value, array: Host) -> Host:
+    """Returns an array of the logical shape as the program holds it."""
+    behind = [(0, padded - size) for size, padded in zip(value.shape, value.padded, strict=True)]
+    return np.pad(array, behind).reshape(value.stored)
+
+
+def _to_logical(value: Value, array: Host) -> Host:
+    """Returns an array that the program holds as callers know it."""
+    return array.reshape(value.padded)[tuple(map(slice, value.shape))]
 
 
 def wait(results: Sequence[jax.Array]) -> None:

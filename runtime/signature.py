@@ -1,6 +1,7 @@
 """What a program takes and gives: names, shapes, dtypes, and which result takes over which argument's buffer.
 
-A program may hold an argument or result in another shape than callers know it by (`rhino.view`). Callers see logical shapes alone.
+A program may hold an argument or result in another shape than callers know it by (`rhino.view`, `rhino.padded`). Callers see logical shapes
+alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
-from rhino.ir.views import logical_shape
+from rhino.ir.views import logical_shape, padded_shape
 
 ALIAS: Final = "tf.aliasing_output"
 _RESULT_NAME: Final = "jax.result_info"
@@ -43,13 +44,15 @@ def array_dtype(mlir_name: str) -> np.dtype[np.generic] | None:
 class Value:
     """An argument or result of a program; `name` may be empty.
 
-    Shapes: `shape` is the logical, global one; `stored` is that in which the program holds the same elements, in the same order.
+    Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which the program holds the
+    elements of `padded`, in the same order.
     """
 
     index: int
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    padded: tuple[int, ...]
     stored: tuple[int, ...]
 
     @property
@@ -115,5 +118,5 @@ def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: 
             place_of(entry.location),
             fix="keep tokens, tuples and quantized tensors inside the program",
         )
-    stored = tuple(kind.shape)
-    return Value(index, name, logical_shape(attributes, stored, place_of(entry.location)), dtype, stored)
+    stored, place = tuple(kind.shape), place_of(entry.location)
+    return Value(index, name, logical_shape(attributes, stored, place), dtype, padded_shape(attributes, stored, place), stored)

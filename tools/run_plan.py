@@ -94,7 +94,7 @@ def signature_of(plan: WholePlan) -> Signature:
         dtype = array_dtype(one.dtype)
         if dtype is None:
             raise RhinoError("RHI-RUN-002", f"an argument or result of the plan is of {one.dtype}, which no array has")
-        return Value(index, one.name, one.shape, dtype, one.shape)
+        return Value(index, one.name, one.shape, dtype, one.shape, one.shape)
 
     arguments, results = (tuple(value(i, one) for i, one in enumerate(side)) for side in (plan.arguments, plan.results))
     return Signature(arguments, results, {i: one.alias for i, one in enumerate(plan.arguments) if one.alias is not None})

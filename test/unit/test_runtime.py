@@ -75,7 +75,7 @@ def drawn(text: str, seed: int = 0, int_range: int = 2) -> list[Host]:
 
 
 def value(dtype: str, shape: tuple[int, ...] = (64,), index: int = 0) -> Value:
-    return Value(index, "v", shape, jax.numpy.dtype(dtype), shape)
+    return Value(index, "v", shape, jax.numpy.dtype(dtype), shape, shape)
 
 
 def raises(id: str, what: str = "") -> pytest.RaisesExc[RhinoError]:
@@ -578,7 +578,7 @@ class TestTool:
 
 
 def test_a_result_that_is_nan_on_one_device_too_is_said_to_prove_little():
-    value = Value(0, "loss", (2,), np.dtype(np.float32), (2,))
+    value = Value(0, "loss", (2,), np.dtype(np.float32), (2,), (2,))
     nan, number = np.array([np.nan, 1.0]), np.array([1.0, 2.0])
     found = [difference(value, nan, nan), difference(value, number, number)]
     assert difference_text(found) == "all results equal (1 of 2 hold NaN on one device too, which proves little)"
