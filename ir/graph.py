@@ -183,8 +183,8 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     """
     if not graph.num_ops:
         return np.ones(graph.num_values, dtype=bool)
-    absorbs = np.array([c.fusible or c.name == _REDUCE for c in graph.classes])[graph.op_class]
-    reduces = np.array([c.name == _REDUCE for c in graph.classes])
+    absorbs = np.array([c.fusible or c.name == REDUCE for c in graph.classes])[graph.op_class]
+    reduces = np.array([c.name == REDUCE for c in graph.classes])
     reader = np.repeat(graph.op_class, np.diff(graph.use_start))
     absorbed = np.repeat(absorbs, np.diff(graph.use_start))
     updates = np.array([c.name == PART_UPDATE for c in graph.classes])[graph.op_class]
@@ -211,7 +211,7 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     return result
 
 
-_REDUCE = "stablehlo.reduce"
+REDUCE = "stablehlo.reduce"
 
 _VIEWS = frozenset({"stablehlo.reshape", BARRIER})
 

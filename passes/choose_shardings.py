@@ -110,9 +110,7 @@ class ChooseShardings(PlanningPass):
         budget = self.ranks * (parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes)
         loop = accumulation_loop(program)
         if self.ranks > 1 and loop is not None:
-            choice = replace(
-                choice, problem=several_in_flight(choice.problem, program.graph, loop, min(self.ranks, loop.trips or self.ranks))
-            )
+            choice = replace(choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks)))
         search = Search(choice.problem, LEVELS[self.level])
         first = search.reduce()
         clock.lap("reduce")

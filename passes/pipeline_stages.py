@@ -40,6 +40,7 @@ from rhino.passes.stage_marks import BACK, FORWARD, drop_marks, way_of
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.problem import Floats, Ints
+from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_marks import marked_stages
 from rhino.strategies.stage_parts import Parts, parts_of
@@ -107,7 +108,7 @@ class PipelineStages(Pass):
         loop = accumulation_loop(program)
         count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
         ranks = num_ranks(module, cluster, self.stages)
-        seconds, value_bytes = sharded_figures(program, module, cluster, ranks)
+        seconds, plan = sharded_figures(program, module, cluster, ranks)
         parts = parts_of(program.graph, loop, seconds)
         link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
         pins = {
@@ -118,7 +119,7 @@ class PipelineStages(Pass):
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
         budget = float(parse_size(self.budget)) if self.budget else None
-        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, value_bytes, link)
+        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, local_bytes(plan), link, runs_alone(plan))
         working = int(np.count_nonzero(staging.problem.work))
         if working < self.stages:
             what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"

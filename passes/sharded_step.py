@@ -10,8 +10,9 @@ from rhino.ir.shardings import module_mesh
 from rhino.passes.localize import annotated_plan
 from rhino.passes.problem import rank_target
 from rhino.strategies.build import build
+from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats
-from rhino.strategies.sharded import local_bytes, op_seconds, states_of
+from rhino.strategies.sharded import op_seconds, states_of
 
 SHARDED_ERRORS = ("RHI-LOCAL-001", "RHI-MESH-001")
 
@@ -27,15 +28,24 @@ def num_ranks(module: ir.Operation, cluster: Cluster, num_stages: int) -> int:
     return max(1, min(num_stages, cluster.num_devices // rank_mesh(module).num_devices))
 
 
-def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> tuple[Floats, Floats]:
-    """Returns the seconds of each op in a step [ops], with the collectives that it waits for, and the bytes of each value [values].
+def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> tuple[Floats, Plan]:
+    """Returns the seconds of each op in a step [ops], with the collectives that it waits for, and how everything lies.
 
-    Both are of one device of a rank's mesh, by the cost model that shardings are chosen by. What has no sharding is whole everywhere.
+    The seconds are of one device of a rank's mesh, by the cost model that shardings are chosen by.
 
     Raises:
         RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than the cluster.
     """
     model = rank_target(cluster, rank_mesh(module), ranks).model
-    plan = annotated_plan(program, model.sizes, program.file)
+    plan = sharded_plan(program, module)
     choice = build(program.graph, model, is_part=True)
-    return op_seconds(choice, states_of(choice, plan)), local_bytes(plan)
+    return op_seconds(choice, states_of(choice, plan)), plan
+
+
+def sharded_plan(program: Program, module: ir.Operation) -> Plan:
+    """Returns the plan that the annotations of a module are. What has no sharding is whole everywhere.
+
+    Raises:
+        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it.
+    """
+    return annotated_plan(program, rank_mesh(module).shape, program.file)

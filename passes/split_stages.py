@@ -5,9 +5,11 @@ Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on
 Writes    the module as `rhino.ir.staged_module` describes it. Equal functions are one. What follows from constants and the micro-batch's
           number alone is computed wherever it is read, and so is a tensor that scalars are spread over, so that scalars cross; what stands
           before the loop, in each stage that reads it.
+          What the way back can make of what is kept for it anyway, it makes again (strategies/handed_on.py).
           A sum whose summands are made on several ranks is added up on each, and joined after the loop (passes/sums_apart.py).
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be, RHI-READ-005 no entry
-          function.
+          function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
+          shardings around it.
 Source    Rhino 6.1.
 """
 
@@ -16,9 +18,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from rhino.ir.accumulation import STAGE, Accumulation, AnyValue, Counter, carried_number, outside, read_accumulation, reads_of
+import numpy as np
+
+from rhino.ir.accumulation import (
+    STAGE,
+    Accumulation,
+    AnyValue,
+    Counter,
+    accumulation_loop,
+    carried_number,
+    outside,
+    read_accumulation,
+    reads_of,
+)
 from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Phase
@@ -31,7 +45,16 @@ from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import MICRO_BATCH
 from rhino.ir.staged_module import ALIAS, NAME, NUM_STAGES, STEP, Part, write_staged
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.sharded_step import sharded_plan
 from rhino.passes.sums_apart import keep_sums_apart
+from rhino.passes.whole import WHOLE_ERRORS, whole_program
+from rhino.strategies.handed_on import Handing
+from rhino.strategies.sharded import local_bytes, runs_alone
+from rhino.strategies.stage_parts import parts_of
+from rhino.strategies.stage_problem import OPEN
+
+REPEATED: Final = "rhino.repeated"
+"""On an op of a way forward: the way back of its stage does it again. Only while a step is cut."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +62,19 @@ class SplitStages(Pass):
     """Cut an accumulation program into one function for each stage and phase."""
 
     name: ClassVar[str] = "rhino-split-stages"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-SPLIT-001", "RHI-SPLIT-002", "RHI-READ-005")
+    errors: ClassVar[tuple[str, ...]] = ("RHI-SPLIT-001", "RHI-SPLIT-002", "RHI-LOCAL-001", *WHOLE_ERRORS)
 
     split_backward: bool = opt(False, "true = a backward in two: input gradients, which other stages wait for, and weight gradients")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Splits `module` in place."""
+        accumulation = read_accumulation(entry_function(module, remarks.file), remarks.file)
+        num_stages = _num_stages(module, accumulation)
+        keep_sums_apart(accumulation, num_stages)
+        del accumulation  # as rules come and go, ops are others
+        _mark_repeated(module, num_stages, remarks)
         entry = entry_function(module, remarks.file)
         accumulation = read_accumulation(entry, remarks.file)
-        if keep_sums_apart(accumulation, _num_stages(module, accumulation)):
-            accumulation = read_accumulation(entry, remarks.file)
         splitter = _Splitter(module, accumulation, remarks.file)
         drafts = splitter.drafts(split_backward=self.split_backward)
         parts, results = splitter.build(drafts)
@@ -100,6 +126,8 @@ class _Splitter:
         """The shardings of results that leave in another than their value is stored in."""
         self.result_names: list[str] = []
         self.sums = {_sum(number): argument for number, argument, _ in program.accumulated()}
+        self.repeated: set[AnyValue] = {result for op in program.body if REPEATED in op.attributes for result in op.results}
+        """What the way back of its stage makes again."""
         self.before: set[AnyValue] = {result for op in program.before for result in op.results}
 
     # Which op goes where
@@ -112,7 +140,7 @@ class _Splitter:
             if self.is_anywhere(op):
                 continue
             virtual = self.stage_of(op, self.last)
-            latest = max((made_in[one] for value in reads_of(op) for one in self.spread_from(value) if one in made_in), default=0)
+            latest = max((made_in[one] for value in reads_of(op) for one in self.made_of(value) if one in made_in), default=0)
             if latest > virtual:
                 raise self.refused(
                     op, f"of virtual stage {virtual} reads what stage {latest} makes", "let stages only grow along the program"
@@ -134,12 +162,25 @@ class _Splitter:
         """Says whether an op is computed wherever its result is read."""
         return bool(op.results) and (op.results[0] in self.program.free or op.results[0] in self.spread)
 
-    def spread_from(self, value: AnyValue) -> list[AnyValue]:
-        """Returns the scalars that a value is spread from, or the value itself."""
-        made = maker_of(value)
-        if value not in self.spread or made is None:
-            return [value]
-        return [source for operand in made.operands for source in self.spread_from(operand)]
+    def is_made_in(self, value: AnyValue, reader: _Draft | None) -> bool:
+        """Says whether a part computes what it reads of others; with None whether every part does."""
+        home = self.home.get(value) if reader is not None and value in self.repeated else None
+        return value in self.spread or (home is not None and home is not reader and home.stage == reader.stage)
+
+    def made_of(self, value: AnyValue, reader: _Draft | None = None) -> list[AnyValue]:
+        """Returns what a part takes from others where it reads a value: the value itself, or what it makes that of."""
+        found: dict[AnyValue, None] = {}
+        waiting, seen = [value], {value}
+        while waiting:
+            one = waiting.pop()
+            made = maker_of(one) if self.is_made_in(one, reader) else None
+            if made is None:
+                found[one] = None
+                continue
+            new = [source for source in reversed(made.operands) if source not in seen]
+            waiting += new
+            seen.update(new)
+        return list(found)
 
     def put(self, op: ir.Operation, draft: _Draft) -> None:
         draft.ops.append(op)
@@ -152,7 +193,7 @@ class _Splitter:
             if self.is_anywhere(op):
                 continue
             stage = self.stage_of(op, self.num_stages - 1)
-            read = [value for one in reads_of(op) for value in self.spread_from(one)]
+            read = [value for one in reads_of(op) for value in self.made_of(one)]
             own = max((at + (where != stage) for at, where in (level[v] for v in read if v in level)), default=0)
             level.update(dict.fromkeys(op.results, (own, stage)))
             place = (1 + own, stage)
@@ -174,13 +215,13 @@ class _Splitter:
     def divided(self, draft: _Draft) -> Iterator[_Draft]:
         """Yields a backward as what other stages wait for and the rest, or any part as it is where there are not both."""
         body = self.program.body
-        read = {source for op in body if self.home_of(op) is not draft for value in reads_of(op) for source in self.spread_from(value)}
+        read = {source for op in body if self.home_of(op) is not draft for value in reads_of(op) for source in self.made_of(value)}
         needed: list[ir.Operation] = []
         rest: list[ir.Operation] = []
         for op in reversed(draft.ops):
             is_needed = any(result in read for result in op.results)
             (needed if is_needed else rest).append(op)
-            read.update(source for value in (reads_of(op) if is_needed else ()) for source in self.spread_from(value))
+            read.update(source for value in (reads_of(op) if is_needed else ()) for source in self.made_of(value))
         if draft.phase != "backward" or not needed or not rest:
             yield draft
             return
@@ -211,7 +252,7 @@ class _Splitter:
         for draft in drafts:
             for op in draft.ops:
                 for value in reads_of(op):
-                    for source in self.spread_from(value):
+                    for source in self.made_of(value, draft):
                         self.note_reader(source, draft)
         used = [draft for draft in (*self.setups, *drafts) if draft.ops or draft.gives]
         return [_Writer(self, draft).part() for draft in used], self.result_names
@@ -324,8 +365,9 @@ class _Writer:
             for number, operand in enumerate(inner.operands):
                 if operand in new:
                     inner.operands[number] = new[operand]
-        if STAGE in copy.attributes:
-            del copy.attributes[STAGE]
+        for name in (STAGE, REPEATED):
+            if name in copy.attributes:
+                del copy.attributes[name]
         self.values.update(zip(op.results, copy.results, strict=True))
 
     def value(self, value: AnyValue) -> AnyValue:
@@ -339,7 +381,7 @@ class _Writer:
                 self.values[value] = self.counted(value, counter)
             elif (
                 value in self.program.free
-                or value in self.splitter.spread
+                or self.splitter.is_made_in(value, self.draft)
                 or (self.draft.phase == "setup" and value in self.splitter.before)
             ):
                 made = maker_of(value)
@@ -393,6 +435,19 @@ class _Writer:
         for name, attributes in zip(self.splitter.names, self.splitter.argument_attributes, strict=True):
             if ALIAS in attributes:
                 yield name, self.splitter.result_names[ir.IntegerAttr(attributes[ALIAS]).value]
+
+
+def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> None:
+    """Marks the ops that the way back of their stage does again."""
+    with whole_program(module, remarks) as program:
+        loop = accumulation_loop(program)
+        plan = sharded_plan(program, module)
+        stage = np.array([ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else OPEN for op in program.ops])
+        parts = parts_of(program.graph, loop, np.zeros(program.graph.num_ops))
+        handing = Handing(program.graph, parts, local_bytes(plan), runs_alone(plan))
+        for forward in range(num_stages - 1):
+            for value in sorted(handing.between(stage, forward, 2 * num_stages - 2 - forward).again):
+                program.ops[int(program.graph.value_op[value])].attributes[REPEATED] = ir.UnitAttr.get()
 
 
 def _spread(program: Accumulation) -> set[AnyValue]:

@@ -39,7 +39,7 @@ from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline, Schedule
 from rhino.strategies.search import Limits, Search
-from rhino.strategies.sharded import local_bytes, op_seconds
+from rhino.strategies.sharded import op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
 from rhino.strategies.step_time import most_in_flight, step_seconds
@@ -132,7 +132,7 @@ class Evaluator:
         ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
         problem = choice.problem
         if ranks > 1 and loop is not None:
-            problem = several_in_flight(problem, program.graph, loop, min(shape.micro_batches, ranks))
+            problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
         least, ops_s = float(problem.least_memory().max(initial=0.0)), _least_cost_s(problem) / ranks
         if least > budget:
             return Refused(shape, f"needs at least {format_bytes(least / ranks)} per device", True, ops_s, least / ranks)
@@ -164,14 +164,7 @@ class Evaluator:
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
         link = Link(outer.link.fixed_s, outer.link.per_s)
         peak_bytes = float(choice.problem.memory(answer.states).max(initial=0.0))  # of one micro-batch at a time
-        sharded = Sharded(
-            choice.graph,
-            loop,
-            op_seconds(choice, answer.states),
-            local_bytes(make_plan(choice, answer.states)),
-            answer.cost,
-            peak_bytes,
-        )
+        sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost, peak_bytes)
         compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(choice.problem, answer.states))
         cuts: dict[int, StageEstimate | None] = {}
         found: list[Estimate] = []

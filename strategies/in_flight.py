@@ -12,34 +12,55 @@ from dataclasses import replace
 import numpy as np
 
 from rhino.ir.graph import Graph, Loop, materialized
+from rhino.ir.spec import num_parts
+from rhino.strategies.build import Choice
+from rhino.strategies.handed_on import Handing
 from rhino.strategies.problem import Floats, Problem, Residents
 from rhino.strategies.schedule import schedule
+from rhino.strategies.stage_parts import parts_of
 
 
-def several_in_flight(problem: Problem, graph: Graph, loop: Loop, count: int) -> Problem:
-    """Returns `problem` with what the body of `loop` holds where it turns round counted `count` times while the loop runs."""
+def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
+    """Returns the problem of `choice` with what a micro-batch hands on where it turns round counted `count` times while the loop runs.
+
+    Which values these are is decided by their whole sizes, for nothing is sharded yet.
+    """
+    problem, graph = choice.problem, choice.graph
     if count <= 1:
         return problem
     begin, end = _times(graph, loop)
-    turn = _turn(problem, begin, end)
-    tables, number_of = list(problem.tables), dict[int, int]()
+    node_of = {(node.kind, node.number): number for number, node in enumerate(choice.nodes)}
+    tables, number_of = list(problem.tables), dict[tuple[int, int, int], int]()
+    added: list[tuple[int, int]] = []
+    for value in _handed_on(graph, loop):
+        op, kind = int(graph.value_op[value]), graph.type_of(value)
+        node = node_of.get(("value", value))
+        result = 0 if node is not None else value - graph.results(op).start
+        node = node_of[("op", op)] if node is None else node
+        states = choice.nodes[node].states
+        key = (id(states), result, int(graph.value_type[value]))
+        if key not in number_of:
+            number_of[key] = len(tables)
+            parts = np.array([num_parts(state.comes[result], choice.model.sizes) for state in states], dtype=np.float64)
+            tables.append((count - 1) * kind.num_bytes / parts)
+        added.append((node, number_of[key]))
+    owner, table = np.array(added, dtype=np.int64).reshape(-1, 2).T
+    more = Residents(owner, table, np.full(len(added), begin), np.full(len(added), end))
+    return replace(problem, tables=tuple(tables), node_residents=_joined(problem.node_residents, more))
 
-    def more(residents: Residents) -> Residents:
-        saved = (residents.start > begin) & (residents.start <= turn) & (residents.end > turn) & (residents.end <= end)
-        for table in residents.table[saved].tolist():
-            if table not in number_of:
-                number_of[table] = len(tables)
-                tables.append(problem.tables[table] * (count - 1))
-        added = np.array([number_of[table] for table in residents.table[saved].tolist()], dtype=np.int64)
-        return Residents(
-            np.concatenate([residents.owner, residents.owner[saved]]),
-            np.concatenate([residents.table, added]),
-            np.concatenate([residents.start, np.full(len(added), begin)]),
-            np.concatenate([residents.end, np.full(len(added), end)]),
-        )
 
-    nodes, edges = more(problem.node_residents), more(problem.edge_residents)
-    return replace(problem, tables=tuple(tables), node_residents=nodes, edge_residents=edges)
+def _joined(one: Residents, other: Residents) -> Residents:
+    pairs = [(one.owner, other.owner), (one.table, other.table), (one.start, other.start), (one.end, other.end)]
+    return Residents(*(np.concatenate(pair) for pair in pairs))
+
+
+def _handed_on(graph: Graph, loop: Loop) -> list[int]:
+    """Returns the values that would be handed on if a micro-batch were two programs, which part where most is held."""
+    unknown: Floats = np.zeros(graph.num_ops)
+    handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes())
+    turn, _ = handing.turns()
+    kept = handing.between((np.arange(graph.num_ops) > turn).astype(np.int64), 0, 1).kept
+    return [value for value in kept if graph.type_of(value).shape]
 
 
 def _times(graph: Graph, loop: Loop) -> tuple[int, int]:
@@ -47,14 +68,3 @@ def _times(graph: Graph, loop: Loop) -> tuple[int, int]:
     times = schedule(graph, materialized(graph).tolist())
     body = range(loop.op + 1, loop.end)
     return min(t for op in body if (t := times.start[op]) >= 0), max(times.stop[op] for op in body)
-
-
-def _turn(problem: Problem, begin: int, end: int) -> int:
-    """Returns the time at which the body holds most, each tensor at the most that it can take."""
-    change: Floats = np.zeros(problem.num_times + 1)
-    residents = problem.node_residents
-    inside = (residents.start > begin) & (residents.end <= end)
-    most = np.array([problem.tables[table].max() for table in residents.table[inside].tolist()])
-    np.add.at(change, residents.start[inside], most)
-    np.add.at(change, residents.end[inside] + 1, -most)
-    return int(np.argmax(np.cumsum(change)))

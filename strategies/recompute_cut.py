@@ -20,6 +20,9 @@ import numpy as np
 _TICKS: Final = 1 << 20
 """Into how many parts the seconds of a piece are divided, so that capacities are whole."""
 
+_FINE: Final = 1 << 30
+"""In how many parts of a tick the price of a byte is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -72,6 +75,14 @@ def frontier(piece: Piece) -> tuple[Corner, ...]:
         if not result or one.kept_bytes < result[-1].kept_bytes:
             result.append(one)
     return tuple(result)
+
+
+def cheapest(piece: Piece, byte_seconds: float) -> tuple[int, ...]:
+    """Returns the units that are computed again where to keep a byte costs so many seconds; as few as can be."""
+    total = sum(piece.seconds)
+    if total <= 0:
+        return _Cut(piece).best(1, 0)
+    return _Cut(piece).best(max(1, round(byte_seconds / total * _TICKS * _FINE)), _FINE)
 
 
 class _Cut:

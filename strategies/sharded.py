@@ -17,6 +17,7 @@ from rhino.strategies.candidates import State
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
+from rhino.strategies.stage_problem import Bools
 
 _NO_OP: Final = -1
 
@@ -77,4 +78,14 @@ def local_bytes(plan: Plan) -> Floats:
     graph = plan.graph
     parts = np.array([num_parts(spec, plan.sizes) for spec in plan.specs], dtype=np.float64)
     found: Floats = graph.value_bytes() / parts
+    return found
+
+
+def runs_alone(plan: Plan) -> Bools:
+    """Returns which ops wait for no other device: what they read is there as it lies, and what they give is stored as it comes [ops]."""
+    found = np.ones(plan.graph.num_ops, dtype=bool)
+    for one in plan.transfers():
+        op = int(plan.graph.value_op[one.value]) if one.reader is None else one.reader
+        if op >= 0:
+            found[op] = False
     return found

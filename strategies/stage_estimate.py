@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Loop
+from rhino.ir.graph import Loop
+from rhino.strategies.handed_on import Handing
+from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
+from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.simulate import Link
-from rhino.strategies.stage_graph import make_staging
+from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
@@ -28,14 +31,13 @@ TOLERANCE = 0.05
 class Sharded:
     """A sharded step as its stages see it.
 
-    Shapes: `seconds` [ops], per step; `value_bytes` [values] on one device. `total_s` is the cost of the whole step, and `peak_bytes` what
+    Shapes: `seconds` [ops], per step. `total_s` is the cost of the whole step, and `peak_bytes` what
     a device holds at most if it runs all of it, one micro-batch at a time.
     """
 
-    graph: Graph
+    plan: Plan
     loop: Loop
     seconds: Floats
-    value_bytes: Floats
     total_s: float
     peak_bytes: float
 
@@ -61,8 +63,9 @@ class StageEstimate:
 
 def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, link: Link) -> StageEstimate | None:
     """Returns the cut that moves the fewest bytes within the tolerance of the best balance; None where no line can be cut so."""
-    parts = parts_of(sharded.graph, sharded.loop, sharded.seconds)
-    staging = make_staging(sharded.graph, parts, num_stages, num_micro_batches, value_bytes=sharded.value_bytes)
+    graph, value_bytes, alone = sharded.plan.graph, local_bytes(sharded.plan), runs_alone(sharded.plan)
+    parts = parts_of(graph, sharded.loop, sharded.seconds)
+    staging = make_staging(graph, parts, num_stages, num_micro_batches, value_bytes=value_bytes, alone=alone)
     stage = _best_on_lines(staging.problem)
     if stage is None:
         return None
@@ -87,9 +90,22 @@ def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, l
     )
     own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
     kept = own + problem.held.size @ problem.held.present(device, num_stages)
-    saved = problem.saved.size @ problem.saved.present(device, num_stages)
-    whole = float(problem.own_bytes.sum() + problem.held.size.sum() + problem.saved.size.sum())
-    return StageEstimate(times, tuple(kept.tolist()), tuple(saved.tolist()), max(0.0, sharded.peak_bytes - whole))
+    saved, stash = _saved_bytes(staging, by_op, Handing(graph, parts, value_bytes, alone))
+    whole = float(problem.own_bytes.sum() + problem.held.size.sum()) + stash
+    return StageEstimate(times, tuple(kept.tolist()), saved, max(0.0, sharded.peak_bytes - whole))
+
+
+def _saved_bytes(staging: Staging, by_op: Ints, handing: Handing) -> tuple[tuple[float, ...], float]:
+    """Returns what each stage keeps of a micro-batch for its way back [stages], and what all would keep as one program.
+
+    The last stage is one program, whose way back begins where most is held.
+    """
+    last = staging.problem.num_stages - 1
+    is_late = (staging.node >= 0) & staging.problem.late[staging.node]
+    stage = by_op + ((by_op > last) | ((by_op == last) & is_late))
+    cuts = [handing.size(handing.between(stage, forward, 2 * last + 1 - forward)) for forward in range(last)]
+    turned = handing.size(handing.in_one_program(stage, last, last + 1))
+    return (*cuts, turned), handing.size(handing.in_one_program(is_late.astype(np.int64), 0, 1))
 
 
 def _best_on_lines(problem: StageProblem) -> Ints | None:

@@ -23,6 +23,7 @@ import numpy as np
 from rhino.ir.graph import Graph
 from rhino.ir.hardware import Line
 from rhino.strategies.components import components
+from rhino.strategies.handed_on import Handing
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_parts import Parts, sources_of
 from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
@@ -62,14 +63,15 @@ def make_staging(
     budget_bytes: float | None = None,
     value_bytes: Floats | None = None,
     link: Line | None = None,
+    alone: Bools | None = None,
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
-    `value_bytes` [values] is what each value takes where that is not its whole size. `link` is what one array takes from a stage to
-    another: with it transfers cost seconds, without it bytes.
+    `value_bytes` [values] is what each value takes where that is not its whole size, `alone` [ops] which ops wait for no other device.
+    `link` is what one array takes from a stage to another: with it transfers cost seconds, without it bytes.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
-    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link).build()
+    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, alone).build()
 
 
 _Sent = tuple[list[int], float, int]
@@ -87,8 +89,9 @@ class _Builder:
         budget_bytes: float | None,
         value_bytes: list[float],
         link: Line | None,
+        alone: Bools | None,
     ) -> None:
-        self.link = link
+        self.link, self.alone = link, alone
         self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
         self.value_op: list[int] = graph.value_op.tolist()
@@ -294,30 +297,15 @@ class _Builder:
         return any(self.roots[value] == value and op >= 0 and self.graph.cls(op).name != _STACKS for value, op in ends)
 
     def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
-        """Returns which nodes run after most of a micro-batch is held, in program order; or after most is held for long; and what is saved.
+        """Returns which nodes run after most of a micro-batch is held; or after most is held for long; and what is saved.
 
-        That is what is held when most is, with who reads it later. In large steps this is where the way back begins. In small ones, what
-        is soon read can be larger, as in the way back of experts; so the other guess counts a byte by how long it is held.
+        That is what would be handed on if the step were two programs, which part where most is held, with who needs it.
         """
-        last: dict[int, int] = {}
-        readers: dict[int, list[int]] = {}
+        handing = Handing(self.graph, self.parts, np.array(self.value_bytes), self.alone)
+        peak, turn = handing.turns()
+        handed = handing.between((np.arange(self.graph.num_ops) > peak).astype(np.int64), 0, 1)
+        saved = [([int(node[op]) for op in ops], float(self.value_bytes[value])) for value, ops in handed.kept.items()]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
-        for op in ops:
-            for value in self.reads[op]:
-                made_by = self.maker(value, after=False)
-                if made_by >= 0 and self.parts.body[made_by]:
-                    last[value] = op
-                    readers.setdefault(value, []).append(op)
-        whole_bytes = self.graph.value_bytes().tolist()  # where the way back begins is the program's, however it is sharded
-        change = np.zeros((2, self.graph.num_ops + 1))
-        for value, end in last.items():
-            start, size = self.value_op[value], whole_bytes[value]
-            weights = np.array([size, size * (end - start)])
-            change[:, start] += weights
-            change[:, end] -= weights
-        peak, turn = np.argmax(np.cumsum(change, axis=1), axis=1).tolist()
-        held = {value: end for value, end in last.items() if self.value_op[value] <= peak < end}
-        saved = [([int(node[op]) for op in readers[value] if op > peak], float(self.value_bytes[value])) for value in held]
         return _behind(peak, ops, node), _behind(turn, ops, node), saved
 
 
