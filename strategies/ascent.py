@@ -185,9 +185,11 @@ class Ascent:
             total += count * self.prices[e][side]
         return total
 
-    def run(self, passes: int) -> float:
-        """Makes at least so many passes, and returns the best bound so far. The prices are then those that prove it."""
+    def run(self, passes: int, enough: float = np.inf) -> float:
+        """Makes at least so many passes, or until the bound is `enough`; returns the best bound so far, which the prices then prove."""
         for _ in range(0, passes, _PERIOD):
+            if self.bound >= enough:
+                break
             for _ in range(_PERIOD):
                 self._pass()
             value = self._value()

@@ -69,6 +69,8 @@ class PricedSearch:
             if not self.note(self.at(prices).states):
                 break
             self.recombine()
+        if self.is_cut_off:
+            return Unsolved(self.bound)
         if self.best is None:
             self.mix_to_fit()
         self.tighten()

@@ -6,7 +6,7 @@ tables often too wide; then `rhino.strategies.wide` finds a choice, and a bound 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -27,8 +27,8 @@ Prices = dict[int, float]
 class Limits:
     """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
 
-    `gap` is the share of the cost at which a search is content. A search for what fits the memory ends without an answer once its bound
-    reaches `cutoff` (seconds): nothing that slow is asked for. Where tables are too wide, alike places are told apart by so many `rounds`
+    `gap` is the share of the cost at which a search is content. A search ends without an answer once its bound reaches `cutoff` (seconds):
+    nothing that slow is asked for. Where tables are too wide, alike places are told apart by so many `rounds`
     of refinement, one after the other, with at most so many `passes` of an ascent at each.
     """
 
@@ -59,11 +59,13 @@ class Statistics:
 class Reduced:
     """A problem at some prices, after the exact reductions: what is left is its core.
 
-    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds.
+    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. Solving it may end once the
+    bound reaches `cutoff`.
     """
 
     elimination: Elimination
     offset: float
+    cutoff: float = np.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +138,7 @@ class Solver:
             elimination.remove_chains()
             self._note(elimination, dropped)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
-        return Reduced(elimination, offset)
+        return Reduced(elimination, offset, self.limits.cutoff if costs else np.inf)
 
     def _charged(self, prices: Prices, costs: bool) -> tuple[list[int], list[int]]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
@@ -169,7 +171,7 @@ class Solver:
         if self.is_wide:
             return self._wide(reduced)
         elimination, limit = reduced.elimination, self.limits.table_entries
-        untouched = Reduced(elimination.copy(), reduced.offset)
+        untouched = replace(reduced, elimination=elimination.copy())
         try:
             if self.order is None:
                 elimination.run(limit)
@@ -195,13 +197,13 @@ class Solver:
         if not nodes:
             return Solved(elimination.read_back(), base, base)
         start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else elimination.positions(nodes, self.last)
-        wide = Wide(core, self.store, limits.table_entries, limits.gap, start)
+        wide = Wide(core, self.store, limits.table_entries, limits.gap, start, reduced.cutoff - base)
         if self.charged is not None:
             wide.start = self.charged.on(elimination, nodes, core)
         refinements = list(wide.lifted(limits.rounds))
         if refinements:
             wide.ascend(refinements[0], limits.passes)
-        if wide.cost == np.inf and wide.bound < np.inf:
+        if wide.cost == np.inf and not wide.is_over:
             wide.sweep()
         solved = Left(elimination, nodes, base, wide, tuple(refinements[1:])).solved()
         self.last = solved.states
@@ -216,7 +218,7 @@ class Solver:
         wide, passes = solved.left.wide, self.limits.passes
         steps = [step for lifted in solved.left.finer for step in (wide.finish, partial(wide.ascend, lifted, passes))]
         for step in (*steps, wide.finish, wide.sweep, wide.finish):
-            if not wide.is_close:
+            if not wide.is_done:
                 step()
         solved = solved.left.solved()
         self.last = solved.states

@@ -42,13 +42,17 @@ _NEAR_ENTRIES = 1 << 20
 
 @dataclass(eq=False)
 class Wide:
-    """The search on one problem. `bound` is proven for it; `states` is the best choice so far, and `cost` what it costs."""
+    """The search on one problem. `bound` is proven for it; `states` is the best choice so far, and `cost` what it costs.
+
+    It ends where the bound reaches `cutoff`.
+    """
 
     problem: Problem
     store: TableStore
     max_entries: int
     gap: float
     states: Ints
+    cutoff: float = np.inf
     bound: float = -np.inf
     cost: float = field(init=False)
     ascent: Ascent | None = None
@@ -58,9 +62,14 @@ class Wide:
         self.cost = self.problem.cost(self.states)
 
     @property
-    def is_close(self) -> bool:
-        """Whether the choice is near enough to the bound, or none is legal."""
-        return self.bound == np.inf or self.cost - self.bound <= self.gap * abs(self.cost)
+    def is_over(self) -> bool:
+        """Whether nothing is legal, or cheaper than what is asked for."""
+        return self.bound == np.inf or self.bound >= self.cutoff
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the choice is near enough to the bound, or none is asked for."""
+        return self.is_over or self.cost - self.bound <= self.gap * abs(self.cost)
 
     def lifted(self, rounds: Sequence[int]) -> Iterator[Lifted]:
         """Yields the problem with alike places as one, after so many rounds each; not where the next rounds make few more classes."""
@@ -77,13 +86,13 @@ class Wide:
         self.bound = max(self.bound, ascent.bound)
         for number in range(0, passes, _LEG):
             before = self.bound
-            self.bound = max(before, ascent.run(_FIRST if begun and not number else _LEG))
-            if self.bound == np.inf:
+            self.bound = max(before, ascent.run(_FIRST if begun and not number else _LEG, self.cutoff))
+            if self.is_over:
                 return
-            if not self.is_close:
+            if not self.is_done:
                 self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))
             stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
-            if self.is_close or stalls:
+            if self.is_done or stalls:
                 return
 
     def take(self, states: Ints) -> None:

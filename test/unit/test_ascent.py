@@ -182,7 +182,34 @@ def test_what_is_finished_is_the_optimum():
         wide.ascend(next(wide.lifted((2,))), 3)
         wide.finish()
         assert wide.bound <= best.cost * (1 + ROUNDING), seed
-        if wide.is_close:
+        if wide.is_done:
             finished += 1
             assert wide.cost == pytest.approx(best.cost, rel=ROUNDING), seed
     assert finished > 60
+
+
+def test_an_ascent_ends_where_its_bound_is_enough():
+    """The bound that ends it is proven by fewer passes than the highest one, and by the prices that are left."""
+    ended = 0
+    for seed in range(20):
+        problem = problems_of(seed)[2]
+        lifted = lift(problem, find_classes(problem, 2))
+        first, highest = Ascent(lifted).bound, Ascent(lifted).run(PASSES)
+        if not np.isfinite(highest) or highest <= first:
+            continue
+        enough = first + 0.5 * (highest - first)
+        ascent = Counted(lifted)
+        assert enough <= ascent.run(PASSES, enough) <= highest
+        assert ascent.bound == pytest.approx(ascent._value(), rel=ROUNDING)
+        ended += ascent.passes < PASSES
+    assert ended > 10
+
+
+class Counted(Ascent):
+    """An ascent that counts its passes."""
+
+    passes = 0
+
+    def _pass(self):
+        self.passes += 1
+        super()._pass()

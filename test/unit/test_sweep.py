@@ -204,3 +204,38 @@ def test_the_next_solve_begins_with_the_prices_of_the_last_one():
         assert again.bound + base >= first.bound - ROUNDING * abs(first.bound)
         begun += 1
     assert begun > 10
+
+
+@pytest.mark.parametrize("with_budget", [False, True])
+def test_a_search_ends_at_its_cutoff_and_not_before(with_budget):
+    """Below the bound it ends without an answer, in fewer solves and passes; above the cost it changes nothing."""
+    ended = shorter = 0
+    for seed in range(24):
+        problem, budget, free, least, _ = case(seed)
+        budget, truth = (budget, least) if with_budget else (None, free)
+        if truth == np.inf or truth <= 0:
+            continue
+        whole, work = counted(problem, budget, np.inf)
+        if isinstance(whole, Answer):
+            again, same = counted(problem, budget, whole.cost * 1.01)
+            assert (again.cost, again.bound, same) == (whole.cost, whole.bound, work), seed
+        cutoff = truth * 0.9
+        outcome, less = counted(problem, budget, cutoff)
+        assert less <= work, seed
+        assert outcome.bound <= truth * (1 + ROUNDING), seed
+        if outcome.bound >= cutoff:
+            assert isinstance(outcome, Unsolved), seed
+            ended += 1
+            shorter += less < work
+    assert ended > 10, ended
+    assert shorter > 5, shorter
+
+
+def counted(problem, budget, cutoff):
+    """What a search with a cut-off says, and the solves and the passes of ascents that it takes."""
+    search, passes = Search(problem, limits(8, exact_below_states=0, cutoff=cutoff)), []
+    with pytest.MonkeyPatch.context() as patched:
+        one = Ascent._pass
+        patched.setattr(Ascent, "_pass", lambda self: (passes.append(None), one(self))[1])
+        outcome = search.run(budget)
+    return outcome, (search.statistics.solves, len(passes))
