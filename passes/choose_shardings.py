@@ -37,8 +37,10 @@ from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
+from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.nodes import Node
+from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import Plan, implied, make_plan
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
@@ -114,7 +116,10 @@ class ChooseShardings(PlanningPass):
         search = Search(choice.problem, LEVELS[self.level])
         first = search.reduce()
         clock.lap("reduce")
-        outcome = search.run(budget, first)
+        if self.ranks == 1:
+            outcome = fit(search, budget, search.free(budget, first), lambda states: predicted_peak(make_plan(choice, states)))
+        else:  # several micro-batches are in flight, which rows count
+            outcome = search.run(budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
             return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhino.strategies.packing import packed_peak
 from rhino.strategies.problem import Ints, Problem
 
 # Relative. Solvers work to about 1e-7 per unit of cost: a gap below this is theirs, not the choice's.
@@ -74,4 +73,4 @@ def make_answer(problem: Problem, states: Ints, bound: float, method: str) -> An
     A bound above the cost can only be the solver's rounding: it is lowered to the cost.
     """
     cost = problem.cost(states)
-    return Answer(states, cost, min(bound, cost), packed_peak(problem, states), method)
+    return Answer(states, cost, min(bound, cost), float(problem.memory(states).max(initial=0.0)), method)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.candidates import State
 from rhino.strategies.problem import Ints
-from rhino.strategies.reshard import Layout, Step, count_parts, way
+from rhino.strategies.reshard import Step, count_parts, way
 
 _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
@@ -31,12 +31,18 @@ the program is compiled. docs/memory.md has the figures behind it."""
 _INDEX_BYTES: Final = 4
 
 PRODUCT: Final = "stablehlo.dot_general"
+CONVOLUTION: Final = "stablehlo.convolution"
+
+
+def aligned(num_bytes: int) -> int:
+    """Returns what a temporary buffer of `num_bytes` takes."""
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def rounded(num_bytes: int) -> int:
-    """Returns what a temporary buffer of `num_bytes` takes."""
-    aligned = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-    return aligned + aligned // _GAPS
+    """Returns what the rows of the search count a temporary buffer of `num_bytes` as."""
+    size = aligned(num_bytes)
+    return size + size // _GAPS
 
 
 class _SizedStep(NamedTuple):
@@ -122,7 +128,7 @@ def _all_held(
 
 
 def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the shape up to the first dim of more elements than there are devices, and zeros: what `_is_major` needs of it."""
+    """Returns the shape up to the first dim of more elements than there are devices, and zeros: what `is_major` needs of it."""
     long = next((number for number, extent in enumerate(shape) if extent > prod(sizes)), len(shape))
     return (*shape[:long], *(0 for _ in shape[long:]))
 
@@ -134,26 +140,34 @@ def _sized_way(shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[
 
 
 def _sized(step: Step, shape: tuple[int, ...], sizes: tuple[int, ...]) -> _SizedStep:
+    return _SizedStep(step.kind, count_parts(step.before, sizes), count_parts(step.after, sizes), is_major(shape, step, sizes))
+
+
+def is_major(shape: tuple[int, ...], step: Step, sizes: Sequence[int]) -> bool:
+    """Says whether the blocks that a step joins or cuts lie one after the other, row by row: no dim before theirs is longer than one."""
     dim, layout = (step.source, step.after) if step.kind == "all_gather" else (step.target, step.before)
-    return _SizedStep(step.kind, count_parts(step.before, sizes), count_parts(step.after, sizes), _is_major(shape, dim, layout, sizes))
-
-
-def _is_major(shape: tuple[int, ...], dim: int | None, layout: Layout, sizes: Sequence[int]) -> bool:
-    """Says whether blocks of `dim` lie one after the other, row by row, in a tensor split as `layout`."""
     return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(shape[:dim], layout[:dim], strict=True))
 
 
 def selection_buffers(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the temporaries of a `select_and_scatter`, each by itself.
+    """Returns the temporaries of a `select_and_scatter` in a state, as rows count them, each by itself."""
+    parts = [num_parts(need, sizes) for need in state.needs[:2]]
+    inputs, outputs = selection_sizes(cls, parts[0], parts[1])
+    return tuple([rounded(size) for size in (*inputs, *outputs)])
+
+
+def selection_sizes(cls: OpClass, whole_parts: int = 1, window_parts: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the bytes of the temporaries of a `select_and_scatter`, and of those that stay until its result is there.
 
     XLA (`SelectAndScatterExpander`) finds what it selects by an index for each dim of each element, and carries these through a windowed
-    reduction along with the elements.
+    reduction along with the elements. What that gives it scatters by the indices.
     """
-    kinds = zip(cls.operands[:2], state.needs[:2], strict=True)
-    whole, windows = (kind.num_bytes // kind.element_bytes // num_parts(need, sizes) for kind, need in kinds)
-    dims = len(cls.operands[0].shape)
-    indices = [rounded(_INDEX_BYTES * count) for count in (whole, windows) for _ in range(dims)]
-    return (*indices, rounded(cls.operands[0].element_bytes * windows))
+    whole, windows = cls.operands[0], cls.operands[1]
+    indices, chosen = (
+        (aligned(_INDEX_BYTES * kind.num_bytes // kind.element_bytes // parts),) * len(whole.shape)
+        for kind, parts in ((whole, whole_parts), (windows, window_parts))
+    )
+    return (*indices, aligned(windows.num_bytes // window_parts)), chosen
 
 
 def reads_as_it_lies(cls: OpClass, position: int) -> bool:
@@ -170,6 +184,45 @@ def is_matrix(cls: OpClass, position: int) -> bool:
         return False
     roles = _roles(cls.rule, position)
     return roles.count(_FREE) <= 1 and roles.count(_SUMMED) <= 1
+
+
+Arranged = tuple[int, ...] | Literal["view"] | None
+"""What is done to a tensor before it is read: a copy with its dims in an order, a view with dims joined or dropped, or nothing."""
+
+
+def arranged(cls: OpClass, position: int, shape: tuple[int, ...]) -> Arranged:
+    """Returns what XLA does to an operand of a product or convolution, of a `shape` on a device, or to a convolution's result.
+
+    A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made matrices first: dims of one
+    element are dropped, those of a batch are put first, and then a left operand's summed dims last, a right one's first (`DotDecomposer`).
+    Convolutions have the batch, or what is summed over where it stands for it, first and features last (`ConvCanonicalization`).
+    """
+    if cls.rule is None:
+        return None
+    if cls.name == CONVOLUTION:
+        return None if _is_canonical(cls.rule, position) else tuple(range(len(shape)))
+    roles = _roles(cls.rule, position)
+    if len(roles) != len(shape):
+        return None
+    long = [dim for dim, extent in enumerate(shape) if extent > 1]
+    is_plain = len(long) == len(shape) and is_matrix(cls, position)
+    first = (_BATCH, _FREE, _FREE) if is_plain else (_BATCH, _SUMMED, _FREE) if position else (_BATCH, _FREE, _SUMMED)
+    order = tuple(sorted(long, key=lambda dim: first[roles[dim]]))
+    return order if order != tuple(long) else None if is_plain else "view"
+
+
+def _is_canonical(rule: Rule, position: int) -> bool:
+    """Says whether the dims of a convolution's operand, or result (2), stand as XLA's CPU backend computes them."""
+    left, right = ({factor for dim in side for factor in dim} for side in rule.operands[:2])
+    result = {factor for dim in rule.results[0] for factor in dim}
+    if position == 0:
+        first, *_, last = rule.operands[0]
+        return right.issuperset(last) and right.isdisjoint(first)
+    if position == 1:
+        *_, summed, last = rule.operands[1]
+        return result.issuperset(last) and left.issuperset(summed)
+    first, *_, last = rule.results[0]
+    return left.issuperset(first) and right.issuperset(last) and left.isdisjoint(last)
 
 
 _BATCH, _FREE, _SUMMED = range(3)

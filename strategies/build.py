@@ -130,7 +130,6 @@ class Builder:
         u, v, table = self.edge_tables()
         memory = Memory(self)
         node_residents, edge_residents = memory.residents()
-        vacant = memory.vacant()
         problem = Problem(
             tables=tuple(self.tables),
             node_table=np.array(self.costs, dtype=np.int64),
@@ -141,7 +140,6 @@ class Builder:
             base_bytes=np.zeros(memory.num_times),
             node_residents=node_residents,
             edge_residents=edge_residents,
-            vacant=vacant,
             coordinates=self.coordinates(),
         )
         return Choice(graph, self.model, tuple(self.nodes), problem)

@@ -184,34 +184,6 @@ class Memory:
                 start = min(self.schedule.first[value] for value in results)
                 yield from ((self.draft.giver[value], self.stored_bytes(self.draft.giver[value], value), start, start) for value in results)
 
-    def vacant(self) -> Residents:
-        """Returns the buffers of arguments and results that hold nothing for a while.
-
-        An argument's is free from its last reader, or its copy, until the result that takes it over is made; another result's until then.
-        """
-        return _residents([row for row in (*self.left_by_arguments(), *self.kept_for_results()) if row[2] <= row[3]])
-
-    def left_by_arguments(self) -> Iterator[Row]:
-        """Yields the buffers of arguments that are read no more, and not taken over yet."""
-        draft, plan = self.draft, self.schedule
-        for result, argument in draft.taken_over.items():
-            op, node = self.maker[self.graph.returns[result]], draft.giver[argument]
-            if op >= 0:
-                last = self.copied[argument][0] if argument in self.copied else plan.end[argument]
-                yield node, self.stored_bytes(node, argument), last + 1, self.time_made(op) - 1
-
-    def kept_for_results(self) -> Iterator[Row]:
-        """Yields the buffers of results that are not made yet."""
-        for number, value in enumerate(self.graph.returns):
-            op = self.maker[value]
-            if number in self.draft.sinks and op >= 0 and self.draft.giver[value] >= 0:
-                node = self.draft.sinks[number]
-                yield node, self.bytes_table(node, self.kinds[value], "comes", 0), 0, self.time_made(op) - 1
-
-    def time_made(self, op: int) -> int:
-        """Returns when the results of an op are first there; what it writes over is gone by then."""
-        return self.schedule.stop[op] if op in self.draft.node_of_op else self.schedule.start[op]
-
     # What ops need
 
     def computed_here(self, op: int, node: int) -> Iterator[Row]:

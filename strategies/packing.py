@@ -1,20 +1,21 @@
-"""Where temporaries lie: what a plan takes of a device once buffers that stand empty for a while are used for others.
+"""Where buffers lie: what a device's program takes once buffers that stand empty for a while are used for others.
 
-The rows of the search (`rhino.strategies.memory`) add up what is alive. XLA (`BufferAssigner`) does better, once sizes are known: arguments
-and results have buffers throughout, and where one holds nothing for a while, temporaries lie there. The largest temporary comes first, and
-takes the smallest such buffer that has room for it as long as it lives; what finds none goes to the heap. So the peak of a plan is at most
-that of its rows.
+XLA (`BufferAssigner`) gives arguments and results buffers throughout. Where one of these holds nothing for a while, temporaries lie there:
+the largest comes first, and takes the smallest such buffer that has room for it as long as it lives. What finds none goes to one heap, the
+largest first, each to the smallest gap that has room for it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Floats, Ints
 
 Flags = NDArray[np.bool_]
 
@@ -22,16 +23,37 @@ _LEAST_SHARE: Final = 4096
 """For what is smaller than this part of the largest buffer no place is looked for: it would not show."""
 
 
-def packed_peak(problem: Problem, states: Ints) -> float:
-    """Returns the most bytes that a choice `states` [nodes] takes of a device at a time."""
-    sizes, start, end = _buffers(problem, states)
-    throughout = (start == 0) & (end == problem.num_times - 1)
-    kept = float(problem.base_bytes.max(initial=0.0) + sizes[throughout].sum())
-    housed = throughout | _housed(problem, states, np.where(throughout, np.inf, sizes), start, end)
+class Buffer(NamedTuple):
+    """Bytes between two times, both included."""
+
+    num_bytes: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a program takes of a device, in bytes: throughout, and at most as a heap of temporaries."""
+
+    kept_bytes: float
+    heap_bytes: float
+
+
+def packed(buffers: Sequence[Buffer], vacant: Sequence[Buffer], num_times: int) -> Packed:
+    """Returns what buffers take of which some hold nothing for a while (`vacant`); who is there at all times is kept."""
+    sizes, start, end = _columns(buffers)
+    throughout = (start == 0) & (end == num_times - 1)
+    housed = throughout | _housed(_columns(vacant), np.where(throughout, np.inf, sizes), start, end)
     small = ~housed & (sizes * _LEAST_SHARE < sizes[~housed].max(initial=0.0))
     large = ~housed & ~small
-    packed = kept + _sum(sizes[small], start[small], end[small]) + _heap_bytes(sizes[large], start[large], end[large])
-    return min(packed, float(problem.memory(states).max(initial=0.0)))
+    heap = _sum(sizes[small], start[small], end[small]) + heap_bytes(sizes[large], start[large], end[large])
+    return Packed(float(sizes[throughout].sum()), heap)
+
+
+def _columns(buffers: Sequence[Buffer]) -> tuple[Floats, Ints, Ints]:
+    """Returns bytes, first and last times [buffers], without empty buffers."""
+    rows = np.array([one for one in buffers if one.num_bytes and one.start <= one.end], dtype=np.int64).reshape(-1, 3)
+    return rows[:, 0].astype(np.float64), rows[:, 1], rows[:, 2]
 
 
 def _sum(sizes: Floats, start: Ints, end: Ints) -> float:
@@ -42,7 +64,7 @@ def _sum(sizes: Floats, start: Ints, end: Ints) -> float:
     return float(np.cumsum(change).max())
 
 
-def _heap_bytes(sizes: Floats, start: Ints, end: Ints) -> float:
+def heap_bytes(sizes: Floats, start: Ints, end: Ints) -> float:
     """Returns how far a heap reaches in which the buffers lie.
 
     The largest comes first, and takes the smallest gap that has room for it between those that are there with it
@@ -61,30 +83,15 @@ def _heap_bytes(sizes: Floats, start: Ints, end: Ints) -> float:
     return float(high.max(initial=0.0))
 
 
-def _buffers(problem: Problem, states: Ints) -> tuple[Floats, Ints, Ints]:
-    """Returns bytes, first and last time of each buffer: residents that follow each other at the same size are one."""
-    nodes, edges = problem.node_residents, problem.edge_residents
-    sizes = np.concatenate(
-        [problem.node_entries(nodes.table, nodes.owner, states), problem.edge_entries(edges.table, edges.owner, states, states)]
-    )
-    start, end = np.concatenate([nodes.start, edges.start]), np.concatenate([nodes.end, edges.end])
-    some = sizes > 0
-    sizes, start, end = sizes[some], start[some], end[some]
-    new = np.ones(len(sizes) + 1, dtype=bool)
-    new[1:-1] = (sizes[1:] != sizes[:-1]) | (start[1:] != end[:-1] + 1)
-    return sizes[new[:-1]], start[new[:-1]], end[new[1:]]
-
-
-def _housed(problem: Problem, states: Ints, sizes: Floats, start: Ints, end: Ints) -> Flags:
+def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: Ints) -> Flags:
     """Returns which buffers lie in others that hold nothing as long as they are there [buffers]."""
-    vacant, housed = problem.vacant, np.zeros(len(sizes), dtype=bool)
-    if not len(vacant):
+    housed = np.zeros(len(sizes), dtype=bool)
+    room, opens, closes = vacant
+    if not len(room):
         return housed
-    room = problem.node_entries(vacant.table, vacant.owner, states)
-    large = np.flatnonzero(room > 0)
-    by_size = large[np.argsort(room[large], kind="stable")]
-    room, opens, closes = room[by_size], vacant.start[by_size], vacant.end[by_size]
-    some = np.flatnonzero((sizes <= room.max(initial=0.0)) & (sizes * _LEAST_SHARE >= room.max(initial=0.0)))
+    by_size = np.argsort(room, kind="stable")
+    room, opens, closes = room[by_size], opens[by_size], closes[by_size]
+    some = np.flatnonzero((sizes <= room[-1]) & (sizes * _LEAST_SHARE >= room[-1]))
     some = some[np.lexsort((start[some], -sizes[some]))]
     fits = (sizes[some] <= room[:, None]) & (start[some] >= opens[:, None]) & (end[some] <= closes[:, None])
     tenants = [_Tenants() for _ in by_size]

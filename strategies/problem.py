@@ -55,9 +55,7 @@ class Problem:
     Shapes: `node_table` [nodes], `edge_u`, `edge_v`, `edge_table` [edges] with edge_u < edge_v and no pair twice;
     `tables[node_table[u]]` is [states of u], `tables[edge_table[e]]` is [states of u, states of v].
     Units: costs in seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive
-    whatever is chosen. `vacant` are buffers among what is alive throughout that hold nothing between two times, by the nodes that own them:
-    `rhino.strategies.packing` says what lies there. `coordinates[u]` [states of u, axes], where given, is what each state chooses along
-    each mesh axis.
+    whatever is chosen. `coordinates[u]` [states of u, axes], where given, is what each state chooses along each mesh axis.
     """
 
     tables: tuple[Floats, ...]
@@ -69,7 +67,6 @@ class Problem:
     base_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     node_residents: Residents = field(default_factory=no_residents)
     edge_residents: Residents = field(default_factory=no_residents)
-    vacant: Residents = field(default_factory=no_residents)
     coordinates: tuple[Ints, ...] = ()
 
     @property

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
+from rhino.strategies.fusion import Fused, Use
 
 _ADD, _REDUCE = "stablehlo.add", "stablehlo.reduce"
 
@@ -42,14 +43,20 @@ class Schedule:
 
 
 def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
-    """Returns the schedule of `graph`, whose values in memory are as given."""
+    """Returns the schedule of `graph`, whose values in memory are as given; all others are computed inside their readers."""
     return _Scheduler(graph, in_memory).run()
 
 
+def schedule_fused(graph: Graph, fused: Fused) -> Schedule:
+    """Returns the schedule of the program of one device, of which it is known what is computed inside what."""
+    return _Scheduler(graph, fused.in_memory, fused.uses).run()
+
+
 class _Scheduler:
-    def __init__(self, graph: Graph, in_memory: Sequence[bool]) -> None:
+    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: frozenset[Use] | None = None) -> None:
         self.graph = graph
         self.in_memory = in_memory
+        self.fused = fused
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
         uses, starts = graph.uses.tolist(), graph.use_start.tolist()
@@ -77,17 +84,21 @@ class _Scheduler:
         found: dict[int, bool] = {}
         for position, value in enumerate(self.operands[op]):
             alike = cls.fusible and cls.name not in MOVES and cls.operands[position].num_bytes == cls.results[0].num_bytes
-            inside = {value: True} if self.stands(value) else self.sources[value]
+            inside = self.sources[value] if self.is_inside(op, position, value) else {value: True}
             for source, elementwise in inside.items():
                 found[source] = found.get(source, True) and elementwise and alike
         self.wait(op)
         for position, value in enumerate(self.results[op]):
-            if cls.is_view or value in self.kept:
+            if value in self.kept or (cls.is_view and (self.fused is None or (op, position) not in self.fused)):
                 held = self.operands[op][position]
                 self.sources[value] = {held: True} if self.stands(held) else self.sources[held]
-            elif not self.runs[op]:
+            elif self.fused is not None or not self.runs[op]:
                 self.sources[value] = found
         return found
+
+    def is_inside(self, op: int, position: int, value: int) -> bool:
+        """Says whether an operand is computed inside an op, or seen by it through a view."""
+        return not self.stands(value) or (self.fused is not None and (op, position) in self.fused)
 
     def wait(self, op: int) -> None:
         """Notes which values behind barriers must be there before an op runs: all that each of these barriers takes."""
@@ -133,6 +144,8 @@ class _Scheduler:
         layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from memory, and then all do.
         """
         kind, found = self.graph.type_of, {}
+        if self.fused is not None:
+            return {}
         values = _summed_and_copied(self.graph, self.in_memory)
         until = dict.fromkeys(values, 0)
         for op, cls in enumerate(self.classes):

@@ -20,7 +20,6 @@ from rhino.strategies.brute import brute_force, choice_costs, choice_peaks
 from rhino.strategies.build import ContradictionError, build
 from rhino.strategies.cost import CostModel
 from rhino.strategies.plan import make_plan
-from rhino.strategies.problem import no_residents
 from rhino.strategies.reshard import Move
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
@@ -364,7 +363,7 @@ TINY = {
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", TINY)
 def test_the_search_finds_the_best_of_all_choices(name, size):
-    problem = by_rows(choice_of(TINY[name], size).problem)
+    problem = choice_of(TINY[name], size).problem
     best = brute_force(problem)
     outcome = Search(problem).run(None)
     assert outcome.cost == pytest.approx(best.cost, rel=1e-12)
@@ -376,11 +375,6 @@ def test_the_search_finds_the_best_of_all_choices(name, size):
         assert outcome.peak_bytes <= budget
         assert outcome.cost == pytest.approx(best.cost, rel=1e-6)
     assert isinstance(Search(problem).run(peaks.min() - 1), Infeasible)
-
-
-def by_rows(problem):
-    """The problem without buffers that stand empty: a choice fits if its rows do."""
-    return replace(problem, vacant=no_residents())
 
 
 def peaks_of(problem):

@@ -20,8 +20,7 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.runtime.executable import compile_module
 from rhino.strategies.buffers import Move, is_matrix, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.candidates import replicate
-from rhino.strategies.packing import _heap_bytes, packed_peak
-from rhino.strategies.problem import Problem, Residents
+from rhino.strategies.packing import Buffer, heap_bytes, packed
 from rhino.strategies.schedule import schedule
 
 TILE = rounded(64)
@@ -238,38 +237,24 @@ def test_a_selection_holds_an_index_for_each_dim():
 # Where temporaries lie
 
 
-def packed(temporaries, vacant):
-    """The packed peak and that of the rows, of an argument of 100 bytes, empty as given, and temporaries (bytes, first, last)."""
-    sizes = [100, *[size for size, _, _ in temporaries]]
-    starts, ends = [0, *[first for _, first, _ in temporaries]], [9, *[last for _, _, last in temporaries]]
-    tables = tuple(np.array([float(size)]) for size in sizes)
-    owners = np.zeros(len(sizes), dtype=np.int64)
-    problem = Problem(
-        (np.zeros(1), *tables),
-        node_table=np.zeros(1, dtype=np.int64),
-        edge_u=np.zeros(0, dtype=np.int64),
-        edge_v=np.zeros(0, dtype=np.int64),
-        edge_table=np.zeros(0, dtype=np.int64),
-        num_times=10,
-        base_bytes=np.zeros(10),
-        node_residents=Residents(owners, np.arange(len(sizes)) + 1, np.array(starts), np.array(ends)),
-        vacant=Residents(*(np.array([entry]) for entry in (0, 1, *vacant))),
-    )
-    return packed_peak(problem, np.zeros(1, dtype=np.int64)), problem.memory([0]).max()
+def taken(temporaries, vacant):
+    """What an argument of 100 bytes, which holds nothing as given, and temporaries (bytes, first, last) take in all."""
+    found = packed([Buffer(100, 0, 9), *(Buffer(*one) for one in temporaries)], [Buffer(100, *vacant)], 10)
+    return found.kept_bytes + found.heap_bytes
 
 
 def test_temporaries_lie_where_arguments_have_been():
     """The larger one has the argument's buffer while it is empty; the next must wait for nobody, and a third finds it taken."""
-    assert packed([(80, 2, 4), (60, 5, 6), (50, 4, 5)], vacant=(2, 6)) == (150, 230)
-    assert packed([(80, 1, 4)], vacant=(2, 6)) == (180, 180)
-    assert packed([(101, 2, 4)], vacant=(2, 6)) == (201, 201)
+    assert taken([(80, 2, 4), (60, 5, 6), (50, 4, 5)], vacant=(2, 6)) == 150
+    assert taken([(80, 1, 4)], vacant=(2, 6)) == 180
+    assert taken([(101, 2, 4)], vacant=(2, 6)) == 201
 
 
 def test_a_heap_may_have_gaps():
     """The largest lies lowest, and what is there with it above: so there may be more than is alive at any time."""
-    assert _heap_bytes(np.array([70.0, 60.0, 50.0]), np.array([0, 3, 0]), np.array([2, 4, 4])) == 120
-    assert _heap_bytes(np.array([70.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([2, 4, 3])) == 150
-    assert _heap_bytes(np.array([10.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([4, 4, 2])) == 90
+    assert heap_bytes(np.array([70.0, 60.0, 50.0]), np.array([0, 3, 0]), np.array([2, 4, 4])) == 120
+    assert heap_bytes(np.array([70.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([2, 4, 3])) == 150
+    assert heap_bytes(np.array([10.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([4, 4, 2])) == 90
 
 
 # Against XLA: a layer with its gradients and updates, on eight host devices

@@ -20,7 +20,6 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir import ir
 from rhino.ir.patterns import dotted
 from rhino.ir.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
-from rhino.strategies import answer
 from rhino.strategies.answer import Answer
 from rhino.strategies.plan import Plan
 
@@ -143,15 +142,6 @@ def test_the_optimizers_state_is_split_even_where_memory_is_plenty():
     assert plain.answer.peak_bytes > best.answer.peak_bytes
 
 
-@pytest.fixture
-def by_rows(monkeypatch):
-    """Peaks as the search holds budgets: by rows, which packing falls short of by more than what one tensor more or less is."""
-    monkeypatch.setattr(answer, "packed_peak", lambda problem, states: float(problem.memory(states).max()))
-    found.cache_clear()
-    yield
-    found.cache_clear()
-
-
 def tightened(model):
     """Plans for less and less memory, each a percent short of what the one before takes, down to where none fits."""
     steps = [found(model)]
@@ -169,7 +159,6 @@ def found_or_none(model, budget):
         return None
 
 
-@pytest.mark.usefixtures("by_rows")
 def test_parameters_are_split_one_by_one_as_memory_tightens():
     """From ZeRO-2 to ZeRO-3, but only as many weights as must be (Rhino 4.4)."""
     steps = tightened(WIDE_BATCH)
@@ -252,10 +241,9 @@ def test_each_pair_of_products_is_between_two_moves():
     assert moved["all_reduce"] + moved[SCATTER] == moved["all_reduce"] + moved[GATHER] == 4 * NUM_BLOCKS + 2
 
 
-@pytest.mark.usefixtures("by_rows")
 def test_norms_between_are_split_along_the_sequence_where_memory_is_short():
     best = found(ONE_SEQUENCE)
-    tight = found(ONE_SEQUENCE, str(int(0.85 * best.answer.peak_bytes)))
+    tight = found(ONE_SEQUENCE, str(int(0.9 * best.answer.peak_bytes)))
     norms = tight.ops("stablehlo.rsqrt")
     assert len(norms) == 2 * NUM_BLOCKS + 1
     assert {tight.plan.ops[op].comes for op in norms} == {(S1,)}

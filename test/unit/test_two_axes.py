@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 from snippets import function, program_of, tensor
-from test_build import by_rows
 
 from rhino.ir.cluster import MeshAxis
 from rhino.ir.hardware import Device
@@ -84,7 +83,7 @@ TINY = {"one": ONE, "two": TWO, "twice": TWICE, "reduced": REDUCED, "update": UP
 @cache
 def truth(name, sizes):
     """The problem of a program, and cost and peak of every choice."""
-    problem = by_rows(choice_of(TINY[name], sizes).problem)
+    problem = choice_of(TINY[name], sizes).problem
     states = tuple(problem.num_states())
     choices = np.array(np.unravel_index(np.arange(np.prod(states)), states))
     costs = choice_costs(problem, choices)

@@ -1,0 +1,291 @@
+"""The program of one device as a graph: the ops of a plan at their local sizes, and what brings values from one to another.
+
+It is what localizing writes (`rhino.passes.localize`), with what XLA puts in before it decides what is fused (jaxlib 0.10.2 on a CPU,
+2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
+all-to-all takes parts, and what it gives is joined; products and convolutions want their operands' dims in an order of their own; what is
+added to a scatter over zeros is scattered into; a pad or a slice that takes everything is none.
+
+Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from rhino.ir.graph import COPIED_UPDATE, Graph, OpClass, TensorType
+from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
+from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
+from rhino.strategies.plan import Plan
+from rhino.strategies.problem import Ints
+from rhino.strategies.reshard import Layout, Step, way
+from rhino.strategies.schedule import is_scattered
+
+ALL_TO_ALL: Final = "all_to_all"
+
+_COPY, _VIEW, _SLICE, _CUT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"
+_JOIN: Final = "join"
+_WITH_DIM_OUTERMOST: Final = frozenset({"all_gather", "reduce_scatter"})
+_TAKES_ALL: Final = frozenset({"stablehlo.pad", _SLICE})
+
+
+def device_graph(plan: Plan) -> Graph:
+    """Returns the program of one device of a plan."""
+    return _Writer(plan).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The class of an op that is to be written, and the types of its results, by number; and how often it is written, on one operand."""
+
+    cls: int
+    results: tuple[int, ...]
+    copies: int = 1
+
+
+@dataclass(eq=False)
+class _Writer:
+    plan: Plan
+    classes: list[OpClass] = field(default_factory=list)
+    types: list[TensorType] = field(default_factory=list)
+    type_number: dict[TensorType, int] = field(default_factory=dict)
+    op_class: list[int] = field(default_factory=list)
+    uses: list[int] = field(default_factory=list)
+    use_start: list[int] = field(default_factory=lambda: [0])
+    result_start: list[int] = field(default_factory=list)
+    value_type: list[int] = field(default_factory=list)
+    value_op: list[int] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+    """What stands for each value of the plan's graph, as it is stored."""
+
+    place: list[int] = field(default_factory=list)
+    """Where each op of the plan's graph is written."""
+
+    forms: dict[tuple[int, int], _Form] = field(default_factory=dict)
+    ways: dict[tuple[int, Spec, Spec, bool], tuple[_Form, ...]] = field(default_factory=dict)
+    orders: dict[tuple[int, int, int], Arranged] = field(default_factory=dict)
+    copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
+    rearranged: dict[tuple[int, Arranged], int] = field(default_factory=dict)
+    waiting: dict[int, list[int]] = field(default_factory=dict)
+    """What scatters read that are written where their results are added to something."""
+
+    def __post_init__(self) -> None:
+        self.graph = graph = self.plan.graph
+        self.class_of: list[int] = graph.op_class.tolist()
+        self.type_of: list[int] = graph.value_type.tolist()
+        self.is_free = [op >= 0 and graph.classes[self.class_of[op]].free for op in graph.value_op.tolist()]
+        self.scatter_of = self.scatters_into_terms()
+        self.waits = set(self.scatter_of.values())
+
+    def run(self) -> Graph:
+        """Writes all ops, and returns the graph of what was written."""
+        graph, plan = self.graph, self.plan
+        for value in range(len(graph.arguments)):
+            self.add_value(self.number(_local(graph.type_of(value), plan.specs[value], plan.sizes)), -1)
+            self.stored.append(value)
+        for op in range(graph.num_ops):
+            self.op(op)
+        returns = [self.move(v, self.stored[v], plan.specs[v], spec) for v, spec in zip(graph.returns, plan.returned, strict=True)]
+        return Graph(
+            classes=tuple(self.classes),
+            types=tuple(self.types),
+            op_class=_ints(self.op_class),
+            use_start=_ints(self.use_start),
+            uses=_ints(self.uses),
+            result_start=_ints([*self.result_start, len(self.value_type)]),
+            value_type=_ints(self.value_type),
+            value_op=_ints(self.value_op),
+            arguments=graph.arguments,
+            returns=tuple(returns),
+            return_fixed=(None,) * len(returns),
+            fixed={},
+            loops=tuple([replace(loop, op=self.place[loop.op], end=self.place[loop.end]) for loop in graph.loops]),
+            zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
+        )
+
+    # Ops
+
+    def op(self, op: int) -> None:
+        """Writes an op, between what brings its operands and its results to where they are needed."""
+        state, values = self.plan.ops[op], self.graph.operands(op).tolist()
+        operands = [self.read(op, n, v, need) for n, (v, need) in enumerate(zip(values, state.needs, strict=True))]
+        self.place.append(len(self.op_class))
+        if op in self.waits:
+            self.waiting[op] = operands
+            self.stored.append(operands[0])  # nothing reads it but the sum
+            return
+        results = self.results(op, operands)
+        for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
+            self.stored.append(result)
+            self.stored[value] = self.move(value, result, comes, self.plan.specs[value])
+
+    def results(self, op: int, operands: list[int]) -> Sequence[int]:
+        """Returns the results of an op, written as XLA has it."""
+        cls = self.graph.classes[self.class_of[op]]
+        scatter = self.scatter_of.get(op)
+        if scatter is not None:
+            term = next(n for n, value in enumerate(self.graph.operands(op).tolist()) if value != self.graph.results(scatter).start)
+            return self.write(self.form_of(scatter), [operands[term], *self.waiting[scatter][1:]])
+        form = self.form_of(op)
+        if cls.name in _TAKES_ALL and not cls.free and self.value_type[operands[0]] == form.results[0]:
+            return operands[:1]
+        results = self.write(form, operands)
+        return [self.rearrange(op, 2, results[0])] if cls.name == CONVOLUTION else results
+
+    def read(self, op: int, position: int, value: int, need: Spec) -> int:
+        """Returns an operand as an op reads it."""
+        found = self.move(value, self.stored[value], self.plan.specs[value], need)
+        is_arranged = self.graph.classes[self.class_of[op]].name in (PRODUCT, CONVOLUTION)
+        return self.rearrange(op, position, found) if is_arranged else found
+
+    def rearrange(self, op: int, position: int, value: int) -> int:
+        """Returns an operand of a product or convolution, or a convolution's result, with its dims in the order that XLA computes in."""
+        key = (self.class_of[op], position, self.value_type[value])
+        if key not in self.orders:
+            shape = self.types[self.value_type[value]].shape
+            self.orders[key] = arranged(self.graph.classes[self.class_of[op]], position, shape)
+        order = self.orders[key]
+        if order is None:
+            return value
+        if (value, order) not in self.rearranged:
+            kind, free = self.value_type[value], self.is_made_free(value)
+            self.rearranged[value, order] = self.write(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), [value])[0]
+        return self.rearranged[value, order]
+
+    def is_made_free(self, value: int) -> bool:
+        """Says whether a value depends on constants alone."""
+        op = self.value_op[value]
+        return op >= 0 and self.classes[self.op_class[op]].free
+
+    def scatters_into_terms(self) -> dict[int, int]:
+        """Returns, by sum, the scatter over zeros that goes into its other term, where nothing is sent and nothing else reads it."""
+        graph, plan, found = self.graph, self.plan, dict[int, int]()
+        for scatter in [op for op, number in enumerate(self.class_of) if graph.classes[number].name == COPIED_UPDATE]:
+            value = graph.results(scatter).start
+            readers = np.flatnonzero(graph.uses == value)
+            if len(readers) != 1 or value in graph.returns:
+                continue
+            op = int(np.searchsorted(graph.use_start, readers[0], side="right")) - 1
+            alike = len({plan.specs[value], *plan.ops[scatter].comes, *plan.ops[op].needs}) == 1
+            if alike and op not in found and is_scattered(graph, op) and int(graph.operands(scatter)[0]) in graph.zeros:
+                found[op] = scatter
+        return found
+
+    # Ways
+
+    def move(self, value: int, held: int, source: Spec, target: Spec) -> int:
+        """Returns `held`, which stands for `value` in spec `source`, brought to spec `target`."""
+        if source == target:
+            return held
+        key = (self.type_of[value], source, target, self.is_free[value])
+        if key not in self.ways:
+            self.ways[key] = self.way(*key)
+        return self.follow(self.ways[key], held)
+
+    def follow(self, forms: Sequence[_Form], held: int) -> int:
+        """Returns what comes of a value by a way."""
+        parts = [held]
+        for form in forms:
+            parts = [self.write(form, parts)[0] for _ in range(form.copies)] if form.copies > 1 else list(self.write(form, parts))
+        return parts[0]
+
+    def way(self, kind: int, source: Spec, target: Spec, free: bool) -> tuple[_Form, ...]:
+        """Returns the ops that bring a tensor from one spec to another."""
+        whole = self.graph.types[kind]
+        if not whole.shape and not partial_axes(source):
+            return ()
+        steps = way(len(whole.shape), source, target, len(self.plan.sizes))
+        assert steps is not None, (source, target)
+        return tuple([form for step in steps for form in self.step(whole, step, free)])
+
+    def step(self, whole: TensorType, step: Step, free: bool) -> tuple[_Form, ...]:
+        """Returns the ops that a step of a way is."""
+        before, after = (self.number(_laid_out(whole, layout, self.plan.sizes)) for layout in (step.before, step.after))
+        if free or step.kind == "slice":
+            return (self.plain(_SLICE if free else _CUT, before, after, free),)
+        if step.kind == ALL_TO_ALL:
+            return self.exchange(before, after, prod(self.plan.sizes[axis] for axis in step.axes))
+        made = self.form(OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0))
+        if step.kind not in _WITH_DIM_OUTERMOST or is_major(whole.shape, step, self.plan.sizes):
+            return (made,)
+        return self.plain(_COPY, before, before, False), made, self.plain(_COPY, after, after, False)
+
+    def exchange(self, before: int, after: int, count: int) -> tuple[_Form, ...]:
+        """Returns the ops that an all-to-all among `count` devices is."""
+        kind = self.types[before]
+        part = TensorType((kind.num_bytes // kind.element_bytes // count,), kind.dtype, kind.element_bytes)
+        sent = OpClass(ALL_TO_ALL, (part,) * count, (part,) * count, None, None, (), False, False, 0)
+        joined = OpClass(_JOIN, (part,) * count, (self.types[after],), None, None, (), False, False, 0)
+        cut = self.plain(_SLICE, before, self.number(part), False)
+        return replace(cut, copies=count), self.form(sent), self.form(joined)
+
+    # Writing
+
+    def write(self, form: _Form, operands: Sequence[int]) -> range:
+        """Writes an op and returns its results."""
+        op, first = len(self.op_class), len(self.value_type)
+        self.op_class.append(form.cls)
+        self.uses += operands
+        self.use_start.append(len(self.uses))
+        self.result_start.append(first)
+        for kind in form.results:
+            self.add_value(kind, op)
+        return range(first, len(self.value_type))
+
+    def add_value(self, kind: int, op: int) -> None:
+        """Adds a value of a type, made by `op`."""
+        self.value_type.append(kind)
+        self.value_op.append(op)
+
+    def form_of(self, op: int) -> _Form:
+        """Returns how an op of the plan is written."""
+        state = self.plan.ops[op]
+        key = (self.class_of[op], id(state))
+        if key not in self.forms:
+            cls, sizes = self.graph.classes[self.class_of[op]], self.plan.sizes
+            operands = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.needs, strict=False)])
+            results = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.comes, strict=True)])
+            self.forms[key] = self.form(replace(cls, operands=operands, results=results))
+        return self.forms[key]
+
+    def plain(self, name: str, before: int, after: int, free: bool) -> _Form:
+        """Returns a fusible op of one operand."""
+        key = (name, before, after, free)
+        if key not in self.copies:
+            self.copies[key] = self.form(OpClass(name, (self.types[before],), (self.types[after],), None, None, (), free, True, 0))
+        return self.copies[key]
+
+    def form(self, cls: OpClass) -> _Form:
+        """Returns how an op of a new class is written."""
+        self.classes.append(cls)
+        return _Form(len(self.classes) - 1, tuple([self.number(kind) for kind in cls.results]))
+
+    def number(self, kind: TensorType) -> int:
+        """Returns the number of a type."""
+        if kind not in self.type_number:
+            self.type_number[kind] = len(self.types)
+            self.types.append(kind)
+        return self.type_number[kind]
+
+
+def _local(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> TensorType:
+    """Returns the type of a tensor's part on one device; what is uneven is padded."""
+    layout: list[list[int]] = [[] for _ in kind.shape]
+    for axis, one in enumerate(unpack(spec, len(sizes))):
+        dim = split_dim(one)
+        if dim is not None:
+            layout[dim].append(axis)
+    return _laid_out(kind, layout, sizes)
+
+
+def _laid_out(kind: TensorType, layout: Layout | Sequence[Sequence[int]], sizes: tuple[int, ...]) -> TensorType:
+    shape = tuple([-(-extent // prod(sizes[axis] for axis in axes)) for extent, axes in zip(kind.shape, layout, strict=True)])
+    return TensorType(shape, kind.dtype, kind.element_bytes)
+
+
+def _ints(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, dtype=np.int64)

@@ -1,0 +1,59 @@
+"""The best choice whose program fits a device: the search goes by rows, and is told how far these are from what a plan really takes.
+
+Rows (`rhino.strategies.memory`) count before anything is chosen, the peak (`rhino.strategies.peak`) is that of the chosen program. So what
+rows may take is the budget times what they are more than the peak of the best choice found so far, and is corrected until a choice fits.
+The bound of an answer is that of the choices whose rows stay within the last such limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved
+from rhino.strategies.problem import Ints
+from rhino.strategies.search import Search
+
+_CORRECTIONS: Final = 4
+"""How often the limit of rows is corrected."""
+
+_WIDER: Final = 1.125
+"""By how much the limit is widened, once, where nothing stays within it: rows are farther from the peaks of other choices."""
+
+PeakOf = Callable[[Ints], float]
+"""The bytes that the program of a choice [nodes] takes of a device."""
+
+
+def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: PeakOf) -> Outcome:
+    """Returns the best choice found that fits, from the best without a budget (`free`), which `search` has found."""
+    if not isinstance(free, Answer):
+        return free
+    best = told(free, peak_of)
+    if budget_bytes is None or best.peak_bytes <= budget_bytes:
+        return best
+    limit = first = budget_bytes * free.peak_bytes / best.peak_bytes
+    refused: Infeasible | Unsolved | None = None
+    for _ in range(_CORRECTIONS):
+        found = search.within(limit, free)
+        if isinstance(found, Answer):
+            answer = told(found, peak_of)
+            if answer.peak_bytes <= budget_bytes:
+                return answer
+            limit = min(limit, found.peak_bytes) * budget_bytes / answer.peak_bytes * (1 - 1e-9)
+        elif refused is None:
+            refused = _in_terms_of(found, budget_bytes / limit)
+            limit = max(limit, first) * _WIDER
+        else:
+            break
+    return refused or Unsolved(best.bound, best.peak_bytes)
+
+
+def told(answer: Answer, peak_of: PeakOf) -> Answer:
+    """Returns an answer with the peak of its program."""
+    return replace(answer, peak_bytes=peak_of(answer.states))
+
+
+def _in_terms_of(refused: Infeasible | Unsolved, share: float) -> Infeasible | Unsolved:
+    """Returns a refusal by rows in terms of the budget that they stood for."""
+    return refused if refused.peak_bytes is None else replace(refused, peak_bytes=refused.peak_bytes * share)

@@ -1,0 +1,268 @@
+"""Which ops of a device's program XLA computes inside others, use by use.
+
+A producer may be computed inside one reader and lie in memory for another. The rules are those of XLA's `InstructionFusion` as the CPU
+backend of jaxlib 0.10.2 has them, from its sources and from what it makes of the models of bench/memory.py (2026-11-22):
+
+- loops take in ops element by element and moves of elements, and so do gathers, and reductions of few elements; not what is costly and read
+  more than once;
+- who reads one operand of its own rank at most is computed again in each reader that takes it in, whatever others do; who reads several is
+  computed inside all of its readers, on all ways to them, or inside none;
+- a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to three factors that
+  nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
+  it reads lies in memory, constants too.
+
+A view that is read from memory lies where its operand does, unless that is computed inside it: then it lies by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from rhino.ir.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph, OpClass
+from rhino.strategies.buffers import PRODUCT
+
+_MOST_BETWEEN: Final = 64
+"""So many ops, at most, are looked at between a producer and a reader for another way; where there are more, there is one."""
+
+_LIBRARY_ELEMENTS: Final = 4096
+_FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
+_DEEPEST_FACTOR: Final = 2
+_GATHER, _DIVIDE, _MULTIPLY, _MAXIMUM = "stablehlo.gather", "stablehlo.divide", "stablehlo.multiply", "stablehlo.maximum"
+_SUBTRACT, _EXPONENTIAL = "stablehlo.subtract", "stablehlo.exponential"
+
+Use = tuple[int, int]
+"""An op, and which of its operands."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """What is computed inside what.
+
+    `in_memory` says which values lie in memory [values]; `uses` are those whose operand is computed inside the op; `library` are the ops
+    that a library computes.
+    """
+
+    in_memory: list[bool]
+    uses: frozenset[Use]
+    library: frozenset[int]
+
+
+def fuse(graph: Graph) -> Fused:
+    """Returns what XLA computes inside what in the program of one device."""
+    return _Fusion(graph).run()
+
+
+class _Fusion:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
+        self.maker: list[int] = graph.value_op.tolist()
+        self.first: list[int] = graph.result_start.tolist()
+        self.ranks = [len(graph.types[number].shape) for number in graph.value_type.tolist()]
+        uses = graph.uses.tolist()
+        self.operands = [uses[a:b] for a, b in pairwise(graph.use_start.tolist())]
+        self.num_readers = [0] * graph.num_values
+        for values in (*self.operands, graph.returns):
+            for value in dict.fromkeys(values):
+                self.num_readers[value] += 1
+        self.region = [-1] * graph.num_ops
+        for loop in graph.loops:  # inner loops come after the outer one
+            self.region[loop.op + 1 : loop.end + 1] = [loop.op] * (loop.end - loop.op)
+        self.is_view = [cls.is_view and cls.name != BARRIER for cls in self.classes]
+        self.is_loop = [view or cls.fusible for view, cls in zip(self.is_view, self.classes, strict=True)]
+        self.library = {op for op, cls in enumerate(self.classes) if cls.name == REDUCE and _is_large(cls)}
+        self.inside: set[tuple[int, int]] = set()
+        """Pairs of ops within one call of a library: who gives, who reads."""
+        self.repeats = self.find_repeats()
+        self.is_costly = [cls.name in COSTLY and not self.is_by_repeats(op) for op, cls in enumerate(self.classes)]
+        self.once: set[int] = set()
+        """Values that are not computed twice."""
+
+    def run(self) -> Fused:
+        for op in sorted(self.library):
+            self.take_factors(op, self.operands[op][0], 0)
+        for op, cls in enumerate(self.classes):
+            if cls.name == _EXPONENTIAL:
+                self.take_maximum(op)
+        self.find_once()
+        uses = frozenset([(op, n) for op, values in enumerate(self.operands) for n, v in enumerate(values) if self.is_inside(v, op)])
+        return Fused(self.in_memory(uses), uses, frozenset(self.library))
+
+    # Values
+
+    def find_repeats(self) -> list[bool]:
+        """Returns which values are broadcast, or depend on constants alone [values]."""
+        found = [False] * self.graph.num_values
+        for op, cls in enumerate(self.classes):
+            viewed = self.is_view[op] and found[self.operands[op][0]]
+            if cls.free or viewed or (cls.name in REPEATS and not self.is_view[op]):
+                found[self.first[op] : self.first[op + 1]] = [True] * (self.first[op + 1] - self.first[op])
+        return found
+
+    def is_by_repeats(self, op: int) -> bool:
+        """Says whether an op divides by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast."""
+        return self.classes[op].name == _DIVIDE and self.repeats[self.operands[op][1]]
+
+    def is_unary(self, op: int) -> bool:
+        """Says whether an op reads one operand of its own rank at most (`EffectivelyAtMostUnary`)."""
+        rank = max((len(kind.shape) for kind in self.classes[op].results), default=0)
+        return sum(not self.repeats[value] and self.ranks[value] >= rank for value in self.operands[op]) <= 1
+
+    # Libraries
+
+    def take_factors(self, op: int, value: int, depth: int) -> None:
+        """Takes the products into a library's call that `op`, which is in it, reads, if nothing else does."""
+        maker = self.maker[value]
+        if maker < 0 or self.num_readers[value] != 1 or self.region[maker] != self.region[op]:
+            return
+        name, is_view = self.classes[maker].name, self.is_view[maker]
+        if not is_view and not (name == _MULTIPLY if depth < _DEEPEST_FACTOR else depth == _DEEPEST_FACTOR and name in REPEATS):
+            return
+        self.take(maker, op)
+        for factor in self.operands[maker]:
+            self.take_factors(maker, factor, depth + (not is_view))
+
+    def take(self, maker: int, op: int) -> None:
+        """Takes an op into the library's call that its reader is in."""
+        self.inside.add((maker, op))
+        self.library.add(maker)
+
+    def take_maximum(self, op: int) -> None:
+        """Takes exp(x - max(x)) into one call, and x too if it is a product of nothing else's."""
+        minus = self.maker[self.operands[op][0]]
+        if minus < 0 or self.classes[minus].name != _SUBTRACT or self.num_readers[self.first[minus]] != 1:
+            return
+        value, largest = self.operands[minus]
+        chain = self.chain_to_reduction(largest)
+        if not chain or self.operands[chain[-1]][0] != value:
+            return
+        self.library.add(op)
+        for maker, reader in pairwise([*reversed(chain), minus, op]):
+            self.take(maker, reader)
+        maker = self.maker[value]
+        if self.num_readers[value] != 2 or maker < 0 or self.classes[maker].name != _MULTIPLY or self.region[maker] != self.region[op]:
+            return
+        self.take(maker, minus)
+        self.take(maker, chain[-1])
+        for factor in self.operands[maker]:
+            product = self.maker[factor]
+            if product >= 0 and self.classes[product].name == PRODUCT and self.num_readers[factor] == 1:
+                self.take(product, maker)
+
+    def chain_to_reduction(self, value: int) -> list[int]:
+        """Returns the ops that repeat the result of a reduction, from the last up to it; none where there is something else."""
+        chain: list[int] = []
+        op = self.maker[value]
+        while op >= 0 and self.num_readers[self.first[op]] == 1:
+            chain.append(op)
+            if op in self.library:
+                return chain
+            operands = self.operands[op]
+            if self.classes[op].name == _MAXIMUM:  # with the least number there is
+                operands = [one for one in operands if not self.repeats[one]]
+            elif not self.is_view[op] and self.classes[op].name not in REPEATS:
+                break
+            op = self.maker[operands[0]] if len(operands) == 1 else -1
+        return []
+
+    # Loops
+
+    def is_taken_in(self, value: int, op: int) -> bool:
+        """Says whether what makes a value could be computed inside a reader, for all that is known of these two."""
+        maker = self.maker[value]
+        if maker < 0:
+            return False
+        if (maker, op) in self.inside:
+            return True
+        if not self.is_loop[maker] or self.region[maker] != self.region[op] or op in self.library:
+            return False
+        name = self.classes[op].name
+        if name == PART_UPDATE:
+            return self.num_readers[value] == 1 and self.operands[op][0] != value
+        reads = self.is_loop[op] or name in (_GATHER, REDUCE)
+        return reads and not (self.is_costly[maker] and self.num_readers[value] > 1)
+
+    def find_once(self) -> None:
+        """Finds the values that are computed inside all their readers or none, and cannot be inside all (`ComputeGloballyUnfusible`)."""
+        single = [self.is_loop[op] and not self.is_unary(op) for op in range(self.graph.num_ops)]
+        for value in self.graph.returns:
+            if self.maker[value] >= 0 and single[self.maker[value]]:
+                self.once.add(value)
+        for op, values in enumerate(self.operands):
+            for value in values:
+                maker = self.maker[value]
+                if maker < 0 or not single[maker] or value in self.once:
+                    continue
+                alone = self.num_readers[value] == 1
+                if not (self.is_taken_in(value, op) if alone else self.all_ways(maker, op)):
+                    self.once.add(value)
+
+    def all_ways(self, maker: int, op: int) -> bool:
+        """Says whether all that lies between two ops could be computed inside the later one, with the earlier one."""
+        seen, stack = {op}, [op]
+        while stack:
+            reader = stack.pop()
+            for value in self.operands[reader]:
+                between = self.maker[value]
+                if between < maker or between in seen:
+                    continue
+                needs = True if between == maker else self.needs(between, maker)
+                if needs is None or (needs and not self.is_taken_in(value, reader)):
+                    return False
+                if needs and between != maker:
+                    if value in self.once:
+                        return False
+                    seen.add(between)
+                    stack.append(between)
+        return True
+
+    def needs(self, op: int, maker: int) -> bool | None:
+        """Says whether `op` needs `maker`; None where too much lies between them to say."""
+        seen, stack = {op}, [op]
+        while stack:
+            for value in self.operands[stack.pop()]:
+                above = self.maker[value]
+                if above == maker:
+                    return True
+                if above > maker and above not in seen:
+                    seen.add(above)
+                    stack.append(above)
+                    if len(seen) > _MOST_BETWEEN:
+                        return None
+        return False
+
+    # Memory
+
+    def is_inside(self, value: int, op: int) -> bool:
+        """Says whether what makes a value is computed inside a reader."""
+        maker = self.maker[value]
+        return (value not in self.once or (maker, op) in self.inside) and self.is_taken_in(value, op)
+
+    def in_memory(self, uses: frozenset[Use]) -> list[bool]:
+        """Returns which values lie in memory: of loops, views and what is in a library's call those that are read from there [values]."""
+        swallowed = {maker for maker, _ in self.inside}
+        found = [
+            maker < 0 or not (self.is_loop[maker] or self.is_view[maker] or maker in swallowed or self.classes[maker].is_view)
+            for maker in self.maker
+        ]
+        for value in self.graph.returns:
+            found[value] = True
+        returned = set(self.graph.returns)
+        for op in range(self.graph.num_ops - 1, -1, -1):
+            is_view = self.classes[op].is_view
+            for number, value in enumerate(self.operands[op]):
+                if (op, number) in uses:
+                    continue
+                seen = self.first[op] + number if is_view else -1
+                found[value] |= seen < 0 or found[seen]
+                if seen >= 0 and seen not in returned:
+                    found[seen] = False
+        return found
+
+
+def _is_large(cls: OpClass) -> bool:
+    """Says whether a library computes a reduction."""
+    kind = cls.operands[0]
+    return kind.dtype in _FLOATS and kind.num_bytes >= _LIBRARY_ELEMENTS * kind.element_bytes
