@@ -103,6 +103,11 @@ def read_plan(folder: Path) -> WholePlan:
         raise _no_plan(folder, f"its manifest or its step is malformed: {error!r}") from None
 
 
+def plan_digest(plan: WholePlan) -> str:
+    """Returns a hash of all that a plan's folder would hold."""
+    return digest_of(_files(plan)[_MANIFEST].encode())
+
+
 def digest_of(data: bytes) -> str:
     """Returns the hash by which plans know files."""
     return hashlib.sha256(data).hexdigest()

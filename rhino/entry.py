@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 from rhino.call import CallShape, Key, Pieces
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import Mesh
-from rhino.ir.plan_folder import WholePlan
+from rhino.ir.plan_folder import WholePlan, plan_digest
 from rhino.ir.presets import PRESETS
 from rhino.ir.spmd_plan import SpmdPlan, plan_to_text
 from rhino.pipeline_plan import PipelinePlan
@@ -58,13 +58,15 @@ class Entry:
         """The program on its devices.
 
         Raises:
-            RhinoError: RHI-RUN-004 where there are too few, RHI-JAX-008 where another process has another plan, RHI-JAX-009 where there are
-                other processes and the plan is in stages.
+            RhinoError: RHI-RUN-004 where there are too few, or a rank is spread over two processes; RHI-JAX-008 where another process has
+                another plan.
         """
         if isinstance(self.plan, PipelinePlan):
-            _check_alone(self.plan)
+            if self.plan.team is not None:
+                placed = [device.id for rank in self.plan.ranks for device in rank.devices]
+                _check_agreement(f"{plan_digest(self.plan.facts)} {placed}", self.plan.function)
             return PipelineProgram(self.traced, self.plan)
-        _check_agreement(self.plan)
+        _check_agreement(plan_to_text(self.plan.facts), self.plan.facts.source.function)
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 
@@ -105,25 +107,14 @@ def _first(devices: tuple[jax.Device, ...] | None, count: int, name: str) -> tup
     return devices[:count]
 
 
-def _check_alone(plan: PipelinePlan) -> None:
-    """Refuses to run a plan in stages in a job of several processes, whose arrays this call could not give back as ordinary ones."""
-    if jax.process_count() > 1:
-        raise RhinoError(
-            "RHI-JAX-009",
-            f"the plan of {plan.function} is in stages, and this job has {jax.process_count()} processes",
-            fix="plan with stages=1, or save the plan and run it with rhino-run FOLDER --processes=N, which starts its own processes",
-        )
-
-
-def _check_agreement(plan: Plan) -> None:
-    """Compares the plans of all processes of a job: different programs would wait for one another for ever."""
+def _check_agreement(plan: str, name: str) -> None:
+    """Compares the plans of all processes of a job, as texts: different programs would wait for one another for ever."""
     if jax.process_count() == 1:
         return
-    own = np.frombuffer(hashlib.sha256(plan_to_text(plan.facts).encode()).digest(), np.uint8)
+    own = np.frombuffer(hashlib.sha256(plan.encode()).digest(), np.uint8)
     every = np.asarray(multihost_utils.process_allgather(own)).reshape(-1, own.size)
     others = [number for number, one in enumerate(every) if (one != every[0]).any()]
     if others:
-        name = plan.facts.source.function
         raise RhinoError(
             "RHI-JAX-008",
             f"process {', '.join(map(str, others))} has another plan of {name} than process 0",

@@ -18,8 +18,9 @@ from rhino.ir.instructions import Feed, Fetch, Layout
 from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
 from rhino.ir.spmd_plan import Source, Tensor
 from rhino.passes.whole_text import diff_whole, explain_whole
-from rhino.runtime.devices import pick_devices
+from rhino.runtime.distributed import Team
 from rhino.runtime.executor import devices_of_ranks
+from rhino.runtime.jax_job import deal_devices, team_of
 from rhino.runtime.rank_program import RankDevices
 from rhino.runtime.signature import array_dtype
 from rhino.tools.files import write_file
@@ -35,7 +36,8 @@ class PipelinePlan:
     """How a function runs in stages, each on the mesh of its rank.
 
     `facts` is what the folder holds (that of `rhino-opt --auto-parallel --plan`, which `rhino-run` runs), and what makes plans equal.
-    Devices are looked for when shardings are asked for: JAX's first ones, unless some were given; each rank has as many, one after another.
+    Devices are looked for when shardings are asked for: JAX's first ones, in a job of several processes the first ones of each, unless some
+    were given; each rank has as many, one after another.
     """
 
     facts: WholePlan
@@ -67,7 +69,7 @@ class PipelinePlan:
     def ranks(self) -> tuple[RankDevices, ...]:
         """The devices of each rank. Raises RHI-RUN-004 where there are too few."""
         step = self.facts.step
-        devices = pick_devices(self.num_devices) if self.devices is None else self.devices
+        devices = deal_devices(step.num_ranks, step.mesh.num_devices) if self.devices is None else self.devices
         return tuple(RankDevices(rank, step.mesh, held) for rank, held in devices_of_ranks(step, devices).items())
 
     @property
@@ -76,6 +78,24 @@ class PipelinePlan:
         mesh = self.facts.step.mesh
         return tuple(Mesh(np.array(rank.devices, dtype=object).reshape(mesh.shape), mesh.names) for rank in self.ranks)
 
+    @cached_property
+    def team(self) -> Team | None:
+        """The processes that hold the ranks, None where this one holds all. Raises RHI-RUN-004 where a rank is spread over two."""
+        return team_of(self.ranks)
+
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        """The results that every process gets, where there are several: those that have no dims and are no argument of the next step."""
+        passed_on = {one.alias for one in self.facts.arguments}
+        return frozenset(number for number, one in enumerate(self.facts.results) if not one.shape and number not in passed_on)
+
+    @cached_property
+    def shared_sharding(self) -> NamedSharding:
+        """How a result lies that every process gets: whole on the first rank of each."""
+        assert self.team is not None
+        devices = [device for ranks in self.team.ranks for device in self.ranks[ranks[0]].devices]
+        return NamedSharding(Mesh(np.array(devices, dtype=object), ("devices",)), PartitionSpec())
+
     @property
     def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
         """A sharding for every array of the arguments, on the mesh of its rank: a tuple with a tree for each that is no constant."""
@@ -83,8 +103,11 @@ class PipelinePlan:
 
     @property
     def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
-        """A sharding for every array of the results, on the mesh of its rank, in their tree."""
-        return jax.tree.unflatten(known(self.trees, self.function).results, self._shardings(self.results(), self.key_dims[1]))
+        """A sharding for every array of the results, on the mesh of its rank or, if all processes get it, of them; in their tree."""
+        found = self._shardings(self.results(), self.key_dims[1])
+        if self.team is not None:
+            found = [self.shared_sharding if number in self.shared else one for number, one in enumerate(found)]
+        return jax.tree.unflatten(known(self.trees, self.function).results, found)
 
     @property
     def function(self) -> str:

@@ -14,27 +14,36 @@ from rhino.call import Key, leaf_kind
 from rhino.pipeline_plan import PipelinePlan
 from rhino.program import Getter, NewShapesError
 from rhino.runtime.executor import Argument, Executor
+from rhino.spread import Spread
 from rhino.traced import Traced
 
 
 class PipelineProgram:
     """The programs of a plan in stages, compiled and bound; `run` takes the arrays of a call as `Pieces.values`.
 
-    Results stay where they are made, and are ordinary arrays there. An argument that lies where it is fed is used as it is.
+    Results stay where they are made, and are ordinary arrays there. An argument that lies where it is fed is used as it is. Of several
+    processes each has the programs of its own ranks (`rhino.spread`).
     """
 
     watched: tuple[Getter, ...] = ()
 
     def __init__(self, traced: Traced, plan: PipelinePlan) -> None:
-        """Raises RHI-RUN-004 where there are too few devices."""
+        """Raises RHI-RUN-004 where the devices do not do, RHI-RUN-007 where another process does not come."""
         self.key: Key = traced.key
         self.in_shardings: tuple[Any, ...] = plan.in_shardings
-        self._traced, self._plan = traced, plan
+        self._traced = traced
         given, made = plan.key_dims
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
         self._donated = [number for number in traced.alias if number not in traced.kept]
-        self._executor = Executor(plan.facts.step, plan.facts.modules, {rank.rank: rank.devices for rank in plan.ranks})
+        self._spread = Spread(plan, plan.team) if plan.team is not None else None
+        if self._spread is None:
+            self._executor = Executor(plan.facts.step, plan.facts.modules, {rank.rank: rank.devices for rank in plan.ranks})
+        else:
+            own = {rank: plan.ranks[rank].devices for rank in self._spread.team.ranks[jax.process_index()]}
+            self._executor = Executor(self._spread.step, plan.facts.modules, own, self._spread.transport)
+            self._spread.leave_at_exit(self._executor)
+            self._donated = [number for number in self._donated if number not in self._spread.lasting]
         weakref.finalize(self, self._executor.close)
 
     def run(self, *values: Any) -> Any:  # noqa: ANN401 - pytrees
@@ -42,12 +51,15 @@ class PipelineProgram:
         leaves, tree = jax.tree.flatten(values)
         if tree != self.key.tree:
             raise NewShapesError
-        arguments = [_stored(leaf, *kind) for leaf, kind in zip(leaves, self._kinds, strict=True)]
+        taken = leaves if self._spread is None else self._spread.taken(leaves)
+        arguments = [_stored(leaf, *kind) for leaf, kind in zip(taken, self._kinds, strict=True)]
         results, handed = _each_once(self._executor.run(arguments))
         for number in self._donated:
             leaf = leaves[number]
             if isinstance(leaf, jax.Array) and id(arguments[number]) not in handed and not leaf.is_deleted():
                 leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
+        if self._spread is not None:
+            results = self._spread.whole(results)
         for number, implementation in self._keys.items():
             results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
         return jax.tree.unflatten(self._traced.out_tree, results)
@@ -73,7 +85,7 @@ def _each_once(results: Sequence[Any]) -> tuple[list[Any], set[int]]:
     apart: list[Any] = []
     seen: set[int] = set()
     for one in results:
-        apart.append(one.copy() if id(one) in seen else one)
+        apart.append(one.copy() if id(one) in seen and one is not None else one)  # None is in another process
         seen.add(id(one))
     return apart, seen
 

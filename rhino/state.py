@@ -50,6 +50,10 @@ def make_state(
     leaves: list[Any] = [None] * len(shardings)
     for mesh in dict.fromkeys(one.mesh for one in shardings):
         own = [number for number, one in enumerate(shardings) if one.mesh == mesh]
+        if jax.process_index() not in {device.process_index for device in mesh.devices.flat}:
+            for number in own:
+                leaves[number] = _absent(jax.tree.leaves(made)[number], shardings[number])
+            continue
         here = _moved((args, kwargs), mesh) if len(own) < len(shardings) else (args, kwargs)
         for number, leaf in zip(own, _make(init_fn, own, [shardings[number] for number in own], here), strict=True):
             leaves[number] = leaf
@@ -65,6 +69,11 @@ def _make(init_fn: Callable[..., Any], numbers: Sequence[int], shardings: Sequen
 
     made: list[jax.Array] = jax.jit(some, out_shardings=list(shardings))(*given)
     return made
+
+
+def _absent(kind: Any, sharding: NamedSharding) -> jax.Array:  # noqa: ANN401 - anything with shape and dtype
+    """Returns an array that other processes hold."""
+    return jax.make_array_from_single_device_arrays(kind.shape, sharding, [], dtype=kind.dtype)
 
 
 def _moved(given: Tree, mesh: Mesh) -> Tree:

@@ -7,7 +7,6 @@ list's order; a thread of the taking side reads all that comes. An array is ther
 from __future__ import annotations
 
 import contextlib
-import itertools
 import queue
 import socket
 import struct
@@ -60,7 +59,6 @@ class StreamTransport:
     def __init__(self, job: Job, process_of: Sequence[int]) -> None:
         """`process_of` is the process of each rank."""
         self._peers = Peers(job, tuple(process_of))
-        self._steps = itertools.count()
         self._inbox = _Inbox()
         self._outboxes: dict[int, queue.SimpleQueue[tuple[int, list[jax.Array]] | None]] = {}
         self._listener = socket.create_server((job.host, 0))
@@ -71,7 +69,7 @@ class StreamTransport:
 
     def next_step(self) -> int:
         """Returns the number of the next step."""
-        return next(self._steps)
+        return self._peers.job.begin_step()
 
     def sender(self, uid: int, peer: int, layout: Layout) -> Send:
         """Returns what leaves an array to the thread that writes to the peer's process."""

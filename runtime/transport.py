@@ -6,7 +6,6 @@ number of the step and its own number within the step, packed in 63 bits: no two
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
@@ -62,6 +61,9 @@ class Job(Protocol):
     def lookup(self, key: str) -> str:
         """Returns what was published under a key, and waits for it."""
 
+    def begin_step(self) -> int:
+        """Returns the number of the step that this process now begins, from 0."""
+
     def await_verdict(self) -> None:
         """Waits until it would be known that a process has ended; does not return if one has."""
 
@@ -111,7 +113,6 @@ class SocketTransport:
     def __init__(self, job: Job, process_of: Sequence[int]) -> None:
         """`process_of` is the process of each rank."""
         self._peers = Peers(job, tuple(process_of))
-        self._steps = itertools.count()
         local = f"{job.host}:0"
         self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, local, [local])
         self._connections: dict[int, Any] = {}
@@ -119,7 +120,7 @@ class SocketTransport:
 
     def next_step(self) -> int:
         """Returns the number of the next step."""
-        return next(self._steps)
+        return self._peers.job.begin_step()
 
     def sender(self, uid: int, peer: int, layout: Layout) -> Send:
         """Returns what offers the parts of an array to whoever asks for them by the transfer's name."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import json
 import threading
 import time
@@ -74,6 +75,7 @@ class FakeJob:
 
     def __init__(self, board: Board, process: int) -> None:
         self.process, self.publish, self.lookup = process, board.publish, board.lookup
+        self.begin_step = itertools.count().__next__
 
     def await_verdict(self) -> None:
         pass

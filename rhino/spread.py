@@ -1,0 +1,133 @@
+"""A plan in stages over the processes of a job of `jax.distributed`: what each of them puts in, and what all of them get.
+
+Every process calls the function with the same arguments and gets the same results. An array on a rank of another process is a `jax.Array`
+with the sharding that it has there and no shard here, as JAX has it; so a state is whole in every process, and is passed on. Results that
+are read, not passed on, are those that have no dims and are no argument of the next step: losses, norms. They come to every process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.instructions import Feed, Fetch, Global, Slot, Step, Transfer
+from rhino.pipeline_plan import PipelinePlan
+from rhino.runtime.distributed import DEFAULT_HEARTBEAT_S, Team
+from rhino.runtime.executable import Handler, array_handler, same_placement
+from rhino.runtime.executor import Executor
+from rhino.runtime.jax_job import Meeting, meet
+from rhino.runtime.rank_program import dtype_of
+from rhino.runtime.transport import SocketTransport
+
+HEARTBEAT_S: Final = DEFAULT_HEARTBEAT_S
+
+
+class Spread:
+    """A plan in stages as one of several processes runs it: `step` is the plan's, and gives every process what all of them read."""
+
+    def __init__(self, plan: PipelinePlan, team: Team) -> None:
+        """Meets the other processes; each of them has to come here."""
+        self.team = team
+        readers = {process: ranks[0] for process, ranks in enumerate(team.ranks)}
+        self.step, copies = with_copies(plan.facts.step, plan.shared, tuple(readers.values()))
+        self.lasting = _lasting(plan.facts.step, team)
+        self._plan = plan
+        self._wanted = jax.tree.leaves(plan.in_shardings)
+        self._ranks = [rank for rank, _ in plan.arguments()]
+        process = jax.process_index()
+        self._absent: dict[int, Handler] = {}
+        self._shared: dict[int, tuple[int, Handler]] = {}
+        for number, (rank, layout) in enumerate(plan.results()):
+            if number in plan.shared:
+                handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
+                self._shared[number] = copies[number, readers[process]], handler
+            elif team.process_of[rank] != process:
+                self._absent[number] = array_handler(layout.shape, dtype_of(layout), plan.ranks[rank].sharding(layout))
+        self.meeting: Meeting = meet(team, HEARTBEAT_S)
+        self.transport = SocketTransport(self.meeting.job, team.process_of)
+
+    def taken(self, leaves: Sequence[Any]) -> list[Any]:
+        """Returns the leaves of a call, those that lie whole in several processes as this one has them.
+
+        Raises:
+            RhinoError: RHI-JAX-009 where one lies in other processes than that which is to have it.
+        """
+        return [self._taken(number, leaf) if isinstance(leaf, jax.Array) else leaf for number, leaf in enumerate(leaves)]
+
+    def whole(self, results: Sequence[Any]) -> list[Any]:
+        """Returns the results of a step as every process has them."""
+        found = list(results[: len(self._plan.facts.results)])
+        for number, handler in self._absent.items():
+            found[number] = handler([])
+        for number, (copy, handler) in self._shared.items():
+            found[number] = handler([shard.data for shard in results[copy].addressable_shards])
+        return found
+
+    def leave_at_exit(self, executor: Executor) -> None:
+        """Sees to it that this process ends when the others need nothing of it."""
+        atexit.register(_leave, weakref.ref(executor), self.meeting, self.transport)  # before JAX's own end, which was registered before
+
+    def _taken(self, number: int, leaf: jax.Array) -> Any:  # noqa: ANN401 - a leaf
+        wanted = self._wanted[number]
+        if leaf.sharding is wanted or leaf.is_fully_addressable or same_placement(leaf.sharding, wanted, leaf.ndim):
+            return leaf
+        process = self.team.process_of[self._ranks[number]]
+        holders = sorted({device.process_index for device in leaf.sharding.device_set})
+        if leaf.is_fully_replicated and process in holders:
+            return leaf.addressable_data(0) if process == jax.process_index() else leaf
+        name = self._plan.facts.arguments[number].name
+        raise RhinoError(
+            "RHI-JAX-009",
+            f"{name} lies in process {' and '.join(map(str, holders))}, and the plan has it on rank {self._ranks[number]}, "
+            f"in process {process}: in stages nothing is moved between processes before a step",
+            fix="make it there with init, or pass it from the host, whole in every process",
+        )
+
+
+def with_copies(step: Step, results: Sequence[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:
+    """Returns a step that gives some of its results to several ranks, and the number that each has there by its own and the rank."""
+    slots = list(step.slots)
+    uid = 1 + max((one.uid for one in step.instructions if isinstance(one, Transfer)), default=-1)
+    next_result = 1 + max((one.result for one in step.instructions if isinstance(one, Fetch)), default=-1)
+    numbers: dict[tuple[int, int], int] = {}
+    instructions: list[Global] = []
+    for one in step.instructions:
+        instructions.append(one)
+        if not isinstance(one, Fetch) or one.result not in results:
+            continue
+        own = step.slots[one.source]
+        numbers[one.result, own.rank] = one.result
+        for rank in ranks:
+            if rank != own.rank:
+                slots.append(Slot(rank, own.layout))
+                instructions += [Transfer(uid, one.source, len(slots) - 1), Fetch(len(slots) - 1, next_result)]
+                numbers[one.result, rank] = next_result
+                uid, next_result = uid + 1, next_result + 1
+    return replace(step, slots=tuple(slots), instructions=tuple(instructions)), numbers
+
+
+def _lasting(step: Step, team: Team) -> frozenset[int]:
+    """Returns the arguments whose arrays a step must not delete: they are results too, or may yet be fetched by another process."""
+    process_of: Mapping[int, int] = dict(enumerate(team.process_of))
+    fetched = {one.source for one in step.instructions if isinstance(one, Fetch)}
+    sent = {
+        one.source
+        for one in step.instructions
+        if isinstance(one, Transfer) and process_of[step.slots[one.source].rank] != process_of[step.slots[one.target].rank]
+    }
+    return frozenset(one.argument for one in step.instructions if isinstance(one, Feed) and one.target in fetched | sent)
+
+
+def _leave(executor: weakref.ref[Executor], meeting: Meeting, transport: SocketTransport) -> None:
+    if (left := executor()) is not None:
+        with suppress(RhinoError):  # it was said where the result was read, or nobody reads it
+            left.wait()
+    meeting.leave()
+    transport.close()
