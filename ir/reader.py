@@ -183,6 +183,8 @@ def captured_by(op: ir.Operation) -> list[ir.Value[Any]]:
 
 def walk(op: ir.Operation) -> list[ir.Operation]:
     """Returns `op` and every op nested in it, in program order."""
+    if not len(op.regions):
+        return [op]
     found: list[ir.Operation] = []
 
     def take(one: ir.Operation) -> ir.WalkResult:

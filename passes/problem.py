@@ -19,7 +19,7 @@ from rhino.ir.spec import spec_text
 from rhino.ir.spots import said_words
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.scopes import cannot_run, held, scoped_graph
-from rhino.strategies.build import Choice, ContradictionError, NoChoiceError, build
+from rhino.strategies.build import Builder, Choice, ContradictionError, NoChoiceError
 from rhino.strategies.cost import CostModel
 from rhino.strategies.roles import Roles
 
@@ -125,7 +125,13 @@ def write_mesh(module: ir.Operation, target: Target) -> None:
 
 
 def build_choice(program: Program, target: Target) -> Choice:
-    """Returns the choice problem of a program.
+    """Returns the choice problem of a program. Raises as `begin_choice` does."""
+    builder, choice = begin_choice(program, target)
+    return builder.with_memory(choice)
+
+
+def begin_choice(program: Program, target: Target) -> tuple[Builder, Choice]:
+    """Returns the choice problem of a program without regard to memory, and who knows that too.
 
     Raises:
         RhinoError: RHI-SHARD-001 where what the user says of shardings and scopes contradicts itself, RHI-PIN-002 where a scope wants
@@ -133,7 +139,8 @@ def build_choice(program: Program, target: Target) -> Choice:
     """
     scoped = scoped_graph(program, target.mesh)
     try:
-        return build(scoped.graph, target.model)
+        builder = Builder(scoped.graph, target.model)
+        return builder, builder.costs()
     except NoChoiceError as error:
         raise cannot_run(program, scoped, target.mesh, error.op) from None
     except ContradictionError as contradiction:

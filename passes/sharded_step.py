@@ -9,7 +9,7 @@ from rhino.ir.program import Program
 from rhino.ir.shardings import module_mesh
 from rhino.passes.localize import annotated_plan
 from rhino.passes.problem import rank_target
-from rhino.strategies.build import build
+from rhino.strategies.build import Builder
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats
 from rhino.strategies.sharded import op_seconds, states_of
@@ -38,7 +38,7 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     """
     model = rank_target(cluster, rank_mesh(module), ranks).model
     plan = sharded_plan(program, module)
-    choice = build(program.graph, model, is_part=True)
+    choice = Builder(program.graph, model, is_part=True).costs()
     return op_seconds(choice, states_of(choice, plan)), plan
 
 

@@ -28,7 +28,7 @@ from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.micro_batch import batch_size
 from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.problem import Target, build_choice, rank_target
+from rhino.passes.problem import Target, begin_choice, rank_target
 from rhino.passes.recompute import Recompute
 from rhino.passes.registry import Item, before_choice
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
@@ -45,8 +45,12 @@ from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_sta
 from rhino.strategies.step_time import most_in_flight, step_seconds
 from rhino.strategies.whole.base import MOST, CutOff, Estimate, Outcome, Refused, Shape, Space
 
-LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0)
+LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
+
+
+MOST_PROGRAMS: Final = 2
+"""How many steps an evaluator keeps as it has read them: a round asks for one in several meshes, and large ones take memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Evaluator:
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
+    programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cluster = load_cluster(self.setup.cluster)
@@ -78,13 +83,25 @@ class Evaluator:
     def outcome(self, shape: Shape, cutoff_s: float = inf) -> Outcome:
         """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
         try:
-            module = self.prepared(shape)
             target = self.target(shape)
-            with module.context:
-                program = read_program(entry_function(module), target.mesh, self.setup.file)
-                return self.planned(shape, program, target, cutoff_s)
+            with self.context:
+                step = self.program(shape, target)
+                return self.planned(shape, step[1], target, cutoff_s)
         except RhinoError as error:
             return Refused(shape, error.what, by_memory=False)
+
+    def program(self, shape: Shape, target: Target) -> tuple[ir.Module, Program]:
+        """Returns the step of a shape, which lasts as long as its module; one in which no axis is spoken of is read once for all meshes."""
+        key = (shape.micro_batches, shape.keep)
+        found = self.programs.pop(key, None)
+        if found is None:
+            module = self.prepared(shape)
+            found = module, read_program(entry_function(module), target.mesh, self.setup.file)
+        if _says_nothing_of_axes(found[1].graph):
+            self.programs[key] = found
+        for old in list(self.programs)[:-MOST_PROGRAMS]:
+            del self.programs[old]
+        return found
 
     def prepared(self, shape: Shape) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
@@ -127,18 +144,24 @@ class Evaluator:
 
     def planned(self, shape: Shape, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
-        choice = build_choice(program, target)
+        builder, choice = begin_choice(program, target)
         loop = accumulation_loop(program)
         ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
+        ops_s = _least_cost_s(choice.problem) / ranks
+        if ops_s >= cutoff_s:
+            return CutOff(shape, ops_s, ops_s, by_memory=False)
+        search = Search(choice.problem, replace(LIMITS, cutoff=cutoff_s * ranks))
+        begun_s = search.begin() / ranks
+        if cutoff_s <= begun_s < inf:
+            return CutOff(shape, begun_s, begun_s, by_memory=False)
+        choice = builder.with_memory(choice)
         problem = choice.problem
         if ranks > 1 and loop is not None:
             problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
-        least, ops_s = float(problem.least_memory().max(initial=0.0)), _least_cost_s(problem) / ranks
+        least = float(problem.least_memory().max(initial=0.0))
         if least > budget:
-            return Refused(shape, f"needs at least {format_bytes(least / ranks)} per device", True, ops_s, least / ranks)
-        if ops_s >= cutoff_s:
-            return CutOff(shape, ops_s, ops_s, by_memory=False)
-        search = Search(problem, replace(LIMITS, cutoff=cutoff_s * ranks))
+            return Refused(shape, f"needs at least {format_bytes(least / ranks)} per device", True, begun_s, least / ranks)
+        search.remember(problem)
         free = search.free(budget)
         if isinstance(free, Infeasible):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
@@ -209,6 +232,12 @@ def named_options(shape: Shape) -> dict[str, str]:
     """Returns the options of the passes before the choice of shardings that make a step of this shape."""
     found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
     return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
+
+
+def _says_nothing_of_axes(graph: Graph) -> bool:
+    """Says whether a graph is the same whatever the mesh: nobody has said how anything lies."""
+    said = (graph.fixed, graph.roles, graph.choices, any(limit is not None for limit in graph.return_fixed))
+    return not any(said) and all(cls.held is None for cls in graph.classes)
 
 
 def _shares(problem: Problem, states: Ints) -> tuple[float, float]:

@@ -11,7 +11,7 @@ keeps in memory is in `rhino.strategies.memory`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Builder:
     model: CostModel
     is_part: bool = False
     nodes: list[Node] = field(default_factory=list)
-    costs: list[int] = field(default_factory=list)
+    node_costs: list[int] = field(default_factory=list)
     tables: list[Floats] = field(default_factory=list)
     table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     memo: dict[object, int] = field(default_factory=dict)
@@ -108,6 +108,10 @@ class Builder:
 
     def build(self) -> Choice:
         """Returns the choice problem."""
+        return self.with_memory(self.costs())
+
+    def costs(self) -> Choice:
+        """Returns the choice problem without regard to memory."""
         graph = self.graph
         for number, argument in enumerate(graph.arguments):
             limit = graph.fixed.get(number)
@@ -126,23 +130,25 @@ class Builder:
             self.returned(number, value)
         launch_s = self.model.launch_s(len(graph.arguments) + len(graph.returns))
         if self.nodes and launch_s:  # whatever is chosen, so the first node takes it
-            self.costs[0] = self.intern(self.tables[self.costs[0]] + launch_s)
+            self.node_costs[0] = self.intern(self.tables[self.node_costs[0]] + launch_s)
         u, v, table = self.edge_tables()
+        tables, node_table = tuple(self.tables), np.array(self.node_costs, dtype=np.int64)
+        problem = Problem(tables, node_table, u, v, table, coordinates=self.coordinates())
+        return Choice(graph, self.model, tuple(self.nodes), problem)
+
+    def with_memory(self, choice: Choice) -> Choice:
+        """Returns what `costs` returned, with what each choice keeps in memory; its tables come behind those that were there."""
         memory = Memory(self)
         node_residents, edge_residents = memory.residents()
-        problem = Problem(
+        problem = replace(
+            choice.problem,
             tables=tuple(self.tables),
-            node_table=np.array(self.costs, dtype=np.int64),
-            edge_u=u,
-            edge_v=v,
-            edge_table=table,
             num_times=memory.num_times,
             base_bytes=np.zeros(memory.num_times),
             node_residents=node_residents,
             edge_residents=edge_residents,
-            coordinates=self.coordinates(),
         )
-        return Choice(graph, self.model, tuple(self.nodes), problem)
+        return replace(choice, problem=problem)
 
     def coordinates(self) -> tuple[Ints, ...]:
         """Returns what each state of each node chooses along each axis: how an op runs, or how a value is stored."""
@@ -172,7 +178,7 @@ class Builder:
     def add(self, node: Node, cost: int) -> int:
         """Adds a node with a table of costs; returns its number."""
         self.nodes.append(node)
-        self.costs.append(cost)
+        self.node_costs.append(cost)
         return len(self.nodes) - 1
 
     def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
@@ -210,7 +216,7 @@ class Builder:
                 partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
                 node = self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
                 if self.giver[source] < 0:
-                    self.costs[node] = self.fill(node, value)
+                    self.node_costs[node] = self.fill(node, value)
         self.carry(op, carried)
 
     def fill(self, node: int, value: int) -> int:
@@ -336,7 +342,7 @@ class Builder:
             key = ("edge", id(self.nodes[u].states), id(self.nodes[v].states), tuple(uses))
             table = self.remembered(key, lambda: sum((self.use_table(u, v, use) for use in uses), np.zeros(())))  # noqa: B023
             if u == v:
-                self.costs[u] = self.intern(self.tables[self.costs[u]] + np.diagonal(self.tables[table]))
+                self.node_costs[u] = self.intern(self.tables[self.node_costs[u]] + np.diagonal(self.tables[table]))
             elif self.tables[table].any():
                 rows.append((u, v, table))
         self.edge_number = {(u, v): number for number, (u, v, _) in enumerate(rows)}

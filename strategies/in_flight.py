@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Loop, materialized
+from rhino.ir.graph import Graph, Loop
 from rhino.ir.spec import num_parts
 from rhino.strategies.build import Choice
 from rhino.strategies.handed_on import Handing
 from rhino.strategies.problem import Floats, Problem, Residents
-from rhino.strategies.schedule import schedule
+from rhino.strategies.schedule import schedule_of
 from rhino.strategies.stage_parts import parts_of
 
 
@@ -65,6 +65,6 @@ def _handed_on(graph: Graph, loop: Loop) -> list[int]:
 
 def _times(graph: Graph, loop: Loop) -> tuple[int, int]:
     """Returns the first and the last time of a loop's body."""
-    times = schedule(graph, materialized(graph).tolist())
+    times = schedule_of(graph)
     body = range(loop.op + 1, loop.end)
     return min(t for op in body if (t := times.start[op]) >= 0), max(times.stop[op] for op in body)

@@ -21,7 +21,7 @@ from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, s
 from rhino.strategies.candidates import State
 from rhino.strategies.nodes import Node, Use
 from rhino.strategies.problem import Floats, Residents
-from rhino.strategies.schedule import schedule
+from rhino.strategies.schedule import schedule_of
 
 Row = tuple[int, int, int, int]
 """A resident: its owner, its table, and the times at which it is first and last alive."""
@@ -36,6 +36,7 @@ class Draft(Protocol):
     giver: list[int]
     offset: list[int]
     in_memory: list[bool]
+    in_place: set[int]
     taken_over: dict[int, int]
     node_of_op: dict[int, int]
     edge_number: dict[tuple[int, int], int]
@@ -62,7 +63,7 @@ class Memory:
         self.draft = draft
         self.moves: dict[object, tuple[int | None, ...]] = {}
         self.graph = graph = draft.graph
-        self.schedule = schedule(graph, draft.in_memory)
+        self.schedule = schedule_of(graph)
         self.num_times = self.schedule.num_times
         self.kinds = [graph.types[number] for number in graph.value_type.tolist()]
         self.maker: list[int] = graph.value_op.tolist()
@@ -73,7 +74,7 @@ class Memory:
                 self.readers[value].append((op, position))
         self.first_result: list[int] = graph.result_start.tolist()
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
-        self.in_place = {graph.returns[result] for result in draft.taken_over} | written_in_place(graph)
+        self.in_place = {graph.returns[result] for result in draft.taken_over} | draft.in_place
         self.copied = {argument: (since, until) for argument, since, until in self.schedule.copied}
         self.results = frozenset([value for number, value in enumerate(graph.returns) if number not in draft.taken_over])
         self.moved_to: dict[int, tuple[int, Use]] = {}  # the one reader of a value that its op leaves for it
@@ -331,10 +332,13 @@ def written_in_place(graph: Graph) -> set[int]:
     for loop in graph.loops:
         carried = graph.results(loop.op)
         found |= {value for value, kept in zip(carried, loop.kept, strict=True) if kept}
+        first, last = (int(graph.use_start[op]) for op in (loop.op + 1, loop.end))
+        readers = np.repeat(np.arange(loop.op + 1, loop.end), np.diff(graph.use_start[loop.op + 1 : loop.end + 1]))
+        last_read = dict(zip(graph.uses[first:last].tolist(), readers.tolist(), strict=True))
         for value, into in zip(graph.operands(loop.end).tolist(), carried, strict=True):
             op = int(graph.value_op[value])
-            last_read = max((o for o in range(op, loop.end) if o > op and into in graph.operands(o)), default=op)
-            if op > loop.op and graph.cls(op).name in UPDATES and graph.operands(op)[0] == into and last_read == op:
+            writes = op > loop.op and graph.cls(op).name in UPDATES and graph.operands(op)[0] == into
+            if writes and last_read.get(into, op) <= op:
                 found.add(value)
     return found
 

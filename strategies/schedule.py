@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
-from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, UPDATES, WHILE, YIELD, Graph
+from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph, materialized
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
 from rhino.strategies.fusion import Fused, Use
 
-_ADD, _REDUCE = "stablehlo.add", "stablehlo.reduce"
+_ADD = "stablehlo.add"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,12 @@ class Schedule:
     again: dict[int, tuple[int, int]]
     over: frozenset[int]
     num_times: int
+
+
+@lru_cache(maxsize=2)
+def schedule_of(graph: Graph) -> Schedule:
+    """Returns the schedule of `graph` where in memory is what `materialized` says; for many meshes it is made once."""
+    return schedule(graph, materialized(graph).tolist())
 
 
 def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
@@ -149,7 +156,7 @@ class _Scheduler:
         values = _summed_and_copied(self.graph, self.in_memory)
         until = dict.fromkeys(values, 0)
         for op, cls in enumerate(self.classes):
-            if self.runs[op] and cls.name != _REDUCE:
+            if self.runs[op] and cls.name != REDUCE:
                 until |= {value: max(until[value], stop[op]) for value in self.reads[op] if value in until}
         for value in values:
             op, size = self.value_op[value], kind(value).num_bytes
@@ -306,7 +313,7 @@ def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
     direct, summed, copied = set(graph.returns), set[int](), set[int]()
     for op, cls in enumerate(graph.classes[c] for c in graph.op_class.tolist()):
         values = graph.operands(op).tolist()
-        if cls.name == _REDUCE:
+        if cls.name == REDUCE:
             summed |= set(values)
         elif cls.name == PRODUCT:
             copied |= {value for position, value in enumerate(values) if not reads_as_it_lies(cls, position)}

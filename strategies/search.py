@@ -25,6 +25,7 @@ class Search:
 
     problem: Problem
     limits: Limits = field(default_factory=Limits)
+    first: Solved | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.solver = Solver(self.problem, self.limits)
@@ -43,10 +44,22 @@ class Search:
         free = self.free(budget_bytes, first)
         return self.within(budget_bytes, free) if isinstance(free, Answer) and budget_bytes is not None else free
 
+    def begin(self, first: Reduced | None = None) -> float:
+        """Solves without regard to memory as far as one solve goes, and returns the bound."""
+        if self.first is None:
+            self.first = self.solver.solve(first or self.reduce())
+        return self.first.bound
+
+    def remember(self, problem: Problem) -> None:
+        """Takes up what choices keep in memory: `problem` is the one that there was, with residents and tables for them behind the others."""
+        self.problem = self.solver.problem = problem
+
     def free(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
         """Returns the best choice whether it fits or not; its bound is raised as far as it goes only if it fits."""
         try:
-            solved, method = self.solver.solve(first or self.reduce()), self.solver.method
+            self.begin(first)
+            assert self.first is not None, "a search that has begun has solved once"
+            solved, method = self.first, self.solver.method
             if self.limits.cutoff <= solved.bound < np.inf:
                 return Unsolved(solved.bound)
             if budget_bytes is None or fits(self.problem, solved.states, budget_bytes):

@@ -169,9 +169,14 @@ class Space:
 
 @dataclass(slots=True)
 class Explored:
-    """What was looked at, and for which strategy. `passed_over` are families that ended with nothing evaluated or by their bound."""
+    """What was looked at, and for which strategy.
+
+    `implied` are shapes that were asked for and are cut off by what another came to, `passed_over` families that ended with nothing
+    evaluated or by their bound.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
+    implied: list[CutOff] = field(default_factory=list)
     asked_by: dict[Shape, str] = field(default_factory=dict)
     passed_over: dict[Shape, float] = field(default_factory=dict)
     is_complete: bool = True
@@ -189,8 +194,8 @@ class Explored:
 
     @property
     def cut_off(self) -> list[CutOff]:
-        """The shapes that were not planned to their end."""
-        return [one for one in self.outcomes if isinstance(one, CutOff)]
+        """The shapes that were not planned to their end, or not at all."""
+        return [*(one for one in self.outcomes if isinstance(one, CutOff)), *self.implied]
 
     @property
     def best_s(self) -> float:
@@ -223,7 +228,9 @@ class SpentError(Exception):
 class Trials:
     """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
 
-    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first.
+    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first. A bound without
+    regard to memory holds with more micro-batches and with less that is kept, too: what such a bound cuts off is not evaluated, and waits
+    for the shape of which there may yet be one.
     """
 
     space: Space
@@ -244,17 +251,31 @@ class Trials:
         Raises:
             SpentError: after the last that may be evaluated, where that is not all.
         """
-        new = [one for one in dict.fromkeys(shapes) if one not in self.known]
-        allowed = new[: self.left]
-        for start in range(0, len(allowed), ROUND):
-            for outcome in self.evaluate(allowed[start : start + ROUND], self.explored.best_s):
+        waiting = self.not_implied([one for one in dict.fromkeys(shapes) if one not in self.known])
+        while waiting:
+            ready = [one for one in waiting if not any(other != one and _bounds(other, one) for other in waiting)]
+            allowed = ready[: min(ROUND, self.left)]
+            if not allowed:
+                raise SpentError
+            for outcome in self.evaluate(allowed, self.explored.best_s):
                 self.known[outcome.shape] = outcome
                 self.explored.outcomes.append(outcome)
                 self.explored.asked_by[outcome.shape] = self.asker
             self.told(self.explored)
-        if len(allowed) < len(new):
-            raise SpentError
+            waiting = self.not_implied([one for one in waiting if one not in self.known])
         return [self.known[one] for one in shapes]
+
+    def not_implied(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Returns the shapes that are left where those are cut off that what is known shows to be no better than the best."""
+        best_s, left = self.explored.best_s, []
+        for shape in shapes:
+            bound_s = max((one.free_bound_s for other, one in self.known.items() if _bounds(other, shape)), default=0.0)
+            if bound_s < best_s:
+                left.append(shape)
+            else:
+                self.known[shape] = implied = CutOff(shape, bound_s, bound_s, by_memory=False)
+                self.explored.implied.append(implied)
+        return left
 
     @contextmanager
     def asked_by(self, name: str) -> Iterator[None]:
@@ -262,6 +283,12 @@ class Trials:
         before, self.asker = self.asker, name
         yield
         self.asker = before
+
+
+def _bounds(one: Shape, other: Shape) -> bool:
+    """Says whether the bound of a shape without regard to memory holds for another."""
+    alike = (one.stages, one.mesh) == (other.stages, other.mesh)
+    return alike and one.micro_batches <= other.micro_batches and one.keep >= other.keep
 
 
 @dataclass(frozen=True, slots=True)
