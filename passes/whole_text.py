@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rhino.ir.collectives import tally_module
 from rhino.ir.instructions import Feed, Layout, Run, Transfer, rank_of
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_folder import WholePlan
 from rhino.ir.plan_text import more, signed_bytes, signed_seconds, table
-from rhino.ir.spmd_plan import dims_text, folded
+from rhino.ir.spmd_plan import SpmdPlan, dims_text, folded, num_parts
 from rhino.ir.step_memory import local_bytes
+from rhino.ir.tally import EMPTY, Tally
 from rhino.ir.timeline import render
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.whole_plan import costs_of
 from rhino.strategies.simulate import Simulation, simulate
+
+Placed = tuple[str, int, str]
+"""An argument's name, its bytes on a device, and how it lies, in words."""
 
 SHOWN: Final = 40
 """Lines of a difference that are shown."""
@@ -94,7 +101,12 @@ def explain_whole(plan: WholePlan, num_rows: int = 20) -> str:
         (format_bytes(one.num_bytes), f"rank {one.rank}", f"{one.count} x {kind(one.layout)}", dims(one.layout), one.name) for one in fed
     ]
     lines += ["arguments, bytes per device:", *table(held[:num_rows]), *more(len(fed), num_rows)]
-    return "\n".join([*lines, *_lost(about.get("search"), num_rows), render(simulation.timeline).rstrip("\n")])
+    return "\n".join([*lines, *lost_text(plan, num_rows), render(simulation.timeline).rstrip("\n")])
+
+
+def micro_batches_at_a_time(count: int) -> str:
+    """Returns how many micro-batches are alive, in words."""
+    return f"{count} micro-batch{'es' if count != 1 else ''} at a time"
 
 
 def arguments_of(plan: WholePlan) -> list[Fed]:
@@ -153,6 +165,8 @@ def lost(search: dict[str, Any]) -> Iterator[tuple[str, float | None, str]]:
     """Yields what else a search has found, best first: what it is, the seconds of its step (None where there is none), and why not that."""
     for one in search["alternatives"]:
         yield f"{shape_text(one)}{', ' + one['schedule'] if one['schedule'] else ''}", one["predicted_step_s"], one["why"]
+    for one in search.get("cut_off", ()):
+        yield shape_text(one), None, f"not planned to its end: it takes at least {format_seconds(one['bound_s'])}"
     for one in search["refused"]:
         yield shape_text(one), None, one["why"]
 
@@ -174,15 +188,16 @@ def _ranks(plan: WholePlan, simulation: Simulation) -> list[str]:
             f"{simulation.timeline.idle(rank):.0%} idle",
             f"peak {format_bytes(memory.peak_bytes)}",
             f"arguments {format_bytes(held[rank])}",
-            f"{memory.peak_micro_batches} micro-batches at a time",
+            micro_batches_at_a_time(memory.peak_micro_batches),
         )
         for rank, memory in enumerate(simulation.memory)
     ]
     return table(rows)
 
 
-def _lost(search: dict[str, Any] | None, num_rows: int) -> list[str]:
-    every = list(lost(search)) if search else []
+def lost_text(plan: WholePlan, num_rows: int = 20) -> list[str]:
+    """Returns what else a search has looked at, best first, as lines; none where nothing was."""
+    every = list(lost(plan.about["search"])) if plan.about.get("search") else []
     rows = [(format_seconds(seconds) if seconds is not None else "-", what, why) for what, seconds, why in every]
     return ["what else was looked at:", *table(rows[:num_rows]), *more(len(rows), num_rows)] if rows else []
 
@@ -204,11 +219,47 @@ def _about_diff(a: WholePlan, b: WholePlan) -> Iterator[str]:
     held, holds = max(a.about["predicted_peak_bytes"]), max(b.about["predicted_peak_bytes"])
     if held != holds:
         yield f"peak: {format_bytes(held)} -> {format_bytes(holds)} ({signed_bytes(holds - held)})"
+    for name, sent in (("transfers", _transferred), ("collectives", _collected)):
+        (count, num_bytes), (counts, nums_bytes) = sent(a), sent(b)
+        if (count, num_bytes) != (counts, nums_bytes):
+            moved = f"{format_bytes(num_bytes)} in {count} -> {format_bytes(nums_bytes)} in {counts}"
+            yield f"{name}: {moved} ({signed_bytes(nums_bytes - num_bytes)})"
+
+
+def _transferred(plan: WholePlan) -> tuple[int, int]:
+    """Returns the number of transfers in a step, and their bytes from a device to a device."""
+    slots, mesh = plan.step.slots, plan.step.mesh
+    sizes = [local_bytes(slots[one.source].layout, mesh) for one in plan.step.instructions if isinstance(one, Transfer)]
+    return len(sizes), sum(sizes)
+
+
+def _collected(plan: WholePlan) -> tuple[int, int]:
+    """Returns the number of collectives in a step, each counted on its rank, and their bytes on a device."""
+    counts = [count for _, tally in collectives_by_task(plan) for count in tally.counts.values()]
+    return sum(one.num for one in counts), sum(one.num_bytes for one in counts)
+
+
+def collectives_by_task(plan: WholePlan) -> list[tuple[str, Tally]]:
+    """Returns the collectives of a step by stage; a program's own are as many as it runs."""
+    context = make_context()
+    own: dict[int, Tally] = {}
+    found: dict[str, Tally] = {}
+    for one in plan.step.instructions:
+        if isinstance(one, Run):
+            if one.program not in own:
+                own[one.program] = tally_module(ir.Module.parse(plan.modules[plan.step.programs[one.program].module], context))
+            task = f"{one.task.phase} of stage {one.task.stage}"
+            found[task] = found.get(task, EMPTY) + own[one.program]
+    return [(task, tally) for task, tally in found.items() if tally.counts]
 
 
 def _placed_diff(a: WholePlan, b: WholePlan) -> Iterator[str]:
+    yield from _lie_differently(_placed(a), _placed(b))
+
+
+def _lie_differently(a: Iterable[Placed], b: Iterable[Placed]) -> Iterator[str]:
     """Yields the arguments that lie differently, the largest first; those that differ in the numbers of their names alone together."""
-    then, now = ({name: (size, words) for name, size, words in _placed(plan)} for plan in (a, b))
+    then, now = ({name: (size, words) for name, size, words in side} for side in (a, b))
     groups: dict[str, list[int]] = {}
     for name in {**then, **now}:
         old, new = (side.get(name, (0, "not there")) for side in (then, now))
@@ -219,9 +270,47 @@ def _placed_diff(a: WholePlan, b: WholePlan) -> Iterator[str]:
     yield from more(len(lines), SHOWN)
 
 
-def _placed(plan: WholePlan) -> Iterator[tuple[str, int, str]]:
+def _placed(plan: WholePlan) -> Iterator[Placed]:
     step = plan.step
     for one in step.instructions:
         if isinstance(one, Feed):
             slot = step.slots[one.target]
             yield plan.arguments[one.argument].name, local_bytes(slot.layout, step.mesh), f"rank {slot.rank} {dims(slot.layout)}"
+
+
+def diff_plans(a: SpmdPlan | WholePlan, b: SpmdPlan | WholePlan) -> str:
+    """Returns what plan `b` does differently from `a`, of one program or in stages; an empty text where they are the same."""
+    if isinstance(a, SpmdPlan) and isinstance(b, SpmdPlan):
+        return diff_text(a, b)
+    if isinstance(a, WholePlan) and isinstance(b, WholePlan):
+        return diff_whole(a, b)
+    one, other = _outline(a), _outline(b)
+    lines = [] if one.arguments == other.arguments else ["made for programs of different arguments"]
+    lines.append(f"{one.what} -> {other.what}")
+    lines.append(f"step: {format_seconds(one.step_s)} -> {format_seconds(other.step_s)} ({signed_seconds(other.step_s - one.step_s)})")
+    change = signed_bytes(other.peak_bytes - one.peak_bytes)
+    lines.append(f"peak: {format_bytes(one.peak_bytes)} -> {format_bytes(other.peak_bytes)} ({change})")
+    return "\n".join([*lines, *_lie_differently(one.placed, other.placed)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """What plans of both kinds have: what they are in words, what they come to, and how arguments lie."""
+
+    what: str
+    step_s: float
+    peak_bytes: float
+    arguments: frozenset[str]
+    placed: tuple[Placed, ...]
+
+
+def _outline(plan: SpmdPlan | WholePlan) -> _Outline:
+    if isinstance(plan, WholePlan):
+        about = plan.about
+        what = f"{about['stages']} stages on {about['ranks']} ranks of mesh {about['mesh']}, {about['micro_batches']} micro-batches"
+        names = frozenset(one.name for one in plan.arguments)
+        return _Outline(what, about["predicted_step_s"], max(about["predicted_peak_bytes"]), names, tuple(_placed(plan)))
+    mesh, said = dict(plan.mesh), plan.predicted
+    placed = tuple((one.path, one.num_bytes // num_parts(one, mesh), dims_text(one.dims)) for one in plan.arguments)
+    what = f"one program on mesh {', '.join(f'{name}={size}' for name, size in plan.mesh)}"
+    return _Outline(what, said.step_s, said.peak_bytes, frozenset(one.path for one in plan.arguments), placed)

@@ -1,6 +1,7 @@
 """Why a plan is as it is: the same search again, with some tensors held elsewhere, or under one more pin.
 
-A plan does not hold its program, so both take the module that it was made of.
+A plan does not hold its program, so both take the module that it was made of. Questions are asked of a choice that was made again
+(`Asked`), which plans of one program and of stages (`rhino.passes.whole_why`) have alike.
 
 Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks of nothing that is there; and what the search raises.
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,9 +29,15 @@ from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import LEVELS
 from rhino.passes.plan_costs import PlanCosts
 from rhino.passes.spmd_search import Found, Whole, digest, search
+from rhino.strategies.answer import Answer
 from rhino.strategies.candidates import State, strategy_name
+from rhino.strategies.fitting import PeakOf
 from rhino.strategies.forced import Alternative, Alternatives
 from rhino.strategies.nodes import Node
+from rhino.strategies.peak import predicted_peak
+from rhino.strategies.plan import make_plan
+from rhino.strategies.search import Limits
+from rhino.strategies.solver import Solver
 
 MOST_SUBJECTS: Final = 8
 """How many tensors or ops that are not alike a question is answered for."""
@@ -64,29 +72,77 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """What was chosen for a subject, and what else there is, what adds least first. `num_bytes` are on a device, of arguments alone."""
+    """What was chosen for a subject, and what else there is, what adds least first. `num_bytes` are on a device, of arguments alone.
+
+    `notes` are lines that say more of what was chosen. `step_s` is what everything takes, for what is too little to be said.
+    """
 
     subject: Subject
     chosen: str
     num_bytes: int | None
+    notes: tuple[str, ...]
+    step_s: float
     options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A choice that was made again, to be asked about: what `solver` found under limits and a budget, and what that costs.
+
+    `results` are the names of results, `peak_of` as in `Alternatives`. `place` says where a node is (nothing where all are in one), and
+    `notes` what else is to be said of a subject. `head` names the columns of what alternatives add.
+    """
+
+    costs: PlanCosts
+    answer: Answer
+    solver: Solver
+    limits: Limits
+    budget_bytes: float
+    results: tuple[str, ...]
+    peak_of: PeakOf | None = None
+    place: Callable[[int], str] = lambda _: ""
+    notes: Callable[[Subject], tuple[str, ...]] = lambda _: ()
+    head: tuple[str, ...] = ("step", "compute", "collectives", "peak")
+
+
+def asked_of(found: Found, plan: SpmdPlan) -> Asked:
+    """Returns what the search for `plan`, made again, can be asked."""
+    limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
+    budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
+    choice, results = found.costs.choice, tuple(one.path for one in found.plan.results)
+    return Asked(found.costs, found.answer, found.solver, limits, budget, results, lambda states: predicted_peak(make_plan(choice, states)))
+
+
+@contextmanager
+def cluster_file(lines: Iterable[str]) -> Iterator[str]:
+    """Gives the name of a file of a cluster, while it is entered."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        yield file.name
+
+
+def other_program(function: str, asked: str, planned: str) -> RhinoError:
+    """Returns what to say where a plan is asked about a program of another hash than it was made for."""
+    what = f"the plan was made for another program than this: {function}"
+    notes = (f"the program's hash is {asked[:12]}..., and the plan's {planned[:12]}...",)
+    return RhinoError("RHI-PLAN-004", what, Place(function), notes, "give what rhino-opt was given, or what save_program wrote")
+
+
+def pins_of(asked: Mapping[str, str], pins: Sequence[str]) -> str:
+    """Returns the pins that were asked for, and more."""
+    return "; ".join(filter(None, (asked.get("pin", ""), *pins)))
 
 
 def again(module: ir.Module, plan: SpmdPlan, pins: Sequence[str] = ()) -> Found:
     """Returns what the search finds for the program of `plan`, asked as it was then, and to keep to `pins`; annotates `module` with it."""
     if digest(module) != plan.source.sha256:
-        what = f"the plan was made for another program than this: {plan.source.function}"
-        notes = (f"the program's hash is {digest(module)[:12]}..., and the plan's {plan.source.sha256[:12]}...",)
-        fix = "give what rhino-opt was given, or what Plan.save_program wrote"
-        raise RhinoError("RHI-PLAN-004", what, Place(plan.source.function), notes, fix)
-    asked = dict(plan.asked)
-    asked["pin"] = "; ".join(filter(None, (asked.get("pin", ""), *pins)))
-    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as cluster:
-        cluster.write("\n".join(plan.cluster))
-        cluster.flush()
+        raise other_program(plan.source.function, digest(module), plan.source.sha256)
+    asked = {**plan.asked, "pin": pins_of(plan.asked, pins)}
+    with cluster_file(plan.cluster) as cluster:
         mesh = ",".join(f"{name}={size}" for name, size in plan.mesh)
         budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
-        options = {**asked, "cluster": cluster.name, "mesh": mesh, "budget": str(budget)}
+        options = {**asked, "cluster": cluster, "mesh": mesh, "budget": str(budget)}
         whole: Whole = {"arg": _held(plan.arguments), "res": _held(plan.results)}
         given = {name: text for name, text in options.items() if text}
         found = search(module, plan.source.function, given, Remarks(plan.source.function), whole)
@@ -108,55 +164,60 @@ def why_not_text(module: ir.Module, plan: SpmdPlan, pin: str) -> str:
 
 def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
     """Returns what was chosen for what `name` speaks of, and what each alternative would add."""
-    found = again(module, plan)
-    every = reasons(found, plan, name)
-    return "\n".join([line for one in every[:MOST_SUBJECTS] for line in _lines(one, plan)] + more(len(every), MOST_SUBJECTS))
+    return reasons_text(asked_of(again(module, plan), plan), name)
 
 
-def reasons(found: Found, plan: SpmdPlan, name: str) -> list[Why]:
+def reasons_text(asked: Asked, name: str) -> str:
+    """Returns why what `name` speaks of is as it is."""
+    every = reasons(asked, name)
+    return "\n".join([line for one in every[:MOST_SUBJECTS] for line in _lines(asked, one)] + more(len(every), MOST_SUBJECTS))
+
+
+def reasons(asked: Asked, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
-    subjects = sorted(_meant(found, name), key=lambda one: -_seconds(found, one))
-    return [*_answered(found, plan, subjects[:MOST_SUBJECTS]), *(_why(found, one, []) for one in subjects[MOST_SUBJECTS:])]
+    subjects = sorted(_meant(asked, name), key=lambda one: -_seconds(asked, one))
+    return [*_answered(asked, subjects[:MOST_SUBJECTS]), *(_why(asked, one, []) for one in subjects[MOST_SUBJECTS:])]
 
 
 def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
     """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
-    found = again(module, plan)
-    costs, nodes = found.costs, list(enumerate(found.costs.choice.nodes))
-    arguments = _grouped(found, [number for number, node in nodes if node.kind == "argument"])
-    ops = _grouped(found, [number for number, node in nodes if node.kind == "op"])
+    return notable(asked_of(again(module, plan), plan))
+
+
+def notable(asked: Asked) -> list[Why]:
+    """Returns the reasons for the arguments that take most memory, and for the ops that take most time."""
+    costs, nodes = asked.costs, list(enumerate(asked.costs.choice.nodes))
+    arguments = _grouped(asked, [number for number, node in nodes if node.kind == "argument"])
+    ops = _grouped(asked, [number for number, node in nodes if node.kind == "op"])
     largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
-    longest = sorted(ops, key=lambda one: -_seconds(found, one))
-    return _answered(found, plan, (*largest[:NOTABLE], *longest[:NOTABLE]))
+    longest = sorted(ops, key=lambda one: -_seconds(asked, one))
+    return _answered(asked, (*largest[:NOTABLE], *longest[:NOTABLE]))
 
 
-def _answered(found: Found, plan: SpmdPlan, subjects: Sequence[Subject]) -> list[Why]:
+def _answered(asked: Asked, subjects: Sequence[Subject]) -> list[Why]:
     """Returns why subjects are as they are, and what else each could be."""
-    budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
-    limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
-    alternatives = Alternatives(found.costs.choice.problem, limits, found.answer, budget, found.solver)
+    alternatives = Alternatives(asked.costs.choice.problem, asked.limits, asked.answer, asked.budget_bytes, asked.solver, asked.peak_of)
     left = range(len(subjects), 0, -1)
-    return [_why(found, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
+    return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
 
 
-def _seconds(found: Found, subject: Subject) -> float:
+def _seconds(asked: Asked, subject: Subject) -> float:
     """Returns what the nodes of a subject take by themselves, in a step."""
-    problem, nodes = found.costs.choice.problem, np.array(subject.nodes)
-    return float(problem.node_entries(problem.node_table[nodes], nodes, found.answer.states).sum())
+    problem, nodes = asked.costs.choice.problem, np.array(subject.nodes)
+    return float(problem.node_entries(problem.node_table[nodes], nodes, asked.answer.states).sum())
 
 
-def _why(found: Found, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
-    costs, first = found.costs, subject.nodes[0]
+def _why(asked: Asked, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
+    costs, first = asked.costs, subject.nodes[0]
     node = costs.choice.nodes[first]
-    chosen = _how(costs, node, node.states[int(found.answer.states[first])])
+    chosen = _how(costs, node, node.states[int(asked.answer.states[first])])
     options: dict[str, Option] = {}
     for one in alternatives:
         how = _how(costs, node, node.states[one.state])
         options.setdefault(how, Option(how, one))  # ways that read alike differ inside alone, and the first adds least
     options.pop(chosen, None)
-    of_tensor = found.plan.arguments[node.number].num_bytes if node.kind == "argument" else None
-    local = of_tensor and costs.local_bytes(node.number)
-    return Why(subject, chosen, local, tuple(options.values()))
+    local = costs.local_bytes(node.number) if node.kind == "argument" else None
+    return Why(subject, chosen, local, asked.notes(subject), asked.answer.cost, tuple(options.values()))
 
 
 def _how(costs: PlanCosts, node: Node, state: State) -> str:
@@ -165,15 +226,14 @@ def _how(costs: PlanCosts, node: Node, state: State) -> str:
     return f"{costs.how(node.number, state)}  ({strategy_name(costs.plan.graph.cls(node.number), state.strategy)})"
 
 
-def _lines(one: Why, plan: SpmdPlan) -> list[str]:
+def _lines(asked: Asked, one: Why) -> list[str]:
     count = f" ({len(one.subject.nodes)} of them, together)" if len(one.subject.nodes) > 1 else ""
     size = "" if one.num_bytes is None else f", {format_bytes(one.num_bytes)} on a device each"
-    lines = [f"{one.subject.name}{count}, {one.subject.what}", f"  chosen: {one.chosen}{size}"]
-    sent = [cost for cost in plan.costs if one.subject.name in (cost.tensor, cost.reader)]
+    lines = [f"{one.subject.name}{count}, {one.subject.what}", f"  chosen: {one.chosen}{size}", *(f"  {note}" for note in one.notes)]
+    sent = [cost for cost in asked.costs.costs() if one.subject.name in (cost.tensor, cost.reader)]
     lines += [f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}" for cost in sent[:MOST_SUBJECTS]]
-    rows = [(*added(option.alternative, plan.predicted.step_s), option.how) for option in one.options]
-    head = ("step", "compute", "collectives", "peak", "known", "instead")
-    return [*lines, *(table([head, *rows]) if rows else ["  nothing else is possible"])]
+    rows = [(*added(option.alternative, one.step_s), option.how) for option in one.options]
+    return [*lines, *(table([(*asked.head, "known", "instead"), *rows]) if rows else ["  nothing else is possible"])]
 
 
 def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
@@ -185,47 +245,53 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     known = "exact"
     if one.at_least_s < one.parts.step_s:
         known = f"at least {signed_seconds(one.at_least_s)}" if one.at_least_s > ROUNDING * step_s else "at most"
-    return shown[0], shown[1], shown[2], signed_bytes(one.parts.peak_bytes), known
+    peak = signed_bytes(one.parts.peak_bytes)
+    return shown[0], shown[1], shown[2], peak if one.is_peak_exact else f"about {peak}", known
 
 
-def _meant(searched: Found, name: str) -> list[Subject]:
+def _meant(asked: Asked, name: str) -> list[Subject]:
     """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
-    named = [(number, node, names) for number, node in enumerate(searched.costs.choice.nodes) if (names := _names(searched, node))]
+    nodes = asked.costs.choice.nodes
     pattern, scopes = name.removeprefix(_RESULT).removeprefix(_PLACE), ("op", "value")
-    kinds = [("return",)] if name.startswith(_RESULT) else [scopes] if name.startswith(_PLACE) else [("argument",), ("return",), scopes]
-    for some in kinds:
-        found = [number for number, node, names in named if node.kind in some and _is_meant(pattern, node, names)]
+    arguments = [(number, node.kind, _names(asked, node)) for number, node in enumerate(nodes) if node.kind == "argument"]
+    ops = [(number, node.kind, names) for number, node in enumerate(nodes) if node.kind in scopes and (names := _names(asked, node))]
+    results = [(number, "return", names) for number, node in enumerate(nodes) if (names := _result_names(asked, node))]
+    by_number = [(number, kind, names[:1]) for number, kind, names in results]
+    by_path = [(number, kind, names[1:]) for number, kind, names in results]
+    sides = [by_path, by_number] if name.startswith(_RESULT) else [ops] if name.startswith(_PLACE) else [arguments, by_path, ops]
+    for some in sides:
+        found = [number for number, kind, names in some if _is_meant(pattern, kind, names)]
         if found:
-            return _grouped(searched, found)
-    close = nearest(dotted(pattern), (names[0] for _, node, names in named if node.kind in kinds[0]), "/" if kinds == [scopes] else ".")
+            return _grouped(asked, found)
+    close = nearest(dotted(pattern), (names[0] for _, _, names in sides[0]), "/" if sides == [ops] else ".")
     fix = f"did you mean {' or '.join(close)}?" if close else "docs/explain.md says what a name is"
     raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
 
 
-def _grouped(searched: Found, nodes: Sequence[int]) -> list[Subject]:
+def _grouped(asked: Asked, nodes: Sequence[int]) -> list[Subject]:
     """Returns nodes in groups of those that are alike, and were decided alike."""
-    costs = searched.costs
+    costs = asked.costs
     groups: dict[tuple[str, str, str, object, int], list[int]] = {}
     for number in nodes:
         node = costs.choice.nodes[number]
-        key = (node.kind, folded(_names(searched, node)[-1]), _what(costs, node), node.states, int(costs.states[number]))
+        what = " on ".join(filter(None, (_what(costs, node), asked.place(number))))
+        key = (node.kind, folded(_names(asked, node)[-1]), what, node.states, int(costs.states[number]))
         groups.setdefault(key, []).append(number)
     return [
-        Subject(shown if len(ones) > 1 else _names(searched, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
+        Subject(shown if len(ones) > 1 else _names(asked, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
         for (_, shown, what, _, _), ones in groups.items()
     ]
 
 
-def _names(searched: Found, node: Node) -> tuple[str, ...]:
+def _names(asked: Asked, node: Node) -> tuple[str, ...]:
     """Returns what a node goes by; the last name is the one that is shown."""
-    costs, graph = searched.costs, searched.costs.plan.graph
+    costs, graph = asked.costs, asked.costs.plan.graph
     match node.kind:
         case "argument":
             name = graph.arguments[node.number].name
             return dotted(name), name
         case "return":
-            path = searched.plan.results[node.number].path
-            return str(node.number), dotted(path), path, f"result {node.number}"
+            return _result_names(asked, node)
     op = node.number if node.kind == "op" else int(graph.value_op[node.number])
     if op < 0:
         return ()
@@ -233,8 +299,19 @@ def _names(searched: Found, node: Node) -> tuple[str, ...]:
     return f"{scope}:{costs.program.ops[op].name.rpartition('.')[2]}", line, scope
 
 
-def _is_meant(pattern: str, node: Node, names: Iterable[str]) -> bool:
-    by_path = node.kind in ("argument", "return")
+def _result_names(asked: Asked, node: Node) -> tuple[str, ...]:
+    """Returns what the result goes by that a node is; an argument is the result that is its next value."""
+    number = node.number if node.kind == "return" else None
+    if node.kind == "argument":
+        number = asked.costs.plan.graph.arguments[node.number].alias
+    if number is None:
+        return ()
+    path = asked.results[number]
+    return str(number), dotted(path), path, f"result {number}"
+
+
+def _is_meant(pattern: str, kind: str, names: Iterable[str]) -> bool:
+    by_path = kind in ("argument", "return")
     wanted, separator = (dotted(pattern), ".") if by_path else (pattern, "/")
     return any(matches(wanted, name, separator) for name in names if name)
 

@@ -81,7 +81,7 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     plan: Plan | PipelinePlan
     if isinstance(facts, WholePlan):
         keys = tuple(map(key_dims, traced.in_avals)), tuple(map(key_dims, traced.out_avals))
-        plan = PipelinePlan(facts, trees, key_dims=keys)
+        plan = PipelinePlan(facts, trees, key_dims=keys, traced=traced)
         plan = replace(plan, devices=_first(asked.devices, plan.num_devices, shape.name))
     else:
         plan = Plan(facts, trees, _first(asked.devices, prod(size for _, size in facts.mesh), shape.name), traced)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,17 +15,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Layout
+from rhino.ir.mlir import ir
 from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
 from rhino.ir.spmd_plan import Source, Tensor
-from rhino.passes.whole_text import diff_whole, explain_whole
+from rhino.ir.staged_module import KEPT
+from rhino.passes.whole_text import diff_plans, explain_whole
+from rhino.passes.whole_why import notable_whole, why_not_whole_text, why_whole_text
 from rhino.runtime.distributed import Team
 from rhino.runtime.executor import devices_of_ranks
 from rhino.runtime.jax_job import deal_devices, team_of
 from rhino.runtime.rank_program import RankDevices
 from rhino.runtime.signature import array_dtype
+from rhino.source import program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import report_html
+from rhino.traced import Traced
 from rhino.trees import Trees, known
+
+if TYPE_CHECKING:
+    from rhino.plan import Plan
 
 Place = tuple[int, Layout]
 """A rank, and how an array lies on its mesh."""
@@ -37,7 +45,8 @@ class PipelinePlan:
 
     `facts` is what the folder holds (that of `rhino-opt --auto-parallel --plan`, which `rhino-run` runs), and what makes plans equal.
     Devices are looked for when shardings are asked for: JAX's first ones, in a job of several processes the first ones of each, unless some
-    were given; each rank has as many, one after another.
+    were given; each rank has as many, one after another. `traced` is the program, which a folder does not hold: `why` and
+    `why_not` need it.
     """
 
     facts: WholePlan
@@ -45,6 +54,7 @@ class PipelinePlan:
     devices: tuple[jax.Device, ...] | None = field(default=None, compare=False, repr=False)
     key_dims: tuple[tuple[int, ...], tuple[int, ...]] = field(default=((), ()), compare=False, repr=False)
     """Of arguments and results, how many dims behind a typed key's own its words have; empty where nothing is known of keys."""
+    traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> PipelinePlan:
@@ -136,23 +146,36 @@ class PipelinePlan:
         """Returns what the plan comes to, rank by rank, its largest programs, arguments and transfers, `num_rows` each, and a timeline."""
         return explain_whole(self.facts, num_rows)
 
-    def diff(self, other: PipelinePlan) -> str:
-        """Returns what `other` does differently, and what that costs; empty where nothing is. Raises RHI-JAX-009 for another kind."""
-        if not isinstance(other, PipelinePlan):
-            raise two_kinds()
-        return diff_whole(self.facts, other.facts)
+    def diff(self, other: PipelinePlan | Plan) -> str:
+        """Returns what `other` does differently, and what that costs; empty where nothing is."""
+        return diff_plans(self.facts, other.facts)
 
     def why(self, name: str) -> str:
-        """Raises RHI-JAX-009: reasons are those of one program's search."""
-        raise _no_reasons(self.function)
+        """Returns on which rank what `name` speaks of is and how it lies there, and what else there was; of `"plan"`, which plans lost.
+
+        Raises:
+            RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a folder.
+        """
+        return why_whole_text(self._module(), self.facts, name)
 
     def why_not(self, pin: str) -> str:
-        """Raises RHI-JAX-009: reasons are those of one program's search."""
-        raise _no_reasons(self.function)
+        """Returns what `pin` would change and cost in as many stages and micro-batches, or why it cannot be. Raises as `why`."""
+        return why_not_whole_text(self._module(), self.facts, pin)
 
-    def report(self, path: str | PathLike[str]) -> None:
-        """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written."""
-        write_file(fspath(path), report_html(self.facts).encode())
+    def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
+        """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
+
+        With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is searched first.
+        """
+        found = notable_whole(self._module(), self.facts) if reasons and self.traced else []
+        write_file(fspath(path), report_html(self.facts, found).encode())
+
+    def save_program(self, path: str | PathLike[str]) -> None:
+        """Writes the module that was planned, as `rhino-plan --module` takes it with the plan. Raises RHI-CLI-003, RHI-JAX-006."""
+        write_file(fspath(path), program_text(self._module()))
+
+    def _module(self) -> ir.Module:
+        return program_of(self.traced, self.function, KEPT)
 
     def _place(self, slot: int | None, one: Boundary) -> Place:
         if slot is None:
@@ -168,17 +191,6 @@ class PipelinePlan:
             NamedSharding(one.mesh, PartitionSpec(*tuple(one.spec)[: len(layout.dims) - extra])) if extra else one
             for one, (_, layout), extra in zip(own, places, key_dims, strict=True)
         ]
-
-
-def two_kinds() -> RhinoError:
-    """Returns what to say where a plan in stages is compared with one of one program."""
-    what = "one plan has stages, and the other has not: tensor by tensor they do not compare"
-    return RhinoError("RHI-JAX-009", what, fix="compare what explain() says of each")
-
-
-def _no_reasons(function: str) -> RhinoError:
-    what = f"the plan of {function} is in stages: what each tensor could be instead is not searched there"
-    return RhinoError("RHI-JAX-009", what, fix="ask a plan without stages, or compare two with diff()")
 
 
 @dataclass(frozen=True, slots=True)

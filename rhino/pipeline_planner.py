@@ -17,15 +17,14 @@ from rhino.ir.staged_module import KEPT
 from rhino.ir.step_memory import local_bytes
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings
-from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.registry import PARALLEL, build_named
-from rhino.passes.spmd_search import Sides, cluster_lines, keep_whole, normalize
+from rhino.passes.spmd_search import Sides, cluster_lines, normalize
+from rhino.passes.staged_search import cut_step
 from rhino.passes.whole_plan import Made
 from rhino.pipeline_plan import kind_of, origin_of
 from rhino.planner import Wish
 from rhino.runtime.inputs import nonnegative_arguments
-from rhino.source import key_words, read_traced, shapes
+from rhino.source import SIDES, key_words, read_traced, shapes
 from rhino.strategies.schedules import DEFAULT, find_schedule
 from rhino.tools.opt_plan import prove_whole_plan
 from rhino.traced import Traced
@@ -56,14 +55,8 @@ def plan_stages(traced: Traced, wish: Wish) -> Staged:
     options |= {name: text for name, text in (("mesh", wish.mesh), ("budget", wish.budget)) if text}
     if schedule.splits_backward:
         options["split-backward"] = "true"
-    passes = build_named(PARALLEL, options)
-    assert passes is not None
-    nonnegative = sorted(nonnegative_arguments(module))
-    source = normalize(module, traced.name, passes[:1], remarks, is_rewritten=False)
-    for chooser in passes:
-        if isinstance(chooser, ChooseShardings):
-            keep_whole(module, traced.name, key_words(traced), chooser, remarks)
-    build_pass_manager(passes[1:], context, remarks).run(module.operation)
+    nonnegative, whole = sorted(nonnegative_arguments(module)), key_words(traced)
+    source = cut_step(module, traced.name, options, remarks, whole)
     about: dict[str, Any] = {
         "source": source.function,
         "source_sha256": source.sha256,
@@ -72,6 +65,8 @@ def plan_stages(traced: Traced, wish: Wish) -> Staged:
         "nonnegative_arguments": nonnegative,
         "cluster_file": list(cluster_lines(wish.cluster)),
         "asked": asked,
+        "pipeline": {name: text for name, text in options.items() if name != "cluster"},
+        "whole": [[list(one) for one in sorted(whole[side].items())] for side in SIDES],
         "jax": jax_version,
     }
     budget = wish.budget_bytes()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -13,21 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.plan_diff import diff_text
+from rhino.ir.mlir import ir
 from rhino.ir.plan_text import explain_text
-from rhino.ir.spmd_plan import SpmdPlan, Tensor, load_plan, save_plan
+from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, load_plan, save_plan
+from rhino.passes.whole_text import diff_plans
 from rhino.passes.why import notable_reasons, why_not_text, why_text
-from rhino.pipeline_plan import PipelinePlan, two_kinds
+from rhino.pipeline_plan import PipelinePlan
 from rhino.runtime.devices import pick_devices
-from rhino.source import read_traced
+from rhino.source import program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import report_html
 from rhino.traced import Traced
 from rhino.trees import Trees, known
-
-_KIND = re.compile(r".*\[(.*)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class Plan:
 
     def partition_specs(self) -> dict[str, PartitionSpec]:
         """Returns the partition spec of each argument by its path."""
-        return {one.path: partition_spec(one) for one in self.facts.arguments}
+        return {one.path: partition_spec(one, dict(self.facts.mesh)) for one in self.facts.arguments}
 
     def explain(self, num_rows: int = 20) -> str:
         """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each."""
@@ -105,35 +101,25 @@ class Plan:
 
     def save_program(self, path: str | PathLike[str]) -> None:
         """Writes the module that was planned, as `rhino-plan --module` takes it with the plan's file. Raises RHI-CLI-003, RHI-JAX-006."""
-        write_file(fspath(path), str(self._module().operation.get_asm(enable_debug_info=True)).encode())
+        write_file(fspath(path), program_text(self._module()))
 
     def _module(self) -> ir.Module:
-        if self.traced is None:
-            raise RhinoError(
-                "RHI-JAX-006",
-                f"a file does not hold the program of {self.facts.source.function}, which is to be searched again",
-                fix="give the plan to the function, and ask that: rhino.parallelize(step, plan=plan).plan(*shapes).why(name)",
-            )
-        return read_traced(self.traced, make_context())
+        return program_of(self.traced, self.facts.source.function)
 
-    def diff(self, other: Plan) -> str:
-        """Returns what `other` does differently, and what that costs; empty where nothing is. Raises RHI-JAX-009 for another kind."""
-        if not isinstance(other, Plan):
-            raise two_kinds()
-        return diff_text(self.facts, other.facts)
+    def diff(self, other: Plan | PipelinePlan) -> str:
+        """Returns what `other` does differently, and what that costs; empty where nothing is."""
+        return diff_plans(self.facts, other.facts)
 
     def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
         mesh = self.mesh
         made: dict[PartitionSpec, NamedSharding] = {}
-        specs = [partition_spec(one) for one in tensors]
+        specs = [partition_spec(one, dict(self.facts.mesh)) for one in tensors]
         return [made.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
 
 
-def partition_spec(tensor: Tensor) -> PartitionSpec:
-    """Returns how a tensor is split, as JAX says it; dims at the end that are whole are left out."""
-    found = _KIND.fullmatch(tensor.kind)
-    rank = len(found[1].split(",")) if found and found[1] else 0
-    entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in tensor.dims[:rank]]
+def partition_spec(tensor: Tensor, mesh: Mapping[str, int]) -> PartitionSpec:
+    """Returns how a tensor is split between calls, as JAX says it; dims at the end that are whole are left out."""
+    entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims_between_calls(tensor, mesh)]
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)

@@ -7,8 +7,9 @@ from math import prod
 from typing import Any, Final
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import Mesh
-from rhino.ir.mlir import ir
+from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import entry_function, read_module
 from rhino.ir.shardings import module_mesh
 from rhino.passes.spmd_search import ALIAS, Sides, Whole, boundary
@@ -30,6 +31,22 @@ def read_traced(traced: Traced, context: ir.Context, kept: str = "") -> ir.Modul
                 attributes[number][kept] = ir.UnitAttr.get()
         set_boundary_attributes(entry, "arg", attributes)
     return module
+
+
+def program_of(traced: Traced | None, function: str, kept: str = "") -> ir.Module:
+    """Returns the module that a plan is of, as `read_traced` gives it. Raises RHI-JAX-006 where a plan came without it."""
+    if traced is None:
+        raise RhinoError(
+            "RHI-JAX-006",
+            f"what was saved does not hold the program of {function}, which is to be searched again",
+            fix="give the plan to the function, and ask that: rhino.parallelize(step, plan=plan).plan(*shapes).why(name)",
+        )
+    return read_traced(traced, make_context(), kept)
+
+
+def program_text(module: ir.Module) -> bytes:
+    """Returns a module as a file of it, names included."""
+    return str(module.operation.get_asm(enable_debug_info=True)).encode()
 
 
 def key_words(traced: Traced) -> Whole:

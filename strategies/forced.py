@@ -2,7 +2,8 @@
 
 All questions share one preparation. Where elimination is narrow enough, it answers each of them exactly (`rhino.strategies.held`). Where
 it is not, the prices of an ascent say what a choice with a state must cost at least, and elimination among the states near the bound what
-it costs at most. What then is open is searched for, as long as there are steps left.
+it costs at most. What then is open is searched for, as long as there are steps left. The peak of a choice is that of its program, which
+takes steps too, where somebody tells that; else rows say it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Final
 import numpy as np
 
 from rhino.ir.units import format_bytes
-from rhino.strategies.answer import PROOF_TOLERANCE, Answer, Infeasible, Outcome, make_answer
+from rhino.strategies.answer import PROOF_TOLERANCE, Answer, Infeasible, Outcome
 from rhino.strategies.ascent import Ascent
 from rhino.strategies.eliminate import TooWideError
+from rhino.strategies.fitting import PeakOf, fit
 from rhino.strategies.guide import states_within
 from rhino.strategies.held import HeldChoices
 from rhino.strategies.lift import find_classes, lift
@@ -25,8 +27,9 @@ from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
 
 MOST_STEPS: Final = 800_000
-"""What searches with nodes held may take together, a state being one step and a node ten: five seconds (AMD EPYC)."""
-_STEPS_OF_NODE: Final = 10
+"""What searches with nodes held, and peaks, may take together: five seconds (AMD EPYC)."""
+_STEPS_OF_NODE, _STEPS_OF_PEAK = 10, 15
+"""The steps of a search by node, beside one by state, and those of a peak by node."""
 
 MOST: Final = 8
 """Alternatives to one choice that are looked at: those that add least."""
@@ -60,7 +63,8 @@ class Alternative:
     """What changes where some nodes take `state`.
 
     `parts` is of the best choice found, less that of the choice that was made; None where there is none, and then `why` says so. Every
-    choice with that state takes `at_least_s` more. `is_legal` is false where there is none at all.
+    choice with that state takes `at_least_s` more. `is_legal` is false where there is none at all. Where `is_peak_exact` is false, the peak
+    is what rows say, corrected by as much as they are wrong for the choice that was made.
     """
 
     state: int
@@ -68,6 +72,7 @@ class Alternative:
     at_least_s: float
     why: str = ""
     is_legal: bool = True
+    is_peak_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,20 +128,25 @@ class Reach:
 
 @dataclass(eq=False)
 class Alternatives:
-    """The alternatives to a choice under a budget, which `solver` has found. Searches go on from what that one knows."""
+    """The alternatives to a choice under a budget, which `solver` has found. Searches go on from what that one knows.
+
+    `peak_of` tells the bytes that the program of a choice takes; without it the rows of the problem do.
+    """
 
     problem: Problem
     limits: Limits
     answer: Answer
     budget_bytes: float
     solver: Solver
+    peak_of: PeakOf | None = None
     left: int = MOST_STEPS
     reach: Reach = field(init=False)
-    base: Parts = field(init=False)
+    share: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.reach = Reach(self.problem, self.answer)
-        self.base = parts_of(self.problem, self.answer.states)
+        rows_bytes = self._rows_bytes(self.answer.states)
+        self.share = self.answer.peak_bytes / rows_bytes if rows_bytes else 1.0  # of rows: what the program takes
         self.each = self.solves * (int(self.problem.num_states().sum()) + _STEPS_OF_NODE * self.problem.num_nodes)
 
     @property
@@ -153,24 +163,28 @@ class Alternatives:
         tables = [self.problem.tables[self.problem.node_table[node]] for node in nodes]
         others = [s for s in range(len(tables[0])) if s != chosen and all(np.isfinite(table[s]) for table in tables)]
         every = sorted((self.reach.of(nodes, state) for state in others), key=lambda one: (one.cost, one.bound, one.state))
-        searches = self.left // (self.each * num_questions)
-        found = []
-        for one in every[:MOST]:
-            rough = self.found(one, nodes)
-            if searches and self.is_open(one, rough):
-                searches, self.left = searches - 1, self.left - self.each
-                rough = self.searched(nodes, one, rough)
-            if rough.is_legal:
-                found.append(rough)
+        after = self.left - self.left // num_questions
+        found = [known for one in every[:MOST] if (known := self.known(nodes, one, after)).is_legal]
         return sorted(found, key=_added)
 
-    def is_open(self, one: _Held, rough: Alternative) -> bool:
-        """Says whether more can be known of an alternative."""
-        if not np.isfinite(one.bound):
-            return False
-        return rough.parts is None or rough.parts.step_s - rough.at_least_s > PROOF_TOLERANCE * self.answer.cost
+    def known(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
+        """Returns what is known of an alternative, once it is searched for if there is more to know; so many steps are left `after`."""
+        is_open = np.isfinite(one.bound) and one.cost - one.bound > PROOF_TOLERANCE * self.answer.cost
+        if is_open and self._take(self.each, after):
+            return self.searched(nodes, one, after)
+        found = self.found(nodes, one, after)
+        if found.parts is None and found.is_legal and not is_open and self._take(self.each, after):
+            return self.searched(nodes, one, after)
+        return found
 
-    def found(self, one: _Held, nodes: Sequence[int]) -> Alternative:
+    def _take(self, steps: int, after: int) -> bool:
+        """Takes steps, and says whether they were there: so many are to be left `after`."""
+        if self.left - steps < after:
+            return False
+        self.left -= steps
+        return True
+
+    def found(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
         """Returns what is known of an alternative without a search: the best choice that fits."""
         at_least = max(0.0, one.bound - self.answer.cost)
         if not np.isfinite(one.bound):
@@ -179,25 +193,28 @@ class Alternatives:
         stays[list(nodes)] = one.state
         choices = [states for states in (one.states if np.isfinite(one.cost) else stays, stays) if np.isfinite(self.problem.cost(states))]
         for states in choices:
-            parts = self._beyond(states)
+            is_exact = self.peak_of is None or self._take(_STEPS_OF_PEAK * self.problem.num_nodes, after)
+            parts = self._beyond(states, self.peak_of(states) if self.peak_of and is_exact else self.share * self._rows_bytes(states))
             if self.answer.peak_bytes + parts.peak_bytes <= self.budget_bytes:
                 at_least = parts.step_s if parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost else at_least
-                return Alternative(one.state, parts, at_least)
+                return Alternative(one.state, parts, at_least, is_peak_exact=is_exact)
         return Alternative(one.state, None, at_least, "no choice with it that fits was found" if choices else "only together with others")
 
-    def searched(self, nodes: Sequence[int], one: _Held, rough: Alternative) -> Alternative:
-        """Returns what changes where the others are chosen anew; no worse than `rough`."""
+    def searched(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
+        """Returns what changes where the others are chosen anew."""
         search = Search(hold(self.problem, nodes, one.state), self.limits)
         self._go_on(search.solver, one)
-        outcome: Outcome = search.run(self.budget_bytes)
+        outcome: Outcome
+        if self.peak_of is None:
+            outcome = search.run(self.budget_bytes)
+        else:
+            outcome = fit(search, self.budget_bytes, search.free(self.budget_bytes), self.peak_of)
         if isinstance(outcome, Infeasible):
             needed = f"does not fit: at least {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes else "cannot be"
             return Alternative(one.state, None, 0.0, needed, is_legal=outcome.peak_bytes is not None)
         if not isinstance(outcome, Answer):
-            return rough
-        parts, at_least = self._beyond(outcome.states), max(rough.at_least_s, outcome.bound - self.answer.cost)
-        if rough.parts and rough.parts.step_s < parts.step_s:
-            parts = rough.parts
+            return self.found(nodes, one, after)
+        parts, at_least = self._beyond(outcome.states, outcome.peak_bytes), max(0.0, max(outcome.bound, one.bound) - self.answer.cost)
         exact = parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost
         return Alternative(one.state, parts, parts.step_s if exact else at_least)
 
@@ -207,9 +224,13 @@ class Alternatives:
         solver.store, solver.is_wide, solver.order, solver.charged = first.store, first.is_wide, first.order, first.charged
         solver.last = one.states if np.isfinite(one.cost) else first.last
 
-    def _beyond(self, states: Ints) -> Parts:
-        one, base = parts_of(self.problem, states), self.base
-        return Parts(one.compute_s - base.compute_s, one.collectives_s - base.collectives_s, one.peak_bytes - base.peak_bytes)
+    def _rows_bytes(self, states: Ints) -> float:
+        return float(self.problem.memory(states).max(initial=0.0))
+
+    def _beyond(self, states: Ints, peak_bytes: float) -> Parts:
+        """Returns what a choice with this peak comes to, less what the one that was made does."""
+        one, base = seconds_of(self.problem, states), seconds_of(self.problem, self.answer.states)
+        return Parts(one[0] - base[0], one[1] - base[1], peak_bytes - self.answer.peak_bytes)
 
 
 def hold(problem: Problem, nodes: Sequence[int], state: int) -> Problem:
@@ -225,11 +246,11 @@ def hold(problem: Problem, nodes: Sequence[int], state: int) -> Problem:
     return replace(problem, tables=tuple(tables), node_table=node_table)
 
 
-def parts_of(problem: Problem, states: Ints) -> Parts:
-    """Returns what a choice `states` [nodes] comes to; infinite where a pair in it is not legal."""
+def seconds_of(problem: Problem, states: Ints) -> tuple[float, float]:
+    """Returns the seconds of nodes and of edges in a choice `states` [nodes]; infinite where a pair in it is not legal."""
     nodes = problem.node_entries(problem.node_table, np.arange(problem.num_nodes), states)
     edges = problem.edge_entries(problem.edge_table, np.arange(problem.num_edges), states, states)
-    return Parts(float(nodes.sum()), float(edges.sum()), make_answer(problem, states, -np.inf, "").peak_bytes)
+    return float(nodes.sum()), float(edges.sum())
 
 
 def _added(one: Alternative) -> tuple[bool, float, float, int]:

@@ -14,11 +14,15 @@ from rhino.ir.plan_folder import digest_of, write_plan
 from rhino.ir.staged_module import is_staged
 from rhino.ir.timeline import render
 from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.passes.base import read_options
 from rhino.passes.problem import DEFAULT_CLUSTER
+from rhino.passes.registry import PARALLEL
+from rhino.passes.spmd_search import cluster_lines
 from rhino.passes.whole_plan import Made, make_whole_plan
 from rhino.runtime.inputs import nonnegative_arguments
 from rhino.runtime.verify import Limits, verify
 from rhino.strategies.schedules import DEFAULT
+from rhino.tools.opt_options import given_options
 
 
 def source_facts(module: ir.Module, data: bytes, file: str) -> dict[str, Any]:
@@ -36,7 +40,15 @@ def prove(staged: ir.Module, options: Namespace, facts: dict[str, Any], file: st
         raise RhinoError("RHI-CLI-001", "--plan is given, and the module is no step in stages", Place(file), fix="add --auto-parallel")
     cluster = options.cluster or DEFAULT_CLUSTER
     budget = parse_size(options.budget) if options.budget else int(load_cluster(cluster).device.usable_hbm_bytes)
+    facts = {**facts, "cluster_file": list(cluster_lines(cluster)), **_asked_of_pipeline(options)}
     return prove_whole_plan(staged, options.schedule or DEFAULT, cluster, budget, facts, chunks=options.chunks, file=file)
+
+
+def _asked_of_pipeline(options: Namespace) -> dict[str, dict[str, str]]:
+    """Returns what the pipeline that cuts a step was asked for, but for the cluster; nothing where passes were named one by one."""
+    own = [text for name, text in options.steps if name == PARALLEL]
+    asked = {**given_options(options), **read_options(PARALLEL, own[0])} if own else {}
+    return {"pipeline": {name: text for name, text in asked.items() if name != "cluster"}} if own else {}
 
 
 def prove_whole_plan(

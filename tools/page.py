@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.why import Why, added
 from rhino.tools.drawing import Curve, Drawing
 
 MOST_ROWS: Final = 120
@@ -84,6 +85,19 @@ def table(name: str, title: str, note: str, head: tuple[str, ...], rows: Sequenc
         for row in shown
     ]
     return Table(name, title, note, head, tuple(scaled), len(rows) - len(shown))
+
+
+def reasons_table(reasons: Sequence[Why], note: str, head: tuple[str, ...]) -> Table:
+    """Returns the table of what else was possible; `head` names the columns of what that adds."""
+    rows: list[Row] = []
+    for one in reasons:
+        subject, chosen = f"{one.subject.name}, {one.subject.what}", "; ".join((one.chosen, *one.notes))
+        for option in one.options:
+            parts = option.alternative.parts
+            step, *others = added(option.alternative, one.step_s)
+            key = parts.step_s if parts else float("inf")
+            rows.append((Cell(subject), Cell(chosen), Cell(option.how), Cell(step, key), *map(Cell, others)))
+    return table("reasons", "Why not otherwise", note, ("what", "chosen", "instead", *head, "known"), rows)
 
 
 def seconds_cell(seconds: float, of: float = 0.0) -> Cell:

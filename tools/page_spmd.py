@@ -10,9 +10,9 @@ from typing import Final
 from rhino.ir.plan_text import alike, new_results, sent_s
 from rhino.ir.spmd_plan import Cost, SpmdPlan, dims_text
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.why import Why, added
+from rhino.passes.why import Why
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing
-from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, seconds_cell, share_text, table
+from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
 
 _INSIDE: Final = re.compile(r"^jit\([^)]*\)/")
 """What the scopes of all ops begin with."""
@@ -91,7 +91,8 @@ def _spmd_tables(plan: SpmdPlan, reasons: Sequence[Why]) -> Iterable[Table]:
         for one in plan.memory.alive
     ]
     yield table("alive", "Alive at the peak", "Bytes on a device.", ("bytes", "tensors", "what", "name"), at_peak)
-    yield _reasons(plan, reasons)
+    note = "What else was possible for the largest tensors and the longest ops, and what it would add, everything else chosen anew."
+    yield reasons_table(reasons, note, ("step", "compute", "collectives", "peak"))
     rivals = [
         (
             Cell(one.mesh),
@@ -140,32 +141,6 @@ def _communication(plan: SpmdPlan) -> Iterable[Table]:
         "What is sent, for what, and the line that asks for it.",
         ("seconds", "number", "bytes", "what", "line"),
         rows,
-    )
-
-
-def _reasons(plan: SpmdPlan, reasons: Sequence[Why]) -> Table:
-    rows: list[Row] = []
-    for one in reasons:
-        subject = f"{one.subject.name}, {one.subject.what}"
-        for option in one.options:
-            step, compute, collectives, peak, known = added(option.alternative, plan.predicted.step_s)
-            parts = option.alternative.parts
-            key = parts.step_s if parts else float("inf")
-            rows.append(
-                (
-                    Cell(subject),
-                    Cell(one.chosen),
-                    Cell(option.how),
-                    Cell(step, key),
-                    Cell(compute),
-                    Cell(collectives),
-                    Cell(peak),
-                    Cell(known),
-                )
-            )
-    note = "What else was possible for the largest tensors and the longest ops, and what it would add, everything else chosen anew."
-    return table(
-        "reasons", "Why not otherwise", note, ("what", "chosen", "instead", "step", "compute", "collectives", "peak", "known"), rows
     )
 
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rhino.ir.cluster import parse_cluster
-from rhino.ir.collectives import tally_module
 from rhino.ir.instructions import Run, Step, Transfer
-from rhino.ir.mlir import ir, make_context
 from rhino.ir.plan_folder import WholePlan
 from rhino.ir.step_memory import held_over_time, local_bytes, slots_held
-from rhino.ir.tally import EMPTY, Tally
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.whole_plan import costs_of
-from rhino.passes.whole_text import arguments_of, dims, kind, lost, program_runs, ways_of
+from rhino.passes.whole_text import arguments_of, collectives_by_task, dims, kind, lost, program_runs, ways_of
+from rhino.passes.why import Why
 from rhino.strategies.simulate import Simulation, simulate
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing, timeline_drawing
-from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, seconds_cell, share_text, table
+from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
 
 MOST_POINTS: Final = 600
 """Points of a curve of memory."""
 
 
-def whole_page(plan: WholePlan) -> Page:
-    """Returns the page of a plan in stages."""
+def whole_page(plan: WholePlan, reasons: Sequence[Why] = ()) -> Page:
+    """Returns the page of a plan in stages; `reasons` are what else was possible, where somebody has asked."""
     about, step = plan.about, plan.step
     simulation = simulate(step, costs_of(plan))
     timeline = simulation.timeline
@@ -47,7 +45,7 @@ def whole_page(plan: WholePlan) -> Page:
         timeline=timeline_drawing(timeline),
         phases=tuple(dict.fromkeys(span.task.phase for span in timeline.spans)),
         memory=tuple(_rank_memory(plan, simulation, rank, peak, budget) for rank in range(step.num_ranks)),
-        tables=tuple(one for one in _whole_tables(plan, simulation) if one.rows),
+        tables=tuple(one for one in _whole_tables(plan, simulation, reasons) if one.rows),
         facts=(
             ("asked", "; ".join(f"{key}: {value}" for key, value in about.get("asked", {}).items()) or "-"),
             ("program", f"{about['source']}, sha256 {about['source_sha256']}"),
@@ -96,7 +94,7 @@ def _began(step: Step, simulation: Simulation) -> list[float]:
     return found
 
 
-def _whole_tables(plan: WholePlan, simulation: Simulation) -> Iterable[Table]:
+def _whole_tables(plan: WholePlan, simulation: Simulation, reasons: Sequence[Why]) -> Iterable[Table]:
     mesh, end_s = dict(plan.step.mesh.axes), simulation.timeline.end_s
     rows: list[Row] = [
         (
@@ -138,7 +136,7 @@ def _whole_tables(plan: WholePlan, simulation: Simulation) -> Iterable[Table]:
     yield table("transfers", "Transfers", "Between ranks, per step and device.", ("seconds", "number", "bytes"), rows)
     rows = [
         (Cell(task), Cell(kind_of), Cell(str(count.num), count.num), bytes_cell(count.num_bytes))
-        for task, tally in _collectives_by_task(plan)
+        for task, tally in collectives_by_task(plan)
         for kind_of, count in tally.counts.items()
     ]
     yield table("kinds", "Collectives by stage and kind", "Within ranks, per step and device.", ("stage", "kind", "number", "bytes"), rows)
@@ -162,26 +160,14 @@ def _whole_tables(plan: WholePlan, simulation: Simulation) -> Iterable[Table]:
         ("bytes", "rank", "tensors", "what"),
         list(_alive(plan, simulation)),
     )
+    note = "What else was possible: what it adds to the work of its rank in a step, and to the bytes of all ranks together."
+    yield reasons_table(reasons, note, ("work", "compute", "collectives", "memory"))
     search = plan.about.get("search")
     rows = [
         (Cell(what), Cell("-" if seconds is None else format_seconds(seconds), seconds), Cell(why))
         for what, seconds, why in (lost(search) if search else ())
     ]
     yield table("losers", "What else was looked at", "As it was estimated.", ("shape", "step", "why not"), rows)
-
-
-def _collectives_by_task(plan: WholePlan) -> list[tuple[str, Tally]]:
-    """Returns the collectives of a step by stage; a program's own are as many as it runs."""
-    context = make_context()
-    own: dict[int, Tally] = {}
-    found: dict[str, Tally] = {}
-    for one in plan.step.instructions:
-        if isinstance(one, Run):
-            if one.program not in own:
-                own[one.program] = tally_module(ir.Module.parse(plan.modules[plan.step.programs[one.program].module], context))
-            task = f"{one.task.phase} of stage {one.task.stage}"
-            found[task] = found.get(task, EMPTY) + own[one.program]
-    return [(task, tally) for task, tally in found.items() if tally.counts]
 
 
 def _alive(plan: WholePlan, simulation: Simulation) -> Iterable[tuple[Cell, ...]]:

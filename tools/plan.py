@@ -11,7 +11,6 @@ from typing import BinaryIO, Final, TextIO
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.mlir import ir, make_context
-from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_folder import WholePlan, read_plan
 from rhino.ir.plan_text import explain_text
 from rhino.ir.reader import read_module
@@ -26,7 +25,7 @@ In names, [*] stands for numbers that differ: those of layers, say.
 
 A plan does not hold its program. --why and --why-not search it again: give it with --module, as rhino-opt took it, or as
 Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as 'loc:*mlp*/dot_general', or
-of a line, as model.py:41.
+of a line, as model.py:41; of a plan in stages 'plan' is the plan itself.
 
 exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 70 our bug
 """
@@ -69,12 +68,16 @@ def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> 
         from rhino.passes.whole_text import explain_whole  # noqa: PLC0415 - plans of one program need none of it
 
         return explain_whole(plan, options.rows)
-    from rhino.passes.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
-
     data = _program(options, plan, stdin, stderr)
-    assert isinstance(plan, SpmdPlan)
-    texts = [why_text(_read(options, data), plan, name) for name in options.why]
-    return "\n".join([*texts, *(why_not_text(_read(options, data), plan, pin) for pin in options.why_not)])
+    if isinstance(plan, SpmdPlan):
+        from rhino.passes.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
+
+        texts = [why_text(_read(options, data), plan, name) for name in options.why]
+        return "\n".join([*texts, *(why_not_text(_read(options, data), plan, pin) for pin in options.why_not)])
+    from rhino.passes.whole_why import why_not_whole_text, why_whole_text  # noqa: PLC0415 - as above
+
+    texts = [why_whole_text(_read(options, data), plan, name, data) for name in options.why]
+    return "\n".join([*texts, *(why_not_whole_text(_read(options, data), plan, pin, data) for pin in options.why_not)])
 
 
 def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> None:
@@ -84,34 +87,30 @@ def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> Non
     plan = _load(options.plan)
     reasons = []
     if options.module is not None:
-        from rhino.passes.why import notable_reasons  # noqa: PLC0415 - loads the search
-
         data = _program(options, plan, stdin, stderr)
-        assert isinstance(plan, SpmdPlan)
-        reasons = notable_reasons(_read(options, data), plan)
+        if isinstance(plan, SpmdPlan):
+            from rhino.passes.why import notable_reasons  # noqa: PLC0415 - loads the search
+
+            reasons = notable_reasons(_read(options, data), plan)
+        else:
+            from rhino.passes.whole_why import notable_whole  # noqa: PLC0415 - as above
+
+            reasons = notable_whole(_read(options, data), plan, data)
     write_output(options.output, report_html(plan, reasons).encode(), sys.stdout.buffer)
 
 
 def _diff(options: argparse.Namespace) -> str:
-    a, b = _load(options.plan), _load(options.other)
-    if isinstance(a, SpmdPlan) and isinstance(b, SpmdPlan):
-        return diff_text(a, b)
-    from rhino.passes.whole_text import diff_whole  # noqa: PLC0415 - as above
+    from rhino.passes.whole_text import diff_plans  # noqa: PLC0415 - loads the simulation
 
-    if isinstance(a, WholePlan) and isinstance(b, WholePlan):
-        return diff_whole(a, b)
-    what = f"{options.plan} and {options.other} are plans of two kinds: one has stages, and one has not"
-    raise RhinoError("RHI-CLI-001", what, fix="compare what explain says of each")
+    return diff_plans(_load(options.plan), _load(options.other))
 
 
 def _program(options: argparse.Namespace, plan: SpmdPlan | WholePlan, stdin: BinaryIO, stderr: TextIO) -> bytes:
-    """Returns the program of a plan as it was given. Raises RHI-CLI-001 where it was not, or where the plan is in stages."""
-    if isinstance(plan, WholePlan):
-        what = f"{options.plan} is a plan in stages: what else there was is in it, and nothing is searched again"
-        raise RhinoError("RHI-CLI-001", what, fix="say explain or report, without --module, --why and --why-not")
+    """Returns the program of a plan as it was given. Raises RHI-CLI-001 where it was not."""
     if options.module is None:
-        what = f"a plan does not hold its program, and --why is asked of that of {plan.source.function}"
-        raise RhinoError("RHI-CLI-001", what, fix="say --module=FILE: the module that was planned, or what Plan.save_program wrote")
+        function = plan.source.function if isinstance(plan, SpmdPlan) else plan.about["source"]
+        what = f"a plan does not hold its program, and --why is asked of that of {function}"
+        raise RhinoError("RHI-CLI-001", what, fix="say --module=FILE: the module that was planned, or what save_program wrote")
     return read_input(options.module, stdin, stderr)
 
 

@@ -18,8 +18,8 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def report_html(plan: SpmdPlan | WholePlan, reasons: Sequence[Why] = ()) -> str:
-    """Returns the page of a plan; `reasons` are what else was possible in a plan of one program, where somebody has asked."""
-    page = spmd_page(plan, reasons) if isinstance(plan, SpmdPlan) else whole_page(plan)
+    """Returns the page of a plan; `reasons` are what else was possible, where somebody has asked."""
+    page = spmd_page(plan, reasons) if isinstance(plan, SpmdPlan) else whole_page(plan, reasons)
     loader = FileSystemLoader(_TEMPLATES)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("plan.html").render(page=page)

@@ -133,7 +133,10 @@ def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
         assert (tmp_path / "plan.html").read_text() == report_html(stages if plan == "stages" else load_plan(folder / plan))
         assert called("diff", str(folder / plan), str(folder / plan)) == (0, "the plans are the same\n", "")
     assert called("explain", str(folder / "stages")) == (0, explain_whole(stages) + "\n", "")
-    assert called("diff", str(folder / "stages"), str(folder / "one.json"))[0] == 2
+    code, text, _ = called("diff", str(folder / "stages"), str(folder / "one.json"))
+    assert (code, text.splitlines()[0]) == (0, "2 stages on 2 ranks of mesh x=2, 2 micro-batches -> one program on mesh x=8")
+    assert "step: " in text
+    assert "argument state.params" in text
     assert called("explain", str(folder / "stages"), "--why=w")[0] == 2
     assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "no" / "plan.html"))[0] == 1
     assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "why.html"), f"--module={folder / 'step.mlir'}") == (0, "", "")
