@@ -86,6 +86,6 @@ def runs_alone(plan: Plan) -> Bools:
     found = np.ones(plan.graph.num_ops, dtype=bool)
     for one in plan.transfers():
         op = int(plan.graph.value_op[one.value]) if one.reader is None else one.reader
-        if op >= 0:
+        if op >= 0 and any(plan.sizes[axis] > 1 for axis in one.move.axes):
             found[op] = False
     return found

@@ -15,7 +15,7 @@ node of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,7 +160,7 @@ class _Builder:
             pinned=pinned,
             late=late,
             own_bytes=own_bytes,
-            held=make_nets(held, least=1),
+            held=make_nets((*held, *self._made_before(node)), least=1),
             saved=make_nets(saved, least=1),
             budget_bytes=self.budget_bytes,
             turns=() if np.array_equal(late, turn) else (turn,),
@@ -261,6 +261,23 @@ class _Builder:
         sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
         outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
         return [one for one in sent if one[1]], ((users, float(self.value_bytes[value])) for value, users in outside.items())
+
+    def _made_before(self, node: Ints) -> Iterator[tuple[list[int], float]]:
+        """Yields what is made before the loop, such as casts of parameters: each stage that reads it has its own, beside the argument."""
+        loop = self.parts.loop
+        if loop is None:
+            return
+        starts = self.graph.operands(loop.op).tolist()
+        came_from = {value: start for value, start, kept in zip(self.carried, starts, loop.kept, strict=True) if kept}
+        users: dict[int, list[int]] = {}
+        for op in np.flatnonzero(node >= 0).tolist():
+            for value in (source for operand in self.graph.operands(op).tolist() for source in self.sources[operand]):
+                start = came_from.get(value, value)
+                made_by = self.value_op[start]
+                if 0 <= made_by < loop.op and not self.parts.free[made_by]:
+                    users.setdefault(start, []).append(int(node[op]))
+        for value, nodes in users.items():
+            yield nodes, float(self.value_bytes[value])
 
     def _summands(self) -> set[int]:
         """Returns the values that are added up to a sum over micro-batches, and nothing else: each rank adds up its own."""

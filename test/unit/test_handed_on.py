@@ -1,0 +1,116 @@
+"""What a way forward hands on: the least of all choices, what is never made again, and the same for estimates and for programs."""
+
+import dataclasses
+from itertools import combinations
+
+import gpt
+import numpy as np
+import pytest
+from graphs import CHEAP, random_graph
+from snippets import context
+from training import export_step
+from zoo import GPT
+
+from rhino.ir.accumulation import STAGE, accumulation_loop
+from rhino.ir.mlir import ir
+from rhino.ir.reader import read_module
+from rhino.ir.staged_module import read_staged
+from rhino.ir.step_memory import local_bytes
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.registry import PARALLEL, build_named
+from rhino.passes.sharded_step import sharded_plan
+from rhino.passes.split_stages import SplitStages
+from rhino.passes.whole import whole_program
+from rhino.strategies import sharded
+from rhino.strategies.handed_on import Handing
+from rhino.strategies.stage_parts import parts_of
+
+
+def handing_of(program, module):
+    plan = sharded_plan(program, module)
+    parts = parts_of(program.graph, accumulation_loop(program), np.zeros(program.graph.num_ops))
+    return Handing(program.graph, parts, sharded.local_bytes(plan), sharded.runs_alone(plan))
+
+
+def least(graph, parts, turn):
+    """The least weight of what is kept and what is made again, over all sets of ops that may be done again."""
+    maker = graph.value_op.tolist()
+
+    def reads(op):
+        return [v for v in graph.operands(op).tolist() if maker[v] >= 0 and not parts.free[maker[v]]]
+
+    ops = np.flatnonzero(parts.body & ~parts.free).tolist()
+    late = {(v, op) for op in ops if op > turn for v in reads(op) if maker[v] <= turn}
+    whole = {v for v, op in late if not graph.cls(op).fusible}
+    may = [op for op in ops if op <= turn and graph.cls(op).fusible and graph.results(op).start not in whole]
+    weights = []
+    for count in range(len(may) + 1):
+        for again in combinations(may, count):
+            needed, waiting = set(), [v for v, _ in late]
+            while waiting:
+                value = waiting.pop()
+                if value not in needed:
+                    needed.add(value)
+                    waiting += reads(maker[value]) if maker[value] in again else ()
+            made = {v for v in needed if maker[v] in again}
+            weights.append(sum(weight(graph, v) if v in made else graph.type_of(v).num_bytes for v in needed))
+    return min(weights)
+
+
+def weight(graph, value):
+    """What making a value again weighs: its elements are four bytes each, and a tanh counts eight of 32 operations that a byte weighs."""
+    assert graph.cls(int(graph.value_op[value])).name == CHEAP
+    return graph.type_of(value).num_bytes / 4 * 8 / 32
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_least_of_all_choices(seed):
+    graph = random_graph(seed, 14)
+    parts = parts_of(graph, None, np.zeros(graph.num_ops))
+    for turn in range(graph.num_ops):
+        stage = (np.arange(graph.num_ops) > turn).astype(np.int64)
+        handing = Handing(graph, parts, graph.value_bytes())
+        found = handing.between(stage, 0, 1)
+        assert not found.again & found.kept.keys()
+        total = handing.size(found) + sum(weight(graph, value) for value in found.again)
+        assert total == pytest.approx(least(graph, parts, turn))
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """A GPT with dropout on two devices, in three stages: as programs, with the bytes and element types that stages are said to keep."""
+    config = dataclasses.replace(GPT, layers=3, dropout=0.1)
+    module, remarks = read_module(export_step(gpt.model(config)).encode(), "gpt", context()), Remarks("gpt")
+    items = build_named(PARALLEL, {"stages": "3", "num": "4", "mesh": "2", "cluster": "v100x8"})
+    before = items[: next(number for number, one in enumerate(items) if isinstance(one, SplitStages))]
+    build_pass_manager(before, context(), remarks).run(module.operation)
+    said, kinds = [], []
+    with context(), ir.Location.unknown():
+        with whole_program(module.operation, remarks) as program:
+            handing = handing_of(program, module.operation)
+            stage = np.array([ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else -1 for op in program.ops])
+            for forward in range(2):
+                found = handing.between(stage, forward, 4 - forward)
+                said.append(handing.size(found))
+                kinds.append({program.graph.type_of(value).dtype for value in found.kept})
+        SplitStages().run(module.operation, remarks)
+    return module, said, kinds
+
+
+def test_programs_hand_on_what_estimates_say(cut):
+    module, said, _ = cut
+    with context(), ir.Location.unknown():
+        step = read_staged(module.operation)
+    by_phase = {(part.phase, part.stage): part for part in step.parts}
+    given = {name for part in step.parts if part.phase != "setup" for name in part.gives}
+    for stage, expected in enumerate(said):
+        forward, back = by_phase["forward", stage], by_phase["backward", stage]
+        layouts = dict(zip(back.reads, step.programs[back.program].inputs, strict=True))
+        crossing = [name for name in back.reads if name in given and name in {*forward.gives, *forward.reads} and "sum" not in name]
+        assert sum(local_bytes(layouts[name], step.mesh) for name in crossing) == expected
+
+
+def test_a_mask_is_kept_and_not_the_random_bits_or_the_numbers_that_it_is_made_of(cut):
+    *_, kinds = cut
+    assert all("i1" in one and "ui32" not in one for one in kinds)
