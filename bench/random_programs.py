@@ -1,9 +1,9 @@
 """Draw programs out of many ops, localize plans of them that nobody would choose, and compare with one device.
 
-    python bench/random_programs.py [--seeds=0:100] [--size=12] [--meshes=4,2x2]
+    python bench/random_programs.py [--seeds=0:100] [--size=12] [--meshes=4,2x2] [--pad=5]
 
 A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a program. Plans are
-drawn as in drawn_plans.py.
+drawn as in drawn_plans.py. With `--pad` every dim of the arguments is stored padded, to a multiple of that number.
 
 Exit code: 1 if a program differs from one device under its plan, cannot be localized, or predicts other collectives than it has.
 """
@@ -23,6 +23,9 @@ import numpy as np
 from drawn_plans import MOODS, drawable, one_device, ways_to_run
 from jax import lax
 
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import entry_function, read_module
+from rhino.passes.pipeline import build_pass_manager
 from rhino.runtime.devices import request_host_devices
 
 Array = jax.Array
@@ -241,10 +244,19 @@ def program(steps: Sequence[Step]) -> str:
     return str(jax.jit(run).lower(arguments, jax.ShapeDtypeStruct((_NUM_INDICES,), jnp.int32)).as_text())
 
 
-def try_program(steps: Sequence[Step], seed: int, mood: str, mesh: str) -> tuple[bool, str]:
-    """Returns whether a program under a random plan does what it should, and a line about it."""
+def padded(text: str, parts: int) -> str:
+    """Returns a program whose arguments are stored with dims that are multiples of `parts`."""
+    module = read_module(text.encode(), "padded", make_context())
+    kinds = entry_function(module).type.inputs
+    pads = "; ".join(f"arg{n}:{dim}" for n, kind in enumerate(kinds) for dim in range(ir.RankedTensorType(kind).rank))
+    build_pass_manager(f'rhino-normalize,rhino-pad{{pad="{pads}" parts={parts}}}', module.context).run(module.operation)
+    return str(module)
+
+
+def try_program(steps: Sequence[Step], seed: int, mood: str, mesh: str, parts: int = 1) -> tuple[bool, str]:
+    """Returns whether a program, padded for `parts`, under a random plan does what it should, and a line about it."""
     text = program(steps)
-    drawn = drawable(text, mesh)
+    drawn = drawable(padded(text, parts) if parts > 1 else text, mesh)
     plan = drawn.plan(seed, mood)
     found = one_device(text).difference(plan, drawn.module)
     return found.passes, f"{ways_to_run(plan)}; worst result {found.value.label}, relative error {found.max_rel:.2g}"
@@ -262,6 +274,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--seeds", default="0:100", help="first:end")
     parser.add_argument("--size", type=int, default=12, help="steps of a program")
     parser.add_argument("--meshes", default="4,2x2")
+    parser.add_argument("--pad", type=int, default=1, metavar="PARTS", help="store dims of arguments padded to multiples of that")
     options = parser.parse_args(argv)
     jax.config.update("jax_disable_most_optimizations", True)  # most of the time would be LLVM's
     request_host_devices(8, os.environ)
@@ -271,7 +284,7 @@ def run(argv: Sequence[str]) -> int:
         mood = MOODS[seed % len(MOODS)]
         for mesh in options.meshes.split(","):
             try:
-                passes, line = try_program(random_steps(seed, options.size), seed, mood, mesh)
+                passes, line = try_program(random_steps(seed, options.size), seed, mood, mesh, options.pad)
             except Exception as error:  # a crash is a finding like any other, and the next program may have another
                 passes, line = False, f"{type(error).__name__}: {error}"
             failures += not passes

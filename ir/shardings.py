@@ -82,7 +82,8 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
         if parts > 1 and (extent % parts or not extent):
             over = ", ".join(f'"{names[axis]}" ({mesh.shape[axis]})' for axis, one in sorted(entries.items()) if split_dim(one) == number)
             why, padded = f"dim {number} has size {extent}, which {over} does not divide", max(-(-extent // parts), 1) * parts
-            fix = f"choose dims that whole axes divide, leave the sharding open for the search, or pad the dim to {padded} in the model"
+            padding = f"let dim {number} be stored with {padded} elements (--pad=NAME:{number})"
+            fix = f"choose dims that whole axes divide, leave the sharding open for the search, or {padding}"
             raise _refused(place, what, str(attribute), why, fix)
     entries |= {names.index(sdy.AxisRefAttr(ref).name): PARTIAL for ref in sharding.unreduced_axes}
     entries |= {names.index(sdy.AxisRefAttr(ref).name): REPLICATED for ref in sharding.replicated_axes}

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from rhino.ir.spec import dim_axes, partial_axes
 VERSION: Final = 2
 _FORMAT: Final = "rhino-spmd-plan"
 _FIX: Final = "write it with Plan.save, or rhino-opt --auto-shard --plan"
+_KIND: Final = re.compile(r".*\[(.*)\]")
 _NUMBER: Final = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
 
 Dims = tuple[tuple[str, ...], ...]
@@ -35,7 +37,8 @@ class Tensor:
     """An argument or result by its pytree path.
 
     `kind` is dtype and global shape, as `float32[8,16]`. `dims` is of the tensor as it is stored, which for a typed key has dims behind the
-    key's own. `alias` is the result that lies as an argument does, and is that argument in the next step; None on a result.
+    key's own. `alias` is the result that lies as an argument does, and is that argument in the next step; None on a result. `padded` is the
+    shape in which it is stored, with zeros behind its own elements; empty where that is its own. `num_bytes` are those that are stored.
     """
 
     path: str
@@ -43,6 +46,7 @@ class Tensor:
     dims: Dims
     num_bytes: int
     alias: int | None = None
+    padded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +247,26 @@ def load_plan(path: Path) -> SpmdPlan:
     return plan_from_text(text, str(path))
 
 
+def dims_between_calls(tensor: Tensor, mesh: Mapping[str, int]) -> Dims:
+    """Returns the axes that split each dim of an array of JAX's, which has its own shape.
+
+    JAX splits no dim that devices do not divide. What splits a padded one inside of the program splits another between calls, the first
+    that is left with a multiple of its size, or none.
+    """
+    found = _KIND.fullmatch(tensor.kind)
+    shape = [int(size) for size in found[1].split(",")] if found and found[1] else []
+    dims, homeless = [list(axes) for axes in tensor.dims[: len(shape)]], list[str]()
+    for dim, padded in enumerate(tensor.padded):
+        if padded != shape[dim]:
+            homeless += dims[dim]
+            dims[dim] = []
+    for axis in homeless:
+        parts = [prod(mesh[one] for one in (*axes, axis)) for axes in dims]
+        if (home := next((dim for dim, size in enumerate(shape) if size and size % parts[dim] == 0), None)) is not None:
+            dims[home].append(axis)
+    return tuple(map(tuple, dims))
+
+
 def num_parts(tensor: Tensor, mesh: Mapping[str, int]) -> int:
     """Returns into how many parts a tensor is split."""
     parts = 1
@@ -270,7 +294,7 @@ def layout_text(spec: int, axes: Sequence[str], rank: int) -> str:
 
 def _tensor_row(one: Tensor) -> list[Any]:
     row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
-    return row if one.alias is None else [*row, one.alias]
+    return [*row, one.alias, list(one.padded)] if one.padded else row if one.alias is None else [*row, one.alias]
 
 
 def _result_rows(plan: SpmdPlan) -> list[list[Any]]:
@@ -288,8 +312,9 @@ def _results(rows: Sequence[list[Any]], arguments: Sequence[Tensor]) -> tuple[Te
 
 
 def _tensor(row: list[Any]) -> Tensor:
-    path, kind, dims, num_bytes, *alias = row
-    return Tensor(path, kind, tuple(map(tuple, dims)), num_bytes, *alias)
+    path, kind, dims, num_bytes, *last = row
+    alias, padded = (*last, *(None, ())[len(last) :])
+    return Tensor(path, kind, tuple(map(tuple, dims)), num_bytes, alias, tuple(padded))
 
 
 def _memory(data: Mapping[str, Any]) -> Memory:

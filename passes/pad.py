@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.cluster import load_cluster
 from rhino.ir.constraints import Pad, parse_pad, read_constraints
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import WHILE, YIELD, Graph
@@ -86,8 +87,8 @@ class PadDims(PlanningPass):
         if self.parts < 0:
             raise RhinoError("RHI-PASS-001", f"pass '{self.name}' takes 0 parts or more, not {self.parts}")
         if self.parts or self.mesh != AUTO or module_mesh(module) is not None:
-            return self.parts or self.targets(module, remarks)[0].mesh.num_devices
-        return self.load(remarks).num_devices
+            return self.parts or self.targets(module, Remarks(remarks.file))[0].mesh.num_devices
+        return load_cluster(self.cluster).num_devices
 
 
 def _is_able(program: Program, number: int) -> bool:
@@ -273,6 +274,13 @@ class _Rewriter:
 
 def _padded(own: Shape, shape: Shape) -> tuple[int, ...]:
     return tuple(dim for dim, (a, b) in enumerate(zip(own, shape, strict=True)) if a != b)
+
+
+def refuse_pads(options: Mapping[str, str]) -> None:
+    """Raises RHI-CLI-001 where `options` allow padding, for a step that may be cut in stages: these take arrays in their own shapes."""
+    if padded_arguments(options):
+        what = "padding is allowed, and the step may be cut in stages, whose programs take and give arrays in their own shapes"
+        raise RhinoError("RHI-CLI-001", what, fix="plan one program, with --auto-shard, or leave --pad out and pad the model")
 
 
 def padded_arguments(options: Mapping[str, str]) -> str:

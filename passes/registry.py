@@ -21,7 +21,7 @@ from rhino.passes.materialize_strides import MaterializeStrides
 from rhino.passes.micro_batch import MicroBatch
 from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
-from rhino.passes.pad import PadDims
+from rhino.passes.pad import PadDims, refuse_pads
 from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline_stages import PipelineStages
 from rhino.passes.recompute import Recompute
@@ -66,14 +66,15 @@ class Pipeline:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseShardings, PinShardings, OpRules, Recompute)
+_CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Recompute)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
-    choose, pin, rules, again = make_passes(_CHOICE, options, "auto-shard")
+    choose, pin, pad, rules, again = make_passes(_CHOICE, options, "auto-shard")
     return (
         Normalize(),  # First: a sharding has to be chosen across calls, and dead or doubled ops would count as work and memory.
         rules,  # Before Shardy's own rules, which spare what has one.
+        pad,  # Before all that looks at sizes.
         *((again,) if "keep" in options else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads from the rules what each op can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
@@ -82,16 +83,17 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
-BEFORE_CHOICE: Final = (MicroBatch, PinShardings, OpRules, Recompute)
+BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Recompute)
 
 
 def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
     """Returns what makes of a step the program that shardings are chosen for, in micro-batches if `options` has their number."""
-    micro, pin, rules, again = make_passes(BEFORE_CHOICE, options, PARALLEL)
+    micro, pin, pad, rules, again = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
+        pad,  # Before all that looks at sizes; the batch is divided by its own.
         *((again,) if "keep" in options else ()),  # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
@@ -114,6 +116,7 @@ _STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineSt
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
+    refuse_pads(options)
     micro, choose, pin, rules, stages, split, again = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)

@@ -15,14 +15,17 @@ from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundar
 from rhino.ir.cluster import cluster_to_text, load_cluster
 from rhino.ir.collectives import tensor_bytes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.program import argument_name
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
+from rhino.ir.views import PADDED, logical_shape, padded_shape
 from rhino.passes.annotations import boundary_dims, read_annotations
-from rhino.passes.base import Remarks
+from rhino.passes.base import Remarks, make_pass, option_names
 from rhino.passes.choose_shardings import ChooseShardings
+from rhino.passes.pad import PadDims, padded_arguments
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.plan_costs import PlanCosts, plan_costs, rivals
 from rhino.passes.problem import AUTO, write_mesh
@@ -40,7 +43,7 @@ Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
 
-REWRITING: Final = ("num", "keep", "batch")
+REWRITING: Final = ("num", "keep", "batch", "pad", "parts")
 """Options that change the program for which shardings are chosen."""
 
 ALIAS: Final = "tf.aliasing_output"
@@ -66,6 +69,10 @@ def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Re
 
     `options` are those of the passes, by name: of `auto-shard`, and of micro-batches.
     """
+    if padded := padded_arguments(options):  # as a plan holds it: without the file, for parts that are known
+        parts = make_pass(PadDims, {name: text for name, text in options.items() if name in option_names(PadDims)})
+        assert isinstance(parts, PadDims)
+        options = {**options, "pad": padded, "parts": str(parts.num_parts(module.operation, remarks))}
     rewriting, rest = shard_in_parts(options)
     source = normalize(module, name, rewriting, remarks, is_rewritten=any(name in options for name in REWRITING))
     chooser = next(one for one in rest if isinstance(one, ChooseShardings))
@@ -117,9 +124,14 @@ def boundary(module: ir.Module, *, is_annotated: bool) -> Sides:
 def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated: bool) -> tuple[Tensor, ...]:
     kinds = [ir.RankedTensorType(kind) for kind in (entry.type.inputs if side == "arg" else entry.type.results)]
     dims = boundary_dims(entry, side) if is_annotated else [((),) * len(kind.shape) for kind in kinds]
-    aliases = [ir.IntegerAttr(one[ALIAS]).value if ALIAS in one else None for one in boundary_attributes(entry, side)]
-    rows = zip(names, kinds, dims, aliases, strict=True)
-    return tuple(Tensor(name, _kind(kind), lies, tensor_bytes(kind), alias) for name, kind, lies, alias in rows)
+    found = []
+    for name, kind, lies, attributes in zip(names, kinds, dims, boundary_attributes(entry, side), strict=True):
+        alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
+        stored, place = tuple(kind.shape), place_of(entry.location)
+        padded = padded_shape(attributes, stored, place) if PADDED in attributes else ()
+        own = _kind(kind, logical_shape(attributes, stored, place) if padded else stored)
+        found.append(Tensor(name, own, lies, tensor_bytes(kind), alias, padded))
+    return tuple(found)
 
 
 def _result_name(attributes: Attributes, number: int) -> str:
@@ -157,5 +169,5 @@ def digest(module: ir.Module) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _kind(kind: ir.RankedTensorType) -> str:
-    return f"{kind.element_type}[{','.join(map(str, kind.shape))}]"
+def _kind(kind: ir.RankedTensorType, shape: tuple[int, ...]) -> str:
+    return f"{kind.element_type}[{','.join(map(str, shape))}]"

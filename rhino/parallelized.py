@@ -149,6 +149,7 @@ def parallelize(
     static_argnames: str | Iterable[str] = (),
     pins: Pins = (),
     forbid: Sequence[str] = (),
+    pad: str | Sequence[str] = (),
     axis_roles: dict[str, str] | None = None,
     constraints: str | PathLike[str] | None = None,
     op_rules: str | PathLike[str] | None = None,
@@ -177,6 +178,7 @@ def parallelize(
         static_argnames: see `static_argnums`.
         pins: tensors that lie as you say: partition specs (or texts) by name, or texts as `rhino-opt --pin` takes them.
         forbid: what tensors must not do, as `rhino-opt --forbid` takes it.
+        pad: names of arguments that may be stored padded where devices do not divide them, or NAME:DIM; "*" allows all.
         axis_roles: "batch" or "model" by axis: what is split along it.
         constraints: a TOML file of such constraints.
         op_rules: a TOML file of sharding rules for custom calls.
@@ -213,7 +215,9 @@ def parallelize(
     said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]
-    said += [name for name, one in (("recompute", recompute is not None), ("batch", batch), ("search", search != SHARD)) if one]
+    said += [
+        name for name, one in (("recompute", recompute is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD)) if one
+    ]
     if plan is not None and said:
         raise RhinoError("RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out")
     shape = CallShape(fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames)))
@@ -226,6 +230,7 @@ def parallelize(
         level=level,
         pins=functools.partial(pin_texts, pins),
         forbid=tuple(forbid),
+        pad=(pad,) if isinstance(pad, str) else tuple(pad),
         axis_roles=tuple(f"{axis}={role}" for axis, role in (axis_roles or {}).items()),
         constraints="" if constraints is None else str(constraints),
         op_rules="" if op_rules is None else str(op_rules),
@@ -268,5 +273,7 @@ def _mesh_text(mesh: MeshLike | None) -> str:
     if mesh is None or isinstance(mesh, str):
         return mesh or ""
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
-        raise RhinoError("RHI-JAX-002", f"mesh is a {type(mesh).__name__}", fix="give sizes as '2x4' or 'x=2,y=4', or a jax.sharding.Mesh")
+        raise RhinoError(
+            "RHI-JAX-002", f"mesh is no mesh, but {mesh!r:.60}", fix="give sizes as '2x4' or 'x=2,y=4', or a jax.sharding.Mesh"
+        )
     return ",".join(f"{name}={size}" for name, size in mesh.shape.items())

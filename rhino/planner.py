@@ -15,7 +15,7 @@ from rhino.ir.mlir import ir, make_context
 from rhino.ir.plan_changes import check_current
 from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME
-from rhino.ir.spmd_plan import SpmdPlan, Tensor, num_parts
+from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, num_parts
 from rhino.ir.units import format_bytes, parse_size
 from rhino.passes.annotations import write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
@@ -47,6 +47,7 @@ class Wish:
     level: int = 3
     pins: Pins = field(default=lambda _: ())
     forbid: tuple[str, ...] = ()
+    pad: tuple[str, ...] = ()
     axis_roles: tuple[str, ...] = ()
     constraints: str = ""
     op_rules: str = ""
@@ -76,6 +77,7 @@ class Wish:
             "level": str(self.level),
             "pin": "; ".join(self.pins([(one.path, len(one.dims)) for one in arguments])),
             "forbid": "; ".join(self.forbid),
+            "pad": "; ".join(self.pad),
             "axis-role": "; ".join(self.axis_roles),
             "constraints": self.constraints,
             "op-rules": self.op_rules,
@@ -164,6 +166,8 @@ def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
 
 
 def _kept_bytes(traced: Traced, plan: SpmdPlan) -> int:
-    """Returns what the results take, per device, that stand beside arguments of which they could have had the buffers."""
+    """Returns what lies, per device, beside what the program takes and gives: arguments that are kept, and those without padding."""
     mesh = dict(plan.mesh)
-    return sum(one.num_bytes // num_parts(one, mesh) for n, one in enumerate(plan.arguments) if n in traced.kept)
+    kept = sum(one.num_bytes // num_parts(one, mesh) for n, one in enumerate(plan.arguments) if n in traced.kept)
+    outside = (replace(one, dims=dims_between_calls(one, mesh)) for one in plan.arguments if one.padded)
+    return kept + sum(one.num_bytes // num_parts(one, mesh) for one in outside)

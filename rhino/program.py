@@ -9,6 +9,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
 from rhino.call import Key
@@ -59,19 +60,32 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         RhinoError: RHI-RUN-004 where there are too few devices.
     """
     on_host = plan.mesh.devices.flat[0].platform == "cpu"
-    embedded = Embedded(traced.name, _ordered(code, plan.mesh.size) if on_host else code, traced.out_avals)
+    arguments, results = plan.facts.arguments, plan.facts.results
+    stored = tuple(aval.update(shape=one.padded) if one.padded else aval for aval, one in zip(traced.out_avals, results, strict=True))
+    embedded = Embedded(traced.name, _ordered(code, plan.mesh.size) if on_host else code, stored)
     key = traced.key
 
     def run(*values: Any) -> Any:  # noqa: ANN401 - pytrees
         leaves, tree = jax.tree.flatten(values)
         if tree != key.tree or tuple((one.shape, one.dtype) for one in leaves) != key.leaves:
             raise NewShapesError
-        return jax.tree.unflatten(traced.out_tree, embedded(*leaves))
+        made = embedded(*(_padded(leaf, one.padded) for leaf, one in zip(leaves, arguments, strict=True)))
+        return jax.tree.unflatten(traced.out_tree, [_cut(leaf, aval.shape) for leaf, aval in zip(made, traced.out_avals, strict=True)])
 
     run.__name__ = run.__qualname__ = traced.name
     shardings = plan.in_shardings
     jitted = jax.jit(run, in_shardings=shardings, out_shardings=plan.out_shardings, donate_argnums=donated)
     return SpmdProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
+
+
+def _padded(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns an array with zeros behind it, up to a shape; itself where that is empty."""
+    return jnp.pad(leaf, [(0, larger - size) for size, larger in zip(leaf.shape, shape, strict=True)]) if shape else leaf
+
+
+def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the first elements of an array, along each dim as many as a shape says; itself where these are all."""
+    return leaf if leaf.shape == shape else leaf[tuple(map(slice, shape))]
 
 
 def _ordered(code: bytes, num_devices: int) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, Final
@@ -12,6 +14,7 @@ from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import entry_function, read_module
 from rhino.ir.shardings import module_mesh
+from rhino.ir.spmd_plan import Tensor
 from rhino.passes.spmd_search import ALIAS, Sides, Whole, boundary
 from rhino.traced import Traced, key_dims
 
@@ -49,6 +52,20 @@ def program_text(module: ir.Module) -> bytes:
     return str(module.operation.get_asm(enable_debug_info=True)).encode()
 
 
+def as_keywords(error: RhinoError) -> RhinoError:
+    """Returns an error that says how to mend it by keywords, where it names options as the command line does."""
+    return replace(error, fix=error.fix.replace("--", ""))
+
+
+@contextmanager
+def asked_in_python() -> Iterator[None]:
+    """Has errors that are raised meanwhile speak of keywords."""
+    try:
+        yield
+    except RhinoError as error:
+        raise as_keywords(error) from None
+
+
 def key_words(traced: Traced) -> Whole:
     """Returns, of arguments and results by number, the dims of typed keys that no sharding of JAX's can part: those of their words."""
     avals = {"arg": traced.in_avals, "res": traced.out_avals}
@@ -74,10 +91,14 @@ def tensors(traced: Traced, module: ir.Module) -> Sides:
 
 def _in_words_of_jax(traced: Traced, sides: Sides) -> Sides:
     arguments, results = (
-        tuple(replace(one, kind=_kind(aval), num_bytes=_bytes(aval)) for one, aval in zip(side, avals, strict=True))
+        tuple(_in_its_words(one, aval) for one, aval in zip(side, avals, strict=True))
         for side, avals in zip(sides, (traced.in_avals, traced.out_avals), strict=True)
     )
     return arguments, results
+
+
+def _in_its_words(one: Tensor, aval: Any) -> Tensor:  # noqa: ANN401 - JAX's abstract array
+    return replace(one, kind=_kind(aval), num_bytes=one.num_bytes if one.padded else _bytes(aval))
 
 
 def _kind(aval: Any) -> str:  # noqa: ANN401 - JAX's abstract array

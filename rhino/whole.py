@@ -9,13 +9,14 @@ from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
+from rhino.passes.pad import refuse_pads
 from rhino.passes.recompute import share_of_all
 from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.whole_choice import TOO_LARGE, Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
 from rhino.pipeline_planner import Staged, plan_stages
 from rhino.planner import SHARD, Planned, Wish, search_plan
-from rhino.source import read_traced, shapes
+from rhino.source import as_keywords, read_traced, shapes
 from rhino.traced import Traced
 
 _SEARCHED = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch")
@@ -30,7 +31,7 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     try:
         return _planned(traced, wish)
     except RhinoError as error:
-        fix = error.fix.replace("--", "")  # options are named as the command line does
+        fix = as_keywords(error).fix
         if error.id in TOO_LARGE and wish.search == SHARD:
             fix = f"{fix}; or say search='whole': micro-batches, stages and recomputation need less"
         raise replace(error, fix=fix) from None
@@ -39,6 +40,8 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
 def _planned(traced: Traced, wish: Wish) -> Planned | Staged:
     if wish.stages is None and (count := _marked(traced)) > 1:
         wish = replace(wish, stages=count, mesh=str(max(1, wish.shared // count)) if wish.shared else wish.mesh)
+    if wish.is_open or (wish.stages or 1) > 1:
+        refuse_pads({"pad": "; ".join(wish.pad), "constraints": wish.constraints})
     if wish.is_open:
         return _search_whole(traced, wish)
     if (wish.stages or 1) > 1:

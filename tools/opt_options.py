@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rhino.ir.cluster import preset_names
-from rhino.ir.constraints import parse_forbid, parse_pin, parse_role, parse_scope
+from rhino.ir.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
 from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
+from rhino.passes.pad import refuse_pads
 from rhino.passes.pipeline import parse_pipeline
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
@@ -29,6 +30,7 @@ _SHARED: Final = (
     "mesh",
     "budget",
     "level",
+    "pad",
     "pin",
     "forbid",
     "axis-role",
@@ -45,7 +47,7 @@ _SHARED: Final = (
 )
 """Options of passes that the command line has for all that take them."""
 
-_CHECKS: Final = {"pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role, "scope": parse_scope}
+_CHECKS: Final = {"pad": parse_pad, "pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role, "scope": parse_scope}
 _ONE_PROGRAM: Final = ({"auto-shard"}, {"auto-shard", "localize"}, {"micro-batch", "auto-shard"}, {"micro-batch", "auto-shard", "localize"})
 """The passes that may be asked for where the plan of one program is written."""
 
@@ -104,7 +106,9 @@ def _check_parallel(options: argparse.Namespace) -> None:
     options.searches = is_parallel and (options.num is None or options.stages is None or options.mesh == AUTO)
     if options.plan == "":
         raise RhinoError("RHI-CLI-001", "--plan names no folder and no file", fix="say for example --plan=out/plan")
-    if not is_parallel:
+    if is_parallel:
+        refuse_pads({"pad": "; ".join(options.pad or ()), "constraints": options.constraints or ""})
+    else:
         for name in ("plan", "schedule", "timeline"):
             if getattr(options, name) and not (name == "plan" and options.makes_file):
                 shard = ", or --auto-shard and no other pass" if name == "plan" else ""
@@ -309,6 +313,7 @@ def _add_constraints(group: argparse._ArgumentGroup) -> None:
         metavar="N=WAY",
         help="ops in scopes with names like N are shared so: replicate(4) or split(4); repeatable",
     )
+    add("--pad", action="append", metavar="N[:DIM]", help="arguments with names like N may be stored padded, along DIM alone; repeatable")
     add("--constraints", metavar="FILE", help="a TOML file of the same")
     add("--op-rules", metavar="FILE", help="a TOML file of sharding rules for custom calls, by target")
 

@@ -22,7 +22,7 @@ func.func private @helper() {
 sdy.mesh @mesh = <["x"=4]>
 // expected-error@+3 {{[RHI-SHARD-001] the sharding of argument 0 "arg0" cannot be honoured: dim 0 has size 6, which "x" (4) does not divide}}
 // expected-note@+2 {{the sharding is #sdy.sharding<@mesh, [{"x"}]>}}
-// expected-note@+1 {{to fix: choose dims that whole axes divide, leave the sharding open for the search, or pad the dim to 8 in the model}}
+// expected-note@+1 {{to fix: choose dims that whole axes divide, leave the sharding open for the search, or let dim 0 be stored with 8 elements (--pad=NAME:0)}}
 func.func @main(%x: tensor<6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<6xf32> {
   return %x : tensor<6xf32>
 }
