@@ -1,8 +1,9 @@
 """Scopes: parts of a program whose ops are shared by devices in one way, and how they are found in the locations of ops.
 
 JAX writes the names around an op on its location: `jit(step)/transpose(jvp(moe))/dot_general` is of the backward pass of a scope `moe`. Its
-`named_scope` is what `rhino.replicate` and `rhino.split` leave there, as `rhino.split[8]`. The *path* of an op is these names, outermost
-first, without the transformations around them and without the op's own primitive.
+`named_scope` is what `rhino.replicate` and `rhino.split` leave there, as `rhino.split[8]`, or in another one of these words
+`rhino.split[8].1`. The *path* of an op is these names, outermost first, without the transformations around them and without the op's own
+primitive.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SCOPES: Final = "rhino.scopes"
 REPLICATE, SPLIT = "replicate", "split"
 
 _WAY: Final = re.compile(rf"({REPLICATE}|{SPLIT})(?:\((\d+)\))?")
-_NAME: Final = re.compile(rf"rhino\.({REPLICATE}|{SPLIT})(?:\[(\d+)\])?")
+_NAME: Final = re.compile(rf"rhino\.({REPLICATE}|{SPLIT})(?:\[(\d+)\])?(?:\.\d+)?")
 _PREFIX: Final = b"rhino."
 _WRAPPED: Final = re.compile(r"\w+\(|\)")
 _TOKEN: Final = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?(\()?|[()]')
@@ -38,10 +39,10 @@ class Way:
     def __str__(self) -> str:
         return self.kind if self.num is None else f"{self.kind}({self.num})"
 
-    @property
-    def name(self) -> str:
-        """What a scope of this way is called in locations."""
-        return f"rhino.{self.kind}" if self.num is None else f"rhino.{self.kind}[{self.num}]"
+    def name(self, depth: int = 0) -> str:
+        """Returns what a scope of this way is called in locations, where it is in so many of the same words."""
+        words = f"rhino.{self.kind}" if self.num is None else f"rhino.{self.kind}[{self.num}]"
+        return f"{words}.{depth}" if depth else words
 
 
 def parse_way(text: str) -> Way | None:

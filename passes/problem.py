@@ -18,7 +18,7 @@ from rhino.ir.shardings import MESH_NAME, module_mesh
 from rhino.ir.spec import spec_text
 from rhino.ir.spots import said_words
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.scopes import cannot_run, held, scoped_graph
+from rhino.passes.scopes import cannot_run, held, scope_meshes, scoped_graph
 from rhino.strategies.build import Builder, Choice, ContradictionError, NoChoiceError
 from rhino.strategies.cost import CostModel
 from rhino.strategies.roles import Roles
@@ -61,13 +61,14 @@ class PlanningPass(Pass):
     )
 
     def targets(self, module: ir.Operation, remarks: Remarks) -> tuple[Target, ...]:
-        """Returns what may be planned for: one mesh, or with `auto` every one of one or two axes over all devices of the cluster."""
+        """Returns what may be planned for: one mesh, or with `auto` those of one or two axes over the cluster, and what scopes want."""
         if self.mesh != AUTO:
             return (self.target(module, remarks),)
         if module_mesh(module) is not None:
             return (replace(self, mesh="").target(module, remarks),)
         cluster = self.load(remarks)
-        return tuple(_target(cluster, MESH_NAME, mesh) for mesh in possible_meshes(cluster))
+        meshes = dict.fromkeys([*possible_meshes(cluster), *scope_meshes(module, cluster.num_devices)])
+        return tuple(_target(cluster, MESH_NAME, mesh) for mesh in meshes)
 
     def load(self, remarks: Remarks) -> Cluster:
         """Returns the cluster that is planned for, with a remark for each reason why its measurements may not hold."""

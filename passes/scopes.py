@@ -14,7 +14,7 @@ from rhino.ir.constraints import Scope
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import BARRIER, WHILE, YIELD, Choices, Graph
 from rhino.ir.locations import name_of, place_of
-from rhino.ir.mesh import Mesh
+from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir
 from rhino.ir.numerics import SOURCES
 from rhino.ir.patterns import nearest
@@ -28,7 +28,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.batch_program import tested
 from rhino.strategies.batch_dims import batch_roles
 from rhino.strategies.roles import Roles
-from rhino.strategies.scopes import Axes, is_product, op_choices, possible_counts, read_whole, stored_entries, take_axes
+from rhino.strategies.scopes import Axes, is_product, mesh_for, op_choices, possible_counts, read_whole, stored_entries, take_axes
 
 _MOVES: Final = (WHILE, YIELD, BARRIER)
 """Ops that hand on what they read: nothing is shared in them."""
@@ -71,8 +71,15 @@ def scopes_text(module: ir.Operation) -> str:
     """Returns which ops of `module` are in `rhino.replicate` and `rhino.split` by their locations: what else tells two programs apart."""
     if not names_scopes(module):
         return ""
-    ways = ((number, _ways_on(scope_path(op.location))) for number, op in enumerate(walk(module)))
-    return "".join(f"{number} {_listed(tuple(found))}\n" for number, found in ways if found)
+    ways = ((number, tuple(way for _, way in _named_on(scope_path(op.location)))) for number, op in enumerate(walk(module)))
+    return "".join(f"{number} {_listed(found)}\n" for number, found in ways if found)
+
+
+def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
+    """Returns the meshes of so many devices that the scopes on the ops of `module` want, an axis for each number of devices."""
+    chains = dict.fromkeys(_chain(op) for op in walk(module) if SCOPES in op.attributes)
+    shapes = dict.fromkeys(shape for chain in chains if (shape := mesh_for(chain, num_devices)) is not None)
+    return tuple(mesh_of_shape(shape) for shape in shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +178,16 @@ def _ops(block: ir.Block) -> Iterator[ir.Operation]:
 
 def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[Way, str]]:
     """Returns the scopes that lie on a path, outermost first, each with the words that it comes from."""
-    found = [(path.index(way.name), way, f"rhino.{way}") for way in _ways_on(path)]
-    found += [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
-    ordered = sorted(found, key=lambda one: one[0])
-    return [(way, said) for number, (_, way, said) in enumerate(ordered) if way not in [other for _, other, _ in ordered[:number]]]
+    found = [(path.index(name), way, f"rhino.{way}") for name, way in _named_on(path)]
+    named = [way for _, way, _ in found]
+    asked = [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
+    found += [one for number, one in enumerate(asked) if one[1] not in [*named, *(way for _, way, _ in asked[:number])]]
+    return [(way, said) for _, way, said in sorted(found, key=lambda one: one[0])]
 
 
-def _ways_on(path: tuple[str, ...]) -> dict[Way, None]:
-    """Returns the ways of scopes that a path names, outermost first."""
-    return dict.fromkeys(way for part in path if (way := way_of_name(part)))
+def _named_on(path: tuple[str, ...]) -> list[tuple[str, Way]]:
+    """Returns the scopes that a path names, outermost first, by name: JAX may write a name again, where it computes something again."""
+    return [(name, way) for name in dict.fromkeys(path) if (way := way_of_name(name))]
 
 
 def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> RhinoError:
@@ -214,16 +222,25 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
         if take_axes(mesh.shape, [way], none) is None:
             counts = ", ".join(map(str, possible_counts(mesh.shape)))
             what = f"{way} around {_words(program, op)}: no axes of the mesh {mesh} have {way.num} devices"
-            fix = "say one of these, or name a mesh with such axes"
+            fix = f"say one of these, or name a mesh with such axes{_as_mesh(chain, mesh)}"
             raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
     notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
     what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
-    fix = "scopes in each other have axes of their own: say fewer devices, close one scope before the other, or name another mesh"
-    if take_axes(mesh.shape, chain, none * len(chain)) is not None:
+    other = f"name another mesh{_as_mesh(chain, mesh)}"
+    fix = f"scopes in each other have axes of their own: {other}, say fewer devices, or close one scope before the other"
+    is_barred = take_axes(mesh.shape, chain, none * len(chain)) is not None
+    if is_barred:
         what += " that have no other role"
         notes += [f"axis-role {name}={role} says so" for (name, _), role in zip(mesh.axes, roles, strict=True) if role]
         fix = "leave the role out, or the scope"
-    raise RhinoError("RHI-SHARD-001", what, place, tuple(notes), fix)
+    is_possible = not is_barred and mesh_for(chain, mesh.num_devices) is not None
+    raise RhinoError("RHI-PIN-002" if is_possible else "RHI-SHARD-001", what, place, tuple(notes), fix)
+
+
+def _as_mesh(chain: Chain, mesh: Mesh) -> str:
+    """Returns the mesh of as many devices that has axes for the scopes of a chain, in words; nothing where there is none."""
+    shape = mesh_for(chain, mesh.num_devices)
+    return f", as {'x'.join(map(str, shape))}" if shape is not None else ""
 
 
 def _check_shared(program: Program, roles: Roles, way: Way, within: Mapping[int, Choices]) -> None:

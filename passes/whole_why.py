@@ -10,7 +10,7 @@ Errors    RHI-PLAN-001 the plan does not say how it was asked for; RHI-PLAN-004 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -33,17 +33,20 @@ from rhino.passes.staged_search import cut_step
 from rhino.passes.whole_plan import make_whole_plan
 from rhino.passes.whole_text import diff_whole, lost_text
 from rhino.passes.why import Asked, Subject, Why, cluster_file, notable, other_program, pins_of, reasons_text
+from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import NO_NODE, Staging
 from rhino.strategies.stage_problem import OPEN
-from rhino.strategies.stages import StageAnswer, solve_stages
+
+if TYPE_CHECKING:
+    from rhino.strategies.stages import StageAnswer
 
 PLAN: Final = "plan"
 """The name by which the plan itself is asked about."""
 
 _CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-004", "RHI-STAGE-005")
-_MOST_MOVED: Final = 4
-"""Subjects of which it is asked what they cost in the stages beside theirs: each time the stages are cut anew."""
+_MOST_CUT: Final = 20_000
+"""Nodes, each as often as there are stages and as the stages are cut anew, to say what subjects cost beside where they are."""
 
 
 def why_whole_text(module: ir.Module, plan: WholePlan, name: str, data: bytes = b"") -> str:
@@ -52,7 +55,7 @@ def why_whole_text(module: ir.Module, plan: WholePlan, name: str, data: bytes = 
     `data` is the file that `module` was read from, if it was.
     """
     if name == PLAN:
-        return "\n".join(lost_text(plan)) or "nothing else was looked at: all of it was asked for"
+        return "\n".join(lost_text(plan)) or "nothing else was looked at"
     return reasons_text(_asked(module, plan, data), name)
 
 
@@ -133,7 +136,7 @@ class _Places:
     staging: Staging
     answer: StageAnswer
     options: dict[str, str]
-    left: int = _MOST_MOVED
+    left: int = _MOST_CUT
 
     def __post_init__(self) -> None:
         step = self.plan.step
@@ -163,11 +166,9 @@ class _Places:
             return (f"read in stages {', '.join(map(str, stages))}",) if stages else ()
         if (problem.pinned[nodes] != OPEN).any():
             return (f"in stage {stages[0]}: boundaries in the model say so",)
-        if self.left <= 0:
-            return ()
-        self.left -= 1
         others = [stage for stage in (stages[0] - 1, stages[0] + 1) if 0 <= stage < problem.num_stages]
-        return tuple(f"in stage {stage} instead of {stages[0]}: {self._moved(nodes, stage)}" for stage in others)
+        self.left -= len(others) * problem.num_nodes * problem.num_stages
+        return tuple(f"in stage {stage} instead of {stages[0]}: {self._moved(nodes, stage)}" for stage in others) if self.left >= 0 else ()
 
     def _stage_nodes(self, subject: Subject) -> Ints:
         """Returns the nodes of the problem of stages that a subject is of: of arguments, those that read them."""
@@ -186,6 +187,8 @@ class _Places:
         return found[found != NO_NODE]
 
     def _moved(self, nodes: Ints, stage: int) -> str:
+        from rhino.strategies.stages import solve_stages  # noqa: PLC0415 - loads LP solvers, which plans by themselves do not need
+
         problem, answer = self.staging.problem, self.answer
         turn = problem.num_stages - 1
         is_back = (answer.stage[nodes] > turn) | ((answer.stage[nodes] == turn) & problem.late[nodes])
@@ -193,7 +196,7 @@ class _Places:
         pinned[nodes] = np.where(is_back, problem.last - stage, stage)
         tolerance = float(self.options.get("tolerance", PipelineStages.tolerance))
         found = solve_stages(replace(problem, pinned=pinned), tolerance)
-        if not isinstance(found, StageAnswer):
+        if isinstance(found, Infeasible | Unsolved):
             return "cannot be"
         return (
             f"transfers {signed_seconds(found.cost - answer.cost)} in a step, the stage with most work "

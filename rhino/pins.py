@@ -30,7 +30,7 @@ def _texts(name: str, spec: PartitionSpec | str, arguments: Sequence[tuple[str, 
         return [f"{name}={spec}"]
     if not isinstance(spec, PartitionSpec):
         raise RhinoError(
-            "RHI-JAX-002", f"the pin of {name!r} is a {type(spec).__name__}", fix="pin to a PartitionSpec, or to a text as '[{}, {\"x\"}]'"
+            "RHI-JAX-002", f"the pin of {name!r} is {spec!r:.60}", fix="pin to a PartitionSpec, or to a text as '[{}, {\"x\"}]'"
         )
     found = [(path, rank) for path, rank in arguments if matches(dotted(name), dotted(path), ".")]
     ranks = {rank for _, rank in found}

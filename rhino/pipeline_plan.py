@@ -26,7 +26,7 @@ from rhino.runtime.executor import devices_of_ranks
 from rhino.runtime.jax_job import deal_devices, team_of
 from rhino.runtime.rank_program import RankDevices
 from rhino.runtime.signature import array_dtype
-from rhino.source import program_of, program_text
+from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import report_html
 from rhino.traced import Traced
@@ -156,11 +156,13 @@ class PipelinePlan:
         Raises:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a folder.
         """
-        return why_whole_text(self._module(), self.facts, name)
+        with asked_in_python():
+            return why_whole_text(self._module(), self.facts, name)
 
     def why_not(self, pin: str) -> str:
         """Returns what `pin` would change and cost in as many stages and micro-batches, or why it cannot be. Raises as `why`."""
-        return why_not_whole_text(self._module(), self.facts, pin)
+        with asked_in_python():
+            return why_not_whole_text(self._module(), self.facts, pin)
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.

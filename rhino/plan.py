@@ -19,7 +19,7 @@ from rhino.passes.whole_text import diff_plans
 from rhino.passes.why import notable_reasons, why_not_text, why_text
 from rhino.pipeline_plan import PipelinePlan
 from rhino.runtime.devices import pick_devices
-from rhino.source import program_of, program_text
+from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import report_html
 from rhino.traced import Traced
@@ -85,11 +85,13 @@ class Plan:
         Raises:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a file.
         """
-        return why_text(self._module(), self.facts, name)
+        with asked_in_python():
+            return why_text(self._module(), self.facts, name)
 
     def why_not(self, pin: str) -> str:
         """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be. Raises as `why`."""
-        return why_not_text(self._module(), self.facts, pin)
+        with asked_in_python():
+            return why_not_text(self._module(), self.facts, pin)
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.

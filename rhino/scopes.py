@@ -11,15 +11,20 @@ value, and means nothing to plain `jax.jit`. Source: Whale 3.1.2.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from operator import index
+from typing import SupportsIndex
 
 import jax
+from jax._src.source_info_util import current_name_stack
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.scopes import REPLICATE, SPLIT, Way
 
 
-def replicate(num_devices: int | None = None) -> AbstractContextManager[None]:
+def replicate(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:
     """Returns a scope whose ops are data parallel: split by the batch over so many devices, with parameters whole on each; left out, all.
 
     Raises:
@@ -28,7 +33,7 @@ def replicate(num_devices: int | None = None) -> AbstractContextManager[None]:
     return _scope(REPLICATE, num_devices)
 
 
-def split(num_devices: int | None = None) -> AbstractContextManager[None]:
+def split(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:
     """Returns a scope whose products are split over so many devices by other dims than the batch, as the search chooses; left out, all.
 
     Raises:
@@ -37,9 +42,21 @@ def split(num_devices: int | None = None) -> AbstractContextManager[None]:
     return _scope(SPLIT, num_devices)
 
 
-def _scope(kind: str, num_devices: int | None) -> AbstractContextManager[None]:
-    if num_devices is not None and (not isinstance(num_devices, int) or isinstance(num_devices, bool) or num_devices < 1):
+def _scope(kind: str, num_devices: SupportsIndex | None) -> AbstractContextManager[None]:
+    if num_devices is None:
+        return _entered(kind, None)
+    number = None if isinstance(num_devices, bool) or not isinstance(num_devices, SupportsIndex) else index(num_devices)
+    if number is None or number < 1:
         what = f"rhino.{kind}({num_devices!r}): {num_devices!r} is no number of devices"
         fix = f"say @rhino.{kind}()" if callable(num_devices) else "say 1 or more, or nothing for all devices"
         raise RhinoError("RHI-JAX-002", what, fix=fix)
-    return jax.named_scope(Way(kind, num_devices).name)
+    return _entered(kind, number)
+
+
+@contextmanager
+def _entered(kind: str, num_devices: int | None) -> Iterator[None]:
+    """Names what is traced meanwhile; a scope in one of the same words, where it is traced with it, is told apart by its name."""
+    way = Way(kind, num_devices)
+    around = {str(one.name) for one in current_name_stack().stack}
+    with jax.named_scope(next(name for depth in count() if (name := way.name(depth)) not in around)):
+        yield

@@ -37,6 +37,14 @@ def possible_counts(sizes: Sequence[int]) -> list[int]:
     return sorted({prod(sizes[axis] for axis in axes) for axes in _subsets(range(len(sizes)))})
 
 
+def mesh_for(ways: Sequence[Way], num_devices: int) -> tuple[int, ...] | None:
+    """Returns a mesh of so many devices with an axis for each scope around an op, and one for the rest, None where there is none."""
+    numbers = [way.num for way in ways if way.num is not None and way.num > 1]
+    rest, over = divmod(num_devices, prod(numbers))
+    shape = (*numbers, *([rest] if rest > 1 else []))
+    return shape if not over and take_axes(shape, ways, [frozenset()] * len(ways)) is not None else None
+
+
 def take_axes(sizes: Sequence[int], ways: Sequence[Way], barred: Sequence[frozenset[int]]) -> tuple[Axes, ...] | None:
     """Returns the axes of each scope around an op, outermost first, None where there are too few; `barred` are those it cannot have."""
     taken = next(_taken(sizes, list(zip(ways, barred, strict=True)), frozenset()), None)

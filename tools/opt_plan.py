@@ -19,6 +19,7 @@ from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL
 from rhino.passes.spmd_search import cluster_lines
 from rhino.passes.whole_plan import Made, make_whole_plan
+from rhino.passes.whole_text import micro_batches_at_a_time
 from rhino.runtime.inputs import nonnegative_arguments
 from rhino.runtime.verify import Limits, verify
 from rhino.strategies.schedules import DEFAULT
@@ -86,7 +87,7 @@ def _summary(made: Made) -> str:
     counted = f", counted in each of its {chunks} stages" if chunks > 1 else ""
     rows = [
         f"  rank {rank}: {timeline.idle(rank):.0%} idle, peak {format_bytes(memory.peak_bytes)}, "
-        f"at most {memory.peak_micro_batches} micro-batches at a time{counted}"
+        f"at most {micro_batches_at_a_time(memory.peak_micro_batches)}{counted}"
         for rank, memory in enumerate(made.simulation.memory)
     ]
     moved = len(timeline.moves)

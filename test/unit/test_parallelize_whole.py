@@ -1,5 +1,6 @@
 """Micro-batches, recomputation, stages and whole plans behind the same call: the answer of one device, state where its rank is."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -262,10 +263,31 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any):
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
         rhino.parallelize(step, plan=plan, devices=jax.devices()[:2], donate_argnums=0).plan(*SHAPES)
     assert plan.diff(plan) == ""
-    with pytest.raises(RhinoError, match=r"RHI-JAX-009.*what each tensor could be"):
-        staged.plan(*SHAPES).why("w0")
-    with pytest.raises(RhinoError, match=r"RHI-JAX-009.*compare"):
-        plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
+
+
+def test_a_plan_in_stages_says_why(staged: Any, tmp_path: Path):
+    """Where a tensor is and what it takes to have it elsewhere, how it lies and what else adds."""
+    plan, pin = staged.plan(*SHAPES), 'params.w0=[{"x"}, {}]'
+    said, pinned = plan.why("result:[0].params.w0"), plan.why_not(pin)  # its next value lies where the argument does
+    rank = plan.rank_of()["state['params']['w0']"]
+    assert f"state['params']['w0'], argument f32[32,32] on rank {rank}\n" in said
+    assert re.search(rf"in stage {1 - rank} instead of {rank}: transfers [+-]\S+ \S+ in a step, the stage with most work [+-]", said)
+    assert re.search(r'\+\S+ us .*exact +\[\{"x"\}, \{\}\]', said)
+    assert pinned.startswith(f"with {pin}:\n")
+    assert re.search(r"argument state\['params'\]\['w.*: rank . \[\{\}, \{\}\] -> rank . \[\{\"x\"\}, \{\}\]", pinned)
+    assert "collectives: 0 B in 0 -> " in pinned
+    assert "nothing else was looked at" in plan.why("plan")
+    plan.save(tmp_path / "plan")
+    with pytest.raises(RhinoError, match=r"RHI-JAX-006.*does not hold the program"):
+        rhino.Plan.load(tmp_path / "plan").why("w0")
+
+
+def test_plans_of_both_kinds_compare(staged: Any):
+    plan = staged.plan(*SHAPES)
+    text = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0).plan(*SHAPES).diff(plan)
+    assert text.startswith("one program on mesh x=4 -> 2 stages on 2 ranks of mesh x=2, 4 micro-batches\nstep: ")
+    assert "argument batch: [{}, {}] -> rank 0 [{}, {}]" in text
+    assert "different arguments" in plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
 
 
 def test_what_a_step_in_stages_hands_back_lives_on() -> None:

@@ -134,10 +134,16 @@ def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
         assert called("diff", str(folder / plan), str(folder / plan)) == (0, "the plans are the same\n", "")
     assert called("explain", str(folder / "stages")) == (0, explain_whole(stages) + "\n", "")
     code, text, _ = called("diff", str(folder / "stages"), str(folder / "one.json"))
-    assert (code, text.splitlines()[0]) == (0, "2 stages on 2 ranks of mesh x=2, 2 micro-batches -> one program on mesh x=8")
+    assert (code, text.splitlines()[0]) == (0, "2 stages on 2 ranks of mesh x=2, 8 micro-batches -> one program on mesh x=8")
     assert "step: " in text
     assert "argument state.params" in text
     assert called("explain", str(folder / "stages"), "--why=w")[0] == 2
+    module = f"--module={folder / 'step.mlir'}"
+    code, text, errors = called("explain", str(folder / "stages"), module, "--why=state.params.0.*", "--why=plan")
+    assert (code, errors) == (0, "")
+    assert re.search(r"argument f32\[\S+\] on rank \d\n  chosen: .*\n  in stage \d instead of \d: transfers ", text)
+    assert text.endswith("nothing else was looked at\n")
+    assert called("explain", str(folder / "stages"), f"--module={folder / 'one.json'}", "--why=w")[0] == 1
     assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "no" / "plan.html"))[0] == 1
     assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "why.html"), f"--module={folder / 'step.mlir'}") == (0, "", "")
     assert "Why not otherwise" in (tmp_path / "why.html").read_text()

@@ -60,7 +60,7 @@ def test_a_pattern_finds_the_outermost_scope_that_it_may(pattern, depth):
 def test_ways_are_read_as_they_are_written(text, name):
     way = parse_way(text)
     assert way is not None
-    assert (str(way), way.name, way_of_name(name)) == (text, name, way)
+    assert (str(way), way.name(), way_of_name(name)) == (text, name, way)
 
 
 @pytest.mark.parametrize("text", ["split(0)", "split()", "split(-1)", "splits", "replicate(2", "rhino.split(2)"])
@@ -70,6 +70,7 @@ def test_what_is_no_way_is_none(text):
 
 @pytest.mark.parametrize("count", [0, -2, 2.0, "8", True])
 def test_a_scope_is_of_a_number_of_devices(count):
+    assert jax.eval_shape(rhino.split(np.int64(2))(jax.numpy.sin), 1.0).shape == ()
     with pytest.raises(RhinoError, match=rf"RHI-JAX-002.*rhino\.split\({count!r}\)"):
         rhino.split(count)
 
@@ -358,6 +359,18 @@ func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %
   return %n : tensor<64x64xf32>
 }
 """
+
+
+def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
+    def step(x, w):
+        with rhino.replicate(2), rhino.split(2), rhino.split(2):
+            return jax.checkpoint(lambda x, w: jax.numpy.tanh(x @ w))(x, w).sum()
+
+    arguments = [jax.ShapeDtypeStruct((8, 8), "float32")] * 2
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PIN-002.*mesh x=8 .*with such axes, as 2x2x2"):
+        rhino.parallelize(jax.grad(step, 1), cluster="v100x8").plan(*arguments)
+    plan = rhino.parallelize(jax.grad(step, 1), cluster="v100x8", mesh="auto").plan(*arguments)
+    assert [size for _, size in plan.axes] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
