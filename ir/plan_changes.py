@@ -39,11 +39,12 @@ def check_current(plan: Bound, source: Source, tensors: tuple[Sequence[Tensor], 
     if cluster is not None and tuple(cluster) != plan.cluster:
         lines = (line for line in unified_diff(plan.cluster, cluster, "plan", "now", n=0, lineterm="") if not line.startswith("@@"))
         raise _stale(f"the plan of {plan.source.function} was made for another cluster", islice(lines, 2, None))
+    if source.normal_sha256 == plan.source.normal_sha256:
+        return  # As it was traced it may differ: JAX numbers functions that are called by what it has traced before.
     if source.sha256 != plan.source.sha256:
         raise _stale(f"the plan was made for another program than {source.function}", _differences(plan, source, tensors))
-    if source.normal_sha256 != plan.source.normal_sha256:
-        why = "the program is the same, and is brought into another form before it is planned than then"
-        raise _stale(f"the plan of {source.function} was made by another version of Rhino", iter((why,)))
+    why = "the program is the same, and is brought into another form before it is planned than then"
+    raise _stale(f"the plan of {source.function} was made by another version of Rhino", iter((why,)))
 
 
 def _differences(plan: Bound, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Iterator[str]:

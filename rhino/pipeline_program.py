@@ -40,9 +40,7 @@ class PipelineProgram:
         if self._spread is None:
             self._executor = Executor(plan.facts.step, plan.facts.modules, {rank.rank: rank.devices for rank in plan.ranks})
         else:
-            own = {rank: plan.ranks[rank].devices for rank in self._spread.team.ranks[jax.process_index()]}
-            self._executor = Executor(self._spread.step, plan.facts.modules, own, self._spread.transport)
-            self._spread.leave_at_exit(self._executor)
+            self._executor = self._spread.executor()
             self._donated = [number for number in self._donated if number not in self._spread.lasting]
         weakref.finalize(self, self._executor.close)
 

@@ -7,33 +7,28 @@ are read, not passed on, are those that have no dims and are no argument of the 
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import jax
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Global, Slot, Step, Transfer
 from rhino.pipeline_plan import PipelinePlan
-from rhino.runtime.distributed import DEFAULT_HEARTBEAT_S, Team
+from rhino.runtime.distributed import Team
 from rhino.runtime.executable import Handler, array_handler, same_placement
 from rhino.runtime.executor import Executor
-from rhino.runtime.jax_job import Meeting, meet
+from rhino.runtime.jax_job import meet
 from rhino.runtime.rank_program import dtype_of
-from rhino.runtime.transport import SocketTransport
-
-HEARTBEAT_S: Final = DEFAULT_HEARTBEAT_S
 
 
 class Spread:
     """A plan in stages as one of several processes runs it: `step` is the plan's, and gives every process what all of them read."""
 
     def __init__(self, plan: PipelinePlan, team: Team) -> None:
-        """Meets the other processes; each of them has to come here."""
+        """`team` holds the plan's ranks."""
         self.team = team
         readers = {process: ranks[0] for process, ranks in enumerate(team.ranks)}
         self.step, copies = with_copies(plan.facts.step, plan.shared, tuple(readers.values()))
@@ -50,8 +45,6 @@ class Spread:
                 self._shared[number] = copies[number, readers[process]], handler
             elif team.process_of[rank] != process:
                 self._absent[number] = array_handler(layout.shape, dtype_of(layout), plan.ranks[rank].sharding(layout))
-        self.meeting: Meeting = meet(team, HEARTBEAT_S)
-        self.transport = SocketTransport(self.meeting.job, team.process_of)
 
     def taken(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the leaves of a call, those that lie whole in several processes as this one has them.
@@ -70,9 +63,13 @@ class Spread:
             found[number] = handler([shard.data for shard in results[copy].addressable_shards])
         return found
 
-    def leave_at_exit(self, executor: Executor) -> None:
-        """Sees to it that this process ends when the others need nothing of it."""
-        atexit.register(_leave, weakref.ref(executor), self.meeting, self.transport)  # before JAX's own end, which was registered before
+    def executor(self) -> Executor:
+        """Returns what runs the ranks of this process; each of the others has to ask too. Raises RHI-RUN-007 where one does not."""
+        meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
+        devices = {rank: plan.ranks[rank].devices for rank in own}
+        made = Executor(self.step, plan.facts.modules, devices, meeting.transport.holding(self.team.process_of))
+        meeting.executors.append(weakref.ref(made))
+        return made
 
     def _taken(self, number: int, leaf: jax.Array) -> Any:  # noqa: ANN401 - a leaf
         wanted = self._wanted[number]
@@ -123,11 +120,3 @@ def _lasting(step: Step, team: Team) -> frozenset[int]:
         if isinstance(one, Transfer) and process_of[step.slots[one.source].rank] != process_of[step.slots[one.target].rank]
     }
     return frozenset(one.argument for one in step.instructions if isinstance(one, Feed) and one.target in fetched | sent)
-
-
-def _leave(executor: weakref.ref[Executor], meeting: Meeting, transport: SocketTransport) -> None:
-    if (left := executor()) is not None:
-        with suppress(RhinoError):  # it was said where the result was read, or nobody reads it
-            left.wait()
-    meeting.leave()
-    transport.close()

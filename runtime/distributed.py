@@ -39,7 +39,7 @@ _FINISHED: Final = "finished"
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The processes of a run, by number, and the ranks that each holds."""
+    """The processes of a run, by number, and the ranks that each holds; none where that differs from step to step."""
 
     ranks: tuple[tuple[int, ...], ...]
 
@@ -52,6 +52,8 @@ class Team:
     def name(self, process: int) -> str:
         """Returns a process in words."""
         ranks = self.ranks[process]
+        if not ranks:
+            return f"process {process}"
         return f"process {process} (rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))})"
 
 

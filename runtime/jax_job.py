@@ -1,13 +1,16 @@
-"""The processes of a job of `jax.distributed` as a team that runs a step in stages: which ranks each holds, and how they meet.
+"""The processes of a job of `jax.distributed` as a team that runs steps in stages: which ranks each holds, and how they meet.
 
-They meet at a coordination service of their own, which the first process hosts: that of JAX names nobody when a process ends.
+They meet once, at a coordination service of their own, which the first process hosts: that of JAX names nobody when a process ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import socket
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
@@ -18,7 +21,9 @@ from jax.experimental import multihost_utils
 from rhino.ir.diagnostics import RhinoError
 from rhino.runtime.devices import pick_devices
 from rhino.runtime.distributed import DEFAULT_HEARTBEAT_S, ProcessJob, Team, join, share_ranks, start_service
+from rhino.runtime.executor import Executor
 from rhino.runtime.rank_program import RankDevices
+from rhino.runtime.transport import SocketTransport
 
 _LONGEST_ADDRESS: Final = 128
 
@@ -70,27 +75,42 @@ def team_of(ranks: Sequence[RankDevices]) -> Team | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
-    """This process among the others of its team; `service` is theirs, where this one hosts it."""
+    """This process among the others of its job: `service` is theirs, where this one hosts it; `executors` are those on `transport`."""
 
     job: ProcessJob
     service: Any
+    transport: SocketTransport
+    executors: list[weakref.ref[Executor]] = field(default_factory=list)
 
     def leave(self) -> None:
-        """Waits for the others to finish too; the last thing that a process does with them."""
+        """Waits until all have finished, for until then they may fetch from each other; the last thing that a process does."""
+        for one in self.executors:
+            if (executor := one()) is not None:
+                with suppress(RhinoError):  # it was said where the result was read, or nobody reads it
+                    executor.wait()
         self.job.finish()
+        self.transport.close()
         if self.service is not None:
             self.service.shutdown()
 
 
-def meet(team: Team, heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
-    """Joins the processes of a job to a team; each of them has to call this.
+_met: Final[list[Meeting]] = []
+"""The meeting of this process, once there was one: a process is in one job, of which JAX keeps the state for it too."""
+
+
+def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
+    """Returns this process among the others of its job; the first time each of them has to call this. It leaves when it ends.
 
     Raises:
         RhinoError: RHI-RUN-007 where some process does not come.
     """
-    process, host = jax.process_index(), own_host()
-    service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
-    return Meeting(join(_said_by_first(address), process, team, heartbeat_s=heartbeat_s, host=host), service)
+    if not _met:
+        team, process, host = Team(((),) * jax.process_count()), jax.process_index(), own_host()
+        service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
+        job = join(_said_by_first(address), process, team, heartbeat_s=heartbeat_s, host=host)
+        _met.append(Meeting(job, service, SocketTransport(job, ())))
+        atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
+    return _met[0]
 
 
 def own_host() -> str:

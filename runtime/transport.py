@@ -7,6 +7,7 @@ number of the step and its own number within the step, packed in 63 bits: no two
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -117,6 +118,12 @@ class SocketTransport:
         self._server: Any = transfer.start_transfer_server(jax.local_devices()[0].client, local, [local])
         self._connections: dict[int, Any] = {}
         job.publish(f"transfer-server/{job.process}", self._server.address())
+
+    def holding(self, process_of: Sequence[int]) -> SocketTransport:
+        """Returns this transport for steps whose ranks are held so; connections are shared."""
+        other = copy(self)
+        other._peers = Peers(self._peers.job, tuple(process_of))
+        return other
 
     def next_step(self) -> int:
         """Returns the number of the next step."""

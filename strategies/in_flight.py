@@ -36,7 +36,9 @@ def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
         op, kind = int(graph.value_op[value]), graph.type_of(value)
         node = node_of.get(("value", value))
         result = 0 if node is not None else value - graph.results(op).start
-        node = node_of[("op", op)] if node is None else node
+        node = node_of.get(("op", op)) if node is None else node
+        if node is None:
+            continue  # It is free: who reads it makes it for itself.
         states = choice.nodes[node].states
         key = (id(states), result, int(graph.value_type[value]))
         if key not in number_of:

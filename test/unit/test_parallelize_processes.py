@@ -1,5 +1,9 @@
-"""Under jax.distributed each process plans for itself, and they train as one: the same plan, losses and state as on one device."""
+"""Under jax.distributed each process plans for itself, and they train as one: the same plan, losses and state as on one device.
 
+In stages each holds some of them, and the losses are those of one process, bit for bit; when one ends, the other says so and ends.
+"""
+
+import os
 import socket
 import subprocess
 import sys
@@ -9,8 +13,9 @@ from pathlib import Path
 import front_part
 import jax
 import numpy as np
+import pytest
+import staged_part
 
-PART = Path(front_part.__file__)
 LIMIT_S = 120
 
 
@@ -20,14 +25,14 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
-def launched(folder: Path, pins: Sequence[Sequence[str]] = ((), ())) -> list[int]:
-    """Runs two processes, each with its own pins, and returns their exit codes; what they say goes to `said-N`."""
+def launched(folder: Path, part: str, *options: Sequence[str]) -> list[int]:
+    """Runs two processes, each with options of its own, and returns their exit codes; what they say goes to `said-N`."""
     address = free_address()
     parts = []
-    for process in range(2):
+    for process, own in enumerate(options):
         with (folder / f"said-{process}").open("wb") as said:
-            command = [sys.executable, str(PART), address, str(process), "2", str(folder), *pins[process]]
-            parts.append(subprocess.Popen(command, stdout=said, stderr=said))
+            command = [sys.executable, part, address, str(process), *own]
+            parts.append(subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
     try:
         return [part.wait(LIMIT_S) for part in parts]
     finally:
@@ -37,13 +42,13 @@ def launched(folder: Path, pins: Sequence[Sequence[str]] = ((), ())) -> list[int
 
 
 def test_two_processes_that_plan_differently_say_so(tmp_path: Path):
-    assert launched(tmp_path, ((), ("up=[{x}, {}]",))) != [0, 0]
+    assert launched(tmp_path, front_part.__file__, ("2", str(tmp_path)), ("2", str(tmp_path), "up=[{x}, {}]")) != [0, 0]
     for process in range(2):
         assert "[RHI-JAX-008] process 1 has another plan of step than process 0" in (tmp_path / f"said-{process}").read_text()
 
 
 def test_two_processes_train_as_one_device_does(tmp_path: Path):
-    codes = launched(tmp_path)
+    codes = launched(tmp_path, front_part.__file__, *[("2", str(tmp_path))] * 2)
     assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
     state, losses = front_part.init(jax.random.key(0)), []
     for number in range(4):
@@ -58,3 +63,33 @@ def test_two_processes_train_as_one_device_does(tmp_path: Path):
                 whole, _, index = name.partition("-")
                 np.testing.assert_allclose(out[name], state[whole][eval(index)], rtol=1e-4, atol=1e-5)
     assert (tmp_path / "plan-0.json").read_bytes() == (tmp_path / "plan-1.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "plans", "end", "words"),
+    [
+        ("cut", "kept", "killed", f"process 1 has ended, or sent no sign of life for {staged_part.HEARTBEAT_S} s"),
+        pytest.param("gpt", "own", "raised", "process 1 has ended after 8 steps, and this one has begun 9", marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, plans: str, end: str, words: str):
+    training, expected = staged_part.Training(model), {}
+    for mesh in staged_part.MESHES:
+        fast = training.planned(mesh)
+        fast.plan(jax.eval_shape(training.init, jax.random.key(0)), training.batch(0)).save(tmp_path / mesh)
+        left, read = training.train(fast)
+        expected[mesh] = {"read": np.array(read), **staged_part.here(left)}
+    codes = launched(tmp_path, staged_part.__file__, *[(str(tmp_path), model, plans, end)] * 2)
+    said = [(tmp_path / f"said-{process}").read_text() for process in range(2)]
+    for mesh, wanted in expected.items():
+        outs = [np.load(tmp_path / f"out-{process}-{mesh}.npz") for process in range(2)]
+        assert set(outs[0].files) & set(outs[1].files) == {"read"}
+        assert {*outs[0].files, *outs[1].files} == set(wanted)
+        assert all((out[name] == wanted[name]).all() for out in outs for name in out.files)
+    for process in range(2):
+        spread, moved = (tmp_path / f"refused-{process}").read_text().split("error: ")[1:]
+        assert "[RHI-RUN-004] rank 0 is spread over processes 0 and 1" in spread
+        assert "[RHI-JAX-009] state['" in moved
+        assert f"lies in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
+    assert codes[0] == 1
+    assert f"error: [RHI-RUN-007] {words}\n  note: seen by process 0" in said[0]
