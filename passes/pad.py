@@ -5,7 +5,9 @@ Writes    the types of these arguments and of the results that take over their b
           the ops to which the padding spreads, masked where they would read it, and cut or padded where they cannot follow. Runs `cse`.
           A second run changes nothing.
 Errors    RHI-CLI-001 what is said does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a name or
-          dim that is not there, RHI-PASS-001 no number of parts, and those of the mesh whose devices are counted.
+          dim that is not there, RHI-PASS-001 no number of parts, RHI-SHARD-001 a sharding that the module's mesh does not have,
+          RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
+          malformed file, RHI-READ-005 no entry function.
 Source    How far padding spreads: strategies/pads.py. What it holds, and where that would change an answer: strategies/fillings.py.
 """
 
