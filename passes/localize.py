@@ -171,6 +171,7 @@ class _Inserter:
         self.values: list[ir.Value[Any]] = list(self.program.entry.arguments)
         """What now stands for each value of the graph, as it is stored."""
         self.asides: list[SetAside] = []
+        self.shardings: dict[tuple[Spec, int], ir.Attribute] = {}
 
     def run(self) -> None:
         graph, plan = self.program.graph, self.plan
@@ -189,6 +190,8 @@ class _Inserter:
     def loops(self) -> list[OutlinedLoop]:
         """Replaces the loops by functions that Shardy converts."""
         graph, specs = self.program.graph, self.plan.specs
+        if not graph.loops:
+            return []
         known = {value: self.sharding(value, spec) for value, spec in zip(self.values, specs, strict=True) if _is_tensor(value)}
         found = []
         for loop in reversed(graph.loops):  # an inner loop begins after the outer one
@@ -303,8 +306,10 @@ class _Inserter:
         return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")
 
     def sharding(self, value: ir.Value[Any], spec: Spec) -> ir.Attribute:
-        rank = len(ir.RankedTensorType(value.type).shape)
-        return sharding_attribute(self.mesh_name, self.axes, without_partial(spec), rank)
+        key = (spec, len(ir.RankedTensorType(value.type).shape))
+        if key not in self.shardings:
+            self.shardings[key] = sharding_attribute(self.mesh_name, self.axes, without_partial(spec), key[1])
+        return self.shardings[key]
 
 
 def _is_tensor(value: ir.Value[Any]) -> bool:

@@ -33,7 +33,9 @@ from rhino.passes.recompute import Recompute
 from rhino.passes.registry import Item, before_choice
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice, build
+from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
+from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.schedules import SCHEDULES, make_order
@@ -49,8 +51,8 @@ LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
 
 
-MOST_PROGRAMS: Final = 2
-"""How many steps an evaluator keeps as it has read them: a round asks for one in several meshes, and large ones take memory."""
+MOST_OPS: Final = 150_000
+"""How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class Evaluator:
             found = module, read_program(entry_function(module), target.mesh, self.setup.file)
         if _says_nothing_of_axes(found[1].graph):
             self.programs[key] = found
-        for old in list(self.programs)[:-MOST_PROGRAMS]:
-            del self.programs[old]
+        while len(self.programs) > 1 and sum(program.graph.num_ops for _, program in self.programs.values()) > MOST_OPS:
+            del self.programs[next(iter(self.programs))]
         return found
 
     def prepared(self, shape: Shape) -> ir.Module:
@@ -144,6 +146,9 @@ class Evaluator:
 
     def planned(self, shape: Shape, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
+        least_s = arithmetic_s(program.graph, self.cluster)
+        if least_s >= cutoff_s:
+            return CutOff(shape, least_s, least_s, by_memory=False, arithmetic_s=least_s)
         builder, choice = begin_choice(program, target)
         loop = accumulation_loop(program)
         ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
@@ -170,7 +175,10 @@ class Evaluator:
             return CutOff(shape, free_s, free_s, by_memory=False)
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
-        answer = search.within(budget, free)
+        if ranks == 1:
+            answer = fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)))
+        else:  # rows count the micro-batches in flight
+            answer = search.within(budget, free)
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)

@@ -31,6 +31,8 @@ class Roles:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.start = np.concatenate([[0], np.cumsum([len(graph.type_of(value).shape) for value in range(graph.num_values)])]).tolist()
+        self.leading: dict[int, list[list[tuple[int, int]]]] = {}
+        """By class of ops: which factor leads each dim that has one, for each operand and each result."""
         made_by = [graph.cls(op).free for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and made_by[op] for op in graph.value_op.tolist()]
         joined: list[Sequence[int]] = []
@@ -81,13 +83,14 @@ class Roles:
     def places(self, op: int, rule: Rule) -> list[list[int]]:
         """Returns for each factor of an op the dims that it leads, among those of all values [factors]."""
         found: list[list[int]] = [[] for _ in rule.sizes]
-        sides: list[tuple[Mapping, Ints | range]] = [(m, self.graph.operands(op)[n : n + 1]) for n, m in enumerate(rule.operands)]
-        sides += [(m, self.graph.results(op)[n : n + 1]) for n, m in enumerate(rule.results)]
-        for mapping, values in sides:
-            for number, factors in enumerate(mapping):
-                leading = next((factor for factor in factors if rule.sizes[factor] > 1), None)
-                if leading is not None and not self.is_free[int(values[0])]:
-                    found[leading].append(self.start[int(values[0])] + number)
+        kind = int(self.graph.op_class[op])
+        if kind not in self.leading:
+            self.leading[kind] = [_leading(mapping, rule) for side in (rule.operands, rule.results) for mapping in side]
+        operands = self.graph.operands(op).tolist()[: len(rule.operands)]
+        for value, leading in zip((*operands, *self.graph.results(op)), self.leading[kind], strict=False):
+            if not self.is_free[value]:
+                for number, factor in leading:
+                    found[factor].append(self.start[value] + number)
         return found
 
     def allows_strategy(self, strategy: Sequence[int], batch_factors: frozenset[int]) -> bool:
@@ -101,6 +104,12 @@ class Roles:
         """Says whether a value with these batch dims may be stored so."""
         split = [(role, split_dim(entry(spec, axis))) for axis, role in enumerate(self.graph.roles)]
         return all(dim is None or _allowed(role, dim in batch_dims, bool(batch_dims)) for role, dim in split)
+
+
+def _leading(mapping: Mapping, rule: Rule) -> list[tuple[int, int]]:
+    """Returns the dims of a tensor that a factor of more than one element leads, each with that factor."""
+    found = [(number, next((factor for factor in factors if rule.sizes[factor] > 1), None)) for number, factors in enumerate(mapping)]
+    return [(number, factor) for number, factor in found if factor is not None]
 
 
 def _allowed(role: str, is_batch: bool, has_batch: bool) -> bool:

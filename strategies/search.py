@@ -51,7 +51,7 @@ class Search:
         return self.first.bound
 
     def remember(self, problem: Problem) -> None:
-        """Takes up what choices keep in memory: `problem` is the one that there was, with residents and tables for them behind the others."""
+        """Takes up what choices keep in memory: `problem` is what there was, with residents and tables for them behind the others."""
         self.problem = self.solver.problem = problem
 
     def free(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:

@@ -107,13 +107,15 @@ class Refused:
 class CutOff:
     """A shape that was not planned to its end: it takes `bound_s` at least, and a better one was known.
 
-    `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so far.
+    `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so far. `arithmetic_s`
+    is the time of its arithmetic alone, where that is enough: it is the same on every mesh, in however many stages and micro-batches.
     """
 
     shape: Shape
     bound_s: float
     free_bound_s: float
     by_memory: bool
+    arithmetic_s: float = 0.0
 
 
 Outcome = Estimate | Refused | CutOff
@@ -229,8 +231,8 @@ class Trials:
     """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
 
     Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first. A bound without
-    regard to memory holds with more micro-batches and with less that is kept, too: what such a bound cuts off is not evaluated, and waits
-    for the shape of which there may yet be one.
+    regard to memory holds with more micro-batches and with less that is kept, too, and that of arithmetic for all shapes that keep no more:
+    what such a bound cuts off is not evaluated, and waits for the shape of which there may yet be one.
     """
 
     space: Space
@@ -269,13 +271,20 @@ class Trials:
         """Returns the shapes that are left where those are cut off that what is known shows to be no better than the best."""
         best_s, left = self.explored.best_s, []
         for shape in shapes:
-            bound_s = max((one.free_bound_s for other, one in self.known.items() if _bounds(other, shape)), default=0.0)
+            bounds = [one.free_bound_s for other, one in self.known.items() if _bounds(other, shape)]
+            arithmetic_s = self.arithmetic_s(shape.keep)
+            bound_s = max([arithmetic_s, *bounds])
             if bound_s < best_s:
                 left.append(shape)
             else:
-                self.known[shape] = implied = CutOff(shape, bound_s, bound_s, by_memory=False)
+                self.known[shape] = implied = CutOff(shape, bound_s, bound_s, by_memory=False, arithmetic_s=arithmetic_s)
                 self.explored.implied.append(implied)
         return left
+
+    def arithmetic_s(self, keep: float) -> float:
+        """Returns what is known of the arithmetic of shapes that keep so much: what others take that keep as much or more."""
+        known = self.known.values()
+        return max((one.arithmetic_s for one in known if isinstance(one, CutOff) and one.shape.keep >= keep), default=0.0)
 
     @contextmanager
     def asked_by(self, name: str) -> Iterator[None]:

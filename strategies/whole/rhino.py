@@ -96,7 +96,9 @@ class _Family:
             case Estimate(step_s=step_s) as lowest:
                 return not lowest.is_bound_by_memory and all(step_s < one.step_s for one in others if isinstance(one, Estimate))
             case CutOff(bound_s=bound_s) as lowest:
-                falls = all(bound_s < one.bound_s * (1 - PAYS) for one in others if not isinstance(one, Refused))
+                falls = not lowest.arithmetic_s and all(
+                    bound_s < one.bound_s * (1 - PAYS) for one in others if not isinstance(one, Refused)
+                )
                 return not lowest.by_memory and falls
             case Refused() as lowest:
                 return not lowest.by_memory
