@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rhino.strategies.problem import Floats, Ints, Problem
 
-_MOST_NEIGHBOURS = 60
+MOST_NEIGHBOURS = 60
 """NumPy's arrays have at most 64 dimensions, those of one entry included."""
 
 _ENTRIES_AT_ONCE = 1 << 18
@@ -88,6 +88,36 @@ class TableStore:
         key = ("take", a, masks)
         if key not in self.memo:
             self.memo[key] = self.intern(table[np.ix_(*masks)])
+        return self.memo[key]  # type: ignore[return-value]
+
+    def undominated(self, unary: int, tables: tuple[int, ...]) -> Mask:
+        """Returns the states of a node that can win, by its costs and the tables of its edges [states, states of the other end]."""
+        key = ("kept", unary, tables)
+        if key not in self.memo:
+            self.memo[key] = self._undominated(self.tables[unary], tables)
+        return self.memo[key]  # type: ignore[return-value]
+
+    def _undominated(self, cost: Floats, tables: tuple[int, ...]) -> Mask:
+        excess = np.zeros((len(cost), len(cost)))  # [p, q]: the most that q can cost more than p on the edges
+        barred = np.eye(len(cost), dtype=bool)  # q is illegal somewhere where p is legal, or is p
+        for table in tables:
+            worst, illegal = self._worst(table)
+            barred |= illegal
+            excess += worst
+        with np.errstate(invalid="ignore"):
+            loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
+        losers: Bools = np.logical_or.reduce(loses, axis=1)
+        alive = np.ones(len(cost), dtype=bool)
+        for p in np.argsort(cost, kind="stable")[::-1] if losers.any() else ():
+            if losers[p]:
+                alive[p] = not (loses[p] & alive).any()
+        return tuple(np.flatnonzero(alive).tolist())
+
+    def _worst(self, table: int) -> tuple[Floats, Bools]:
+        """Returns by how much state q can cost more than p on an edge [p, q], zero where it may be illegal, and where that is."""
+        key = ("worst", table)
+        if key not in self.memo:
+            self.memo[key] = _most_more(self.tables[table])
         return self.memo[key]  # type: ignore[return-value]
 
     def least(self, parts: Parts) -> int:
@@ -217,13 +247,10 @@ class Elimination:
         while work:
             changed: dict[int, None] = {}
             for node in work:
-                signature = (self.unary[node], tuple(sorted(self.pairs[node].values())))
-                kept = store.memo.get(("kept", signature))
-                if kept is None:
-                    kept = store.memo["kept", signature] = self._undominated(node)
-                if len(kept) < len(self.masks[node]):  # type: ignore[arg-type]
-                    dropped += len(self.masks[node]) - len(kept)  # type: ignore[arg-type]
-                    self._restrict(node, kept)  # type: ignore[arg-type]
+                kept = store.undominated(self.unary[node], tuple(sorted(self.pairs[node].values())))
+                if len(kept) < len(self.masks[node]):
+                    dropped += len(self.masks[node]) - len(kept)
+                    self._restrict(node, kept)
                     changed.update(dict.fromkeys((node, *self.pairs[node])))
             self._settle(sorted(changed))
             work = [node for node in sorted(changed) if self.alive[node]]
@@ -238,30 +265,6 @@ class Elimination:
                     del self.pairs[other][node]
                 self.pairs[node] = {}
                 self.remove(node)
-
-    def _undominated(self, node: int) -> Mask:
-        cost = self.store.tables[self.unary[node]]
-        excess = np.zeros((len(cost), len(cost)))  # [p, q]: the most that q can cost more than p on the edges
-        barred = np.eye(len(cost), dtype=bool)  # q is illegal somewhere where p is legal, or is p
-        for table in self.pairs[node].values():
-            worst, illegal = self._worst(table)
-            barred |= illegal
-            excess += worst
-        with np.errstate(invalid="ignore"):
-            loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
-        losers: Bools = np.logical_or.reduce(loses, axis=1)
-        alive = np.ones(len(cost), dtype=bool)
-        for p in np.argsort(cost, kind="stable")[::-1] if losers.any() else ():
-            if losers[p]:
-                alive[p] = not (loses[p] & alive).any()
-        return tuple(np.flatnonzero(alive).tolist())
-
-    def _worst(self, table: int) -> tuple[Floats, Bools]:
-        """Returns by how much state q can cost more than p on an edge [p, q], zero where it may be illegal, and where that is."""
-        key = ("worst", table)
-        if key not in self.store.memo:
-            self.store.memo[key] = _most_more(self.store.tables[table])
-        return self.store.memo[key]  # type: ignore[return-value]
 
     def _restrict(self, node: int, kept: Mask) -> None:
         store = self.store
@@ -291,7 +294,7 @@ class Elimination:
     def remove(self, node: int) -> tuple[int, ...]:
         """Removes `node` by minimising over it; returns its neighbours."""
         around = self.neighbours(node)
-        if len(around) > _MOST_NEIGHBOURS:
+        if len(around) > MOST_NEIGHBOURS:
             raise TooWideError(self.entries(node))
         scope = (node, *around)
         position = {n: p for p, n in enumerate(scope)}
@@ -410,20 +413,17 @@ class Elimination:
         columns = np.array(edges, dtype=np.int64).reshape(-1, 3).T
         unary = np.array([table_of.setdefault(self.unary[n], len(table_of)) for n in nodes], dtype=np.int64)
         tables = tuple(self.store.tables[table] for table in table_of)
-        return nodes, Problem(tables, unary, columns[0], columns[1], columns[2], coordinates=self._coordinates(nodes))
+        coordinates = left_coordinates(self.problem, [(n, self.masks[n]) for n in nodes])
+        return nodes, Problem(tables, unary, columns[0], columns[1], columns[2], coordinates=coordinates)
 
-    def _coordinates(self, nodes: Sequence[int]) -> tuple[Ints, ...]:
-        """Returns the coordinates of the states that are left, one array for alike nodes."""
-        every, known = self.problem.coordinates, {}
-        for n in nodes if every else ():
-            key = (id(every[n]), self.masks[n])
-            if key not in known:
-                known[key] = every[n][list(self.masks[n])]
-        return tuple(known[id(every[n]), self.masks[n]] for n in nodes) if every else ()
+    def left(self, node: int) -> Mask:
+        """Returns the states that a node has left, as numbered in the problem."""
+        return self.masks[node]
 
-    def positions(self, nodes: Sequence[int], states: Ints) -> Ints:
-        """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
-        return np.array([self.masks[n].index(states[n]) if states[n] in self.masks[n] else 0 for n in nodes], dtype=np.int64)
+    @property
+    def order(self) -> list[int]:
+        """The nodes removed so far."""
+        return [step.node for step in self.steps]
 
     def copy(self) -> Elimination:
         """Returns an elimination in the same state, on the same store."""
@@ -442,6 +442,15 @@ class Elimination:
             index = tuple([mask.index(picked[n]) for n, mask in zip(step.neighbours, step.masks[1:], strict=True)])
             picked[step.node] = step.masks[0][self.store.best(step.parts, index)]
         return np.array(picked, dtype=np.int64)
+
+
+def left_coordinates(problem: Problem, left: Sequence[tuple[int, Mask]]) -> tuple[Ints, ...]:
+    """Returns the coordinates of the states that nodes have left, one array for alike nodes."""
+    every, known = problem.coordinates, dict[tuple[int, Mask], Ints]()
+    for node, mask in left if every else ():
+        if (id(every[node]), mask) not in known:
+            known[id(every[node]), mask] = every[node][list(mask)]
+    return tuple(known[id(every[node]), mask] for node, mask in left) if every else ()
 
 
 def _most_more(table: Floats) -> tuple[Floats, Bools]:

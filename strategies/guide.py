@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from rhino.strategies.ascent import Ascent
-from rhino.strategies.eliminate import Elimination, Mask, TableStore, TooWideError
+from rhino.strategies.batches import AnyElimination, elimination_of
+from rhino.strategies.eliminate import Mask, TableStore, TooWideError
 from rhino.strategies.problem import Floats, Ints
 
 _ROOM = (1e-3, 1e-2, 5e-2, 2e-1)
 """How far above the bound states may be, in shares of what a node costs on average: more states, better choices, wider tables."""
 
 
-def narrowed(elimination: Elimination) -> Elimination:
+def narrowed(elimination: AnyElimination) -> AnyElimination:
     """Returns an elimination, taken as far as it goes without a table wider than two nodes."""
     for _ in range(2):
         elimination.drop_dominated()
@@ -39,7 +40,7 @@ def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float
     best = greedy(ascent)
     for share in _ROOM:
         masks = states_within(ascent, excess, share * unit, least=True)
-        elimination = narrowed(Elimination(problem, store, masks=masks))
+        elimination = narrowed(elimination_of(problem, store, masks=masks))
         try:
             elimination.run(max_entries)
         except TooWideError:

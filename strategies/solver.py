@@ -13,7 +13,8 @@ import numpy as np
 
 from rhino.strategies.answer import Answer
 from rhino.strategies.ascent import Ascent, Start
-from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
+from rhino.strategies.batches import AnyElimination, BatchElimination, elimination_of
+from rhino.strategies.eliminate import TableStore, TooWideError
 from rhino.strategies.guide import narrowed
 from rhino.strategies.lift import Lifted
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
@@ -63,7 +64,7 @@ class Reduced:
     bound reaches `cutoff`.
     """
 
-    elimination: Elimination
+    elimination: AnyElimination
     offset: float
     cutoff: float = np.inf
 
@@ -88,7 +89,7 @@ class Left:
     `finer`: in which refinements the bound may be raised further.
     """
 
-    elimination: Elimination
+    elimination: AnyElimination
     nodes: list[int]
     base: float
     wide: Wide
@@ -130,7 +131,7 @@ class Solver:
         With `costs` off, the prices are all that is charged.
         """
         prices = prices or {}
-        elimination = Elimination(self.problem, self.store, *self._charged(prices, costs))
+        elimination = elimination_of(self.problem, self.store, *self._charged(prices, costs))
         dropped = elimination.drop_dominated()
         if self.order is None:
             elimination.remove_chains()
@@ -154,7 +155,7 @@ class Solver:
                 charged[owner] = store.add(charged[owner], store.scale(base[residents.table[row]], float(weight[row])))
         return node_costs, edge_costs
 
-    def _note(self, elimination: Elimination, dropped: int) -> None:
+    def _note(self, elimination: AnyElimination, dropped: int) -> None:
         core, s = elimination.core(), self.statistics
         s.nodes, s.edges, s.states = self.problem.num_nodes, self.problem.num_edges, int(self.problem.num_states().sum())
         s.dropped_states, s.core_nodes, s.core_edges = dropped, len(core.nodes), core.num_edges
@@ -173,9 +174,9 @@ class Solver:
         elimination, limit = reduced.elimination, self.limits.table_entries
         untouched = replace(reduced, elimination=elimination.copy())
         try:
-            if self.order is None:
+            if self.order is None or isinstance(elimination, BatchElimination):
                 elimination.run(limit)
-                self.order = [step.node for step in elimination.steps]
+                self.order = elimination.order
             else:
                 elimination.replay(self.order, limit)
         except TooWideError:
@@ -196,7 +197,7 @@ class Solver:
         base = elimination.constant + reduced.offset
         if not nodes:
             return Solved(elimination.read_back(), base, base)
-        start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else elimination.positions(nodes, self.last)
+        start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else _positions(elimination, nodes, self.last)
         wide = Wide(core, self.store, limits.table_entries, limits.gap, start, reduced.cutoff - base)
         if self.charged is not None:
             wide.start = self.charged.on(elimination, nodes, core)
@@ -234,13 +235,13 @@ class _Charged:
     num_states: Ints
 
     @staticmethod
-    def of(ascent: Ascent, elimination: Elimination, nodes: list[int], core: Problem) -> _Charged:
+    def of(ascent: Ascent, elimination: AnyElimination, nodes: list[int], core: Problem) -> _Charged:
         ends = zip(core.edge_u.tolist(), core.edge_v.tolist(), strict=True)
         prices = {(nodes[u], nodes[v]): ascent.at(edge) for edge, (u, v) in enumerate(ends)}
-        masks = {n: np.array(elimination.masks[n], dtype=np.int64) for n in nodes}
+        masks = {n: np.array(elimination.left(n), dtype=np.int64) for n in nodes}
         return _Charged(prices, masks, elimination.problem.num_states())
 
-    def on(self, elimination: Elimination, nodes: list[int], core: Problem) -> Start:
+    def on(self, elimination: AnyElimination, nodes: list[int], core: Problem) -> Start:
         """Returns the prices for a core of the same problem; none for states that were not there."""
 
         def at(edge: int) -> tuple[Floats, Floats] | None:
@@ -248,7 +249,7 @@ class _Charged:
             found = self.prices.get(ends)
             if found is None:
                 return None
-            first, second = (self.spread(n, price)[list(elimination.masks[n])] for n, price in zip(ends, found, strict=True))
+            first, second = (self.spread(n, price)[list(elimination.left(n))] for n, price in zip(ends, found, strict=True))
             return first, second
 
         return at
@@ -257,6 +258,12 @@ class _Charged:
         every = np.zeros(int(self.num_states[node]))
         every[self.masks[node]] = price
         return every
+
+
+def _positions(elimination: AnyElimination, nodes: list[int], states: Ints) -> Ints:
+    """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
+    left = [elimination.left(n) for n in nodes]
+    return np.array([mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64)
 
 
 def _by_milp(reduced: Reduced) -> Solved:

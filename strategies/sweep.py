@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rhino.strategies.ascent import Ascent
-from rhino.strategies.eliminate import Elimination, Mask, TableStore, TooWideError
+from rhino.strategies.batches import AnyElimination, elimination_of
+from rhino.strategies.eliminate import Mask, TableStore, TooWideError
 from rhino.strategies.guide import best_near, narrowed
 from rhino.strategies.lift import find_classes, lift
 from rhino.strategies.problem import Ints, Problem
@@ -83,7 +84,7 @@ class Sweep:
 
     def within(self, masks: Sequence[Mask]) -> Ints:
         """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large."""
-        elimination = narrowed(Elimination(self.problem, self.store, self.node_costs, self.edge_costs, masks))
+        elimination = narrowed(elimination_of(self.problem, self.store, self.node_costs, self.edge_costs, masks))
         whole = elimination.copy()
         try:
             elimination.run(self.max_entries)
@@ -91,7 +92,7 @@ class Sweep:
             return self.guided(whole)
         return elimination.read_back()
 
-    def guided(self, elimination: Elimination) -> Ints:
+    def guided(self, elimination: AnyElimination) -> Ints:
         """Returns a good choice of what is left of an elimination."""
         nodes, core = elimination.core_problem()
         ascent = Ascent(lift(core, find_classes(core, _REFINED)))

@@ -15,7 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from rhino.strategies.ascent import Ascent, Start
-from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
+from rhino.strategies.batches import elimination_of
+from rhino.strategies.eliminate import TableStore, TooWideError
 from rhino.strategies.guide import best_near, narrowed, states_within
 from rhino.strategies.lift import Lifted, lift, refinements
 from rhino.strategies.problem import Ints, Problem
@@ -113,7 +114,7 @@ class Wide:
         if sum(map(len, masks)) > _MOST_LEFT * int(self.problem.num_states().sum()):
             return
         if all(masks):
-            elimination = narrowed(Elimination(self.problem, self.store, masks=masks))
+            elimination = narrowed(elimination_of(self.problem, self.store, masks=masks))
             try:
                 elimination.run(self.max_entries)
             except TooWideError:

@@ -205,7 +205,7 @@ def test_states_that_cannot_win_are_dropped(cost, edge, kept):
     """The neighbour's two states are told apart by another edge, whose table nothing dominates."""
     problem = problem_of([cost, [0, 0], [0, 0]], {(0, 1): edge, (1, 2): [[0, 50], [50, 0]]})
     elimination = Elimination(problem, TableStore())
-    assert elimination._undominated(0) == kept
+    assert elimination.store.undominated(elimination.unary[0], tuple(elimination.pairs[0].values())) == kept
 
 
 def test_a_node_with_one_state_left_becomes_a_cost_of_its_neighbours():
