@@ -172,6 +172,12 @@ def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
     assert not (folder / "not").exists()
 
 
+def test_what_a_way_back_can_make_again_takes_no_memory(folder: Path):
+    """If all that the way back reads were handed on, the first stage would hold 433,220 bytes, and this were refused."""
+    code, _, err = optimize(folder, "--micro-batches=8", "--budget=380000", f"--plan={folder / 'handed-on'}")
+    assert code == 0, err
+
+
 def test_a_trace_that_cannot_be_written_is_refused_first(folder: Path):
     code, out, err = launch(str(folder / "plan"), f"--trace={folder / 'no' / 'trace.json'}")
     assert (code, out) == (1, "")
