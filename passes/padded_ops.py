@@ -63,15 +63,20 @@ def make_anew(op: ir.Operation, shape: Shape) -> ir.Value[Any]:
 
 
 def resized(value: ir.Value[Any], shape: Shape) -> ir.Value[Any]:
-    """Returns a value cut to a shape where it is larger, and padded with zeros where it is smaller, at the insertion point."""
+    """Returns a value cut to a shape where it is larger, and with zeros behind it where it is smaller, at the insertion point.
+
+    Not by `stablehlo.pad`: where that is what a split product reads, Shardy's conversion to local shapes ends the process unless it sees
+    that the padding is zero, which it does not inside of a loop (jaxlib 0.10.2).
+    """
     own = shape_of(value)
     least = tuple(map(min, own, shape))
     if least != own:
         value = stablehlo.SliceOp(value, [0] * len(own), list(least), [1] * len(own)).result
-    if least != shape:
-        zero = make_constant(ir.RankedTensorType.get([], _element(value)), 0)
-        none = [0] * len(own)
-        value = stablehlo.PadOp(value, zero, none, [b - a for a, b in zip(least, shape, strict=True)], none).result
+    for dim, (size, wanted) in enumerate(zip(least, shape, strict=True)):
+        if size != wanted:
+            before = shape_of(value)
+            zeros = with_shape(value.type, (*before[:dim], wanted - size, *before[dim + 1 :]))
+            value = stablehlo.ConcatenateOp([value, make_constant(zeros, 0)], dim).result
     return value
 
 
