@@ -21,6 +21,8 @@ from rhino.strategies.answer import Answer
 from rhino.strategies.assemble import assemble
 from rhino.strategies.build import build
 from rhino.strategies.cost import CostModel
+from rhino.strategies.peak import predicted_peak
+from rhino.strategies.plan import make_plan
 from rhino.strategies.schedules import make_order
 from rhino.strategies.schedules.base import Pipeline
 from rhino.strategies.search import Search
@@ -99,7 +101,7 @@ def _price(module: ir.Module, program: Program, mesh: Mesh, model: CostModel) ->
     assert isinstance(outcome, Answer), "a sharded program has a way to run"
     outside = sum(local_bytes(layout, mesh) for layout in (*program.inputs, *program.outputs))
     taken_over = sum(local_bytes(program.inputs[source], mesh) for source, _ in program.donated)
-    return outcome.cost, max(0, int(outcome.peak_bytes) - (outside - taken_over))
+    return outcome.cost, max(0, int(predicted_peak(make_plan(choice, outcome.states))) - (outside - taken_over))
 
 
 def _boundaries(staged: ir.Module) -> tuple[tuple[Boundary, ...], tuple[Boundary, ...]]:

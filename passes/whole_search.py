@@ -34,7 +34,9 @@ from rhino.passes.registry import Item, before_choice
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice, build
 from rhino.strategies.fitting import fit
+from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
+from rhino.strategies.peak import predicted_peak
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
@@ -176,6 +178,9 @@ class Evaluator:
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
         if ranks == 1:
+            answer = fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)))
+        else:  # rows count the micro-batches in flight
+            if ranks == 1:
             answer = fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)))
         else:  # rows count the micro-batches in flight
             answer = search.within(budget, free)

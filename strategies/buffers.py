@@ -215,14 +215,14 @@ def _is_canonical(rule: Rule, position: int) -> bool:
     """Says whether the dims of a convolution's operand, or result (2), stand as XLA's CPU backend computes them."""
     left, right = ({factor for dim in side for factor in dim} for side in rule.operands[:2])
     result = {factor for dim in rule.results[0] for factor in dim}
+    first, *_, last = (*rule.operands[:2], rule.results[0])[position]
     if position == 0:
-        first, *_, last = rule.operands[0]
         return right.issuperset(last) and right.isdisjoint(first)
-    if position == 1:
-        *_, summed, last = rule.operands[1]
-        return result.issuperset(last) and left.issuperset(summed)
-    first, *_, last = rule.results[0]
-    return left.issuperset(first) and right.issuperset(last) and left.isdisjoint(last)
+    if position == 2:
+        return left.issuperset(first) and right.issuperset(last) and left.isdisjoint(last)
+    outer, *_, inner = rule.operands[0]
+    summed = inner if right.isdisjoint(outer) else outer  # the features, or in a weight's gradient the batch
+    return result.issuperset(last) and rule.operands[1][-2] == summed
 
 
 _BATCH, _FREE, _SUMMED = range(3)

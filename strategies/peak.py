@@ -19,7 +19,7 @@ from rhino.strategies.packing import Buffer, packed
 from rhino.strategies.plan import Plan
 from rhino.strategies.schedule import Schedule, schedule_fused
 
-_MARGIN: Final = 20
+_MARGIN: Final = 18
 """One part in this many of what temporaries take is added, for what is not told as XLA has it: docs/memory.md has the figures."""
 
 

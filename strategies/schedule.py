@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph, materialized
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
-from rhino.strategies.fusion import Fused, Use
+from rhino.strategies.fusion import Fused
 
 _ADD = "stablehlo.add"
 
@@ -56,14 +56,15 @@ def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
 
 def schedule_fused(graph: Graph, fused: Fused) -> Schedule:
     """Returns the schedule of the program of one device, of which it is known what is computed inside what."""
-    return _Scheduler(graph, fused.in_memory, fused.uses).run()
+    return _Scheduler(graph, fused.in_memory, fused).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: frozenset[Use] | None = None) -> None:
+    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: Fused | None = None) -> None:
         self.graph = graph
         self.in_memory = in_memory
-        self.fused = fused
+        self.fused = None if fused is None else fused.uses
+        self.library = frozenset() if fused is None else fused.library
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
         uses, starts = graph.uses.tolist(), graph.use_start.tolist()
@@ -166,16 +167,21 @@ class _Scheduler:
         return found
 
     def copied(self, start: list[int], stop: list[int]) -> tuple[tuple[int, int, int], ...]:
-        """Returns the arguments of which an op reads that the result in their buffer does not need, so that it might come first.
+        """Returns the arguments that are copied, with the times of their first and last readers."""
+        found = self.copies.items()
+        return tuple([(argument, min(start[op] for op in ops), max(stop[op] for op in ops)) for argument, ops in found])
 
-        XLA copies these before it schedules (`CopyInsertion`).
+    def copied_arguments(self) -> dict[int, list[int]]:
+        """Returns the readers of each argument that XLA copies before it schedules (`CopyInsertion`).
+
+        These are the arguments of which an op reads that the result in their buffer does not need, so that it might come first.
         """
         graph = self.graph
         taker = {n: self.value_op[graph.returns[a.alias]] for n, a in enumerate(graph.arguments) if a.alias is not None}
         waited: list[int] = [0] * (graph.num_ops + 1)  # by bits: the arguments whose takers need an op
         for argument, op in taker.items():
             waited[op] |= 1 << argument
-        for op in reversed(self.sequence):
+        for op in range(graph.num_ops - 1, -1, -1):
             for other in self.needs[op]:
                 waited[other] |= waited[op]
         readers: dict[int, list[int]] = {argument: [] for argument in taker}
@@ -183,11 +189,7 @@ class _Scheduler:
             for value in self.reads[op] if self.runs[op] else ():
                 if value in readers:
                     readers[value].append(self.outermost(op))
-        found = []
-        for argument, ops in readers.items():
-            if any(not waited[op] >> argument & 1 for op in ops):
-                found.append((argument, min(start[op] for op in ops), max(stop[op] for op in ops)))
-        return tuple(found)
+        return {argument: ops for argument, ops in readers.items() if any(not waited[op] >> argument & 1 for op in ops)}
 
     def outermost(self, op: int) -> int:
         """Returns the outermost loop around `op`, or `op`."""
@@ -260,7 +262,8 @@ class _Scheduler:
         for row in needs:
             for op in row:
                 readers[op] += 1
-        self.given = self.read_arguments()
+        self.copies = self.copied_arguments()
+        self.given = [a + b for a, b in zip(self.read_arguments(), self.read_constants(), strict=True)]
         bodies = {loop.op: self.depth_first(loop.end, needs, readers) for loop in graph.loops}
         result: list[int] = []
         waiting = self.depth_first(root, needs, readers)[-2::-1]
@@ -283,6 +286,18 @@ class _Scheduler:
                 count[value] += 1
         return [sum(count[value] - 1 for value in row) for row in rows]
 
+    def read_constants(self) -> list[int]:
+        """Returns how many other readers the constants have with which libraries begin reductions: one for each kind [ops and the end]."""
+        found = [0] * (self.graph.num_ops + 1)
+        kinds: dict[str | None, list[int]] = {}
+        for op in sorted(self.library):
+            if self.runs[op] and self.classes[op].name == REDUCE:
+                kinds.setdefault(self.classes[op].reduction, []).append(op)
+        for ops in kinds.values():
+            for op in ops:
+                found[self.outermost(op)] += len(ops) - 1
+        return found
+
     def need(self, op: int, value: int, needs: list[dict[int, None]]) -> None:
         """Notes that `op` reads `value`, at the level where that is made: a loop needs what its body reads from outside."""
         home = self.value_op[value]
@@ -298,10 +313,18 @@ class _Scheduler:
         most = len(plain) + len(self.graph.arguments)
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
-        total = 0
+        total, size_of = 0, self.graph.type_of
+        copied: list[list[int]] = [[] for _ in range(self.graph.num_ops + 1)]
+        for argument, ops in self.copies.items() if self.fused is not None else ():
+            for op in dict.fromkeys(ops):
+                copied[op].append(argument)
+        seen: set[int] = set()
         for op in plain:
-            own = sum(self.graph.type_of(v).num_bytes for v in self.results[op] if self.in_memory[v]) if op < self.graph.num_ops else 0
+            total += sum(size_of(argument).num_bytes for argument in copied[op] if argument not in seen)
+            seen.update(copied[op])
+            own = sum(size_of(v).num_bytes for v in self.results[op] if self.in_memory[v]) if op < self.graph.num_ops else 0
             total += own
+            own += sum(size_of(argument).num_bytes for argument in copied[op])
             extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
             shared[op] = min(extra + self.given[op] + sum(shared[p] for p in needs[op]), most)
             sizes[op] = min(own + sum(sizes[p] for p in needs[op]), total)
