@@ -34,9 +34,7 @@ from rhino.passes.registry import Item, before_choice
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice, build
 from rhino.strategies.fitting import fit
-from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
-from rhino.strategies.peak import predicted_peak
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
@@ -178,9 +176,6 @@ class Evaluator:
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
         if ranks == 1:
-            answer = fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)))
-        else:  # rows count the micro-batches in flight
-            if ranks == 1:
             answer = fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)))
         else:  # rows count the micro-batches in flight
             answer = search.within(budget, free)
@@ -340,9 +335,6 @@ def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]
 
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
     """Returns the seconds of a step's products, each at the full rate of all devices: no plan is faster."""
-    seconds = 0.0
-    for op, times in enumerate(graph.times().tolist()):
-        cls = graph.cls(op)
-        if cls.flops and cls.operands:
-            seconds += times * cls.flops / cluster.device.matmul_flops_per_s(cls.operands[0].dtype)
-    return seconds / cluster.num_devices
+    counts = np.bincount(graph.op_class, graph.times(), len(graph.classes)).tolist()
+    works = [(count * cls.flops, cls.operands[0].dtype) for count, cls in zip(counts, graph.classes, strict=True) if cls.operands]
+    return sum(flops / cluster.device.matmul_flops_per_s(dtype) for flops, dtype in works if flops) / cluster.num_devices

@@ -255,7 +255,7 @@ class Trials:
         """
         waiting = self.not_implied([one for one in dict.fromkeys(shapes) if one not in self.known])
         while waiting:
-            ready = [one for one in waiting if not any(other != one and _bounds(other, one) for other in waiting)]
+            ready = [one for one in waiting if not any(other != one and bounds(other, one) for other in waiting)]
             allowed = ready[: min(ROUND, self.left)]
             if not allowed:
                 raise SpentError
@@ -271,9 +271,9 @@ class Trials:
         """Returns the shapes that are left where those are cut off that what is known shows to be no better than the best."""
         best_s, left = self.explored.best_s, []
         for shape in shapes:
-            bounds = [one.free_bound_s for other, one in self.known.items() if _bounds(other, shape)]
+            proven = [one.free_bound_s for other, one in self.known.items() if bounds(other, shape)]
             arithmetic_s = self.arithmetic_s(shape.keep)
-            bound_s = max([arithmetic_s, *bounds])
+            bound_s = max([arithmetic_s, *proven])
             if bound_s < best_s:
                 left.append(shape)
             else:
@@ -294,7 +294,7 @@ class Trials:
         self.asker = before
 
 
-def _bounds(one: Shape, other: Shape) -> bool:
+def bounds(one: Shape, other: Shape) -> bool:
     """Says whether the bound of a shape without regard to memory holds for another."""
     alike = (one.stages, one.mesh) == (other.stages, other.mesh)
     return alike and one.micro_batches <= other.micro_batches and one.keep >= other.keep

@@ -28,7 +28,7 @@ from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
 from rhino.strategies.step_time import StageTimes, most_in_flight, step_seconds
-from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Trials, bounds
 from rhino.strategies.whole.rhino import PAYS
 from rhino.tools import opt
 
@@ -116,6 +116,42 @@ def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
     assert cutoffs == [float("inf"), 2.0]
     assert [one.shape.mesh for one in explored.ranked] == list(meshes[:ROUND])
     assert [one.shape.mesh for one in explored.cut_off] == list(meshes[ROUND:])
+
+
+def test_what_the_bound_of_another_shape_cuts_off_is_not_planned():
+    best, slow, asked = Shape(1, (4,), 1), Shape(1, (2, 2), 2), list[Shape]()
+
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        asked.extend(shapes)
+        return [estimate(one, 1.0) if one == best else CutOff(one, 2.0, 1.5, by_memory=True) for one in shapes]
+
+    trials = Trials(Space({1: ((2, 2), (4,))}, (1, 2, 4), 0.0), evaluate)
+    trials.outcomes([best])
+    more, less = replace(slow, micro_batches=4), replace(slow, keep=0.5)
+    fewer = replace(slow, micro_batches=1, keep=0.5)
+    found = trials.outcomes([more, less, slow, fewer])
+    assert asked == [best, slow, fewer], "first what bounds others, then what nothing bounds"
+    assert [(one.shape, one.bound_s) for one in found if isinstance(one, CutOff)] == [(more, 1.5), (less, 1.5), (slow, 2.0), (fewer, 2.0)]
+    assert {one.shape for one in trials.explored.cut_off} == {more, less, slow, fewer}
+    assert len(trials.explored.outcomes) == 3
+
+
+def test_arithmetic_rules_out_all_that_keep_no_more():
+    asked: list[Shape] = []
+
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        asked.extend(shapes)
+        return [
+            estimate(one, 1.0) if one.keep == 1 else CutOff(one, 3.0, 0.5, by_memory=True, arithmetic_s=3.0 * (one.keep == 0.5))
+            for one in shapes
+        ]
+
+    trials = Trials(Space({1: ((4,), (2, 2))}, (1, 2), 0.0), evaluate)
+    every = [[Shape(1, mesh, 2, keep) for mesh in ((4,), (2, 2))] for keep in (1.0, 0.75, 0.5, 0.0)]
+    for shapes in every:
+        for shape in shapes:
+            trials.outcomes([shape])
+    assert asked == [*every[0], *every[1], every[2][0]]
 
 
 def test_a_walk_begins_where_memory_may_suffice():
@@ -244,6 +280,10 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         if isinstance(one, Estimate) and isinstance(ended := evaluator.outcome(one.shape, best_s), CutOff):
             assert best_s <= ended.bound_s <= one.step_s
             assert ended.free_bound_s <= ended.bound_s
+        for other in every:  # what the search takes for granted of shapes that it does not plan
+            if isinstance(other, Estimate) and bounds(one.shape, other.shape):
+                assert one.free_bound_s <= (other.compute_s + other.collectives_s) * (1 + 1e-9)
+    assert Evaluator(evaluator.setup).outcome(every[-1].shape) == every[-1], "a step that is read for one mesh is that of all"
 
 
 def test_the_plan_is_the_same_with_any_number_of_processes(step: Path):
