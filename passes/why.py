@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -196,6 +197,8 @@ def notable(asked: Asked) -> list[Why]:
 
 def _answered(asked: Asked, subjects: Sequence[Subject]) -> list[Why]:
     """Returns why subjects are as they are, and what else each could be."""
+    if prod(asked.costs.choice.model.sizes) == 1:
+        return [_why(asked, one, []) for one in subjects]
     alternatives = Alternatives(asked.costs.choice.problem, asked.limits, asked.answer, asked.budget_bytes, asked.solver, asked.peak_of)
     left = range(len(subjects), 0, -1)
     return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]

@@ -93,6 +93,8 @@ class Reach:
         self.bound, self.room = answer.cost, np.inf
         self.excess: list[Floats] = []
         self.classes: Ints = np.zeros(0, dtype=np.int64)
+        self.stays = answer.states
+        self.held: HeldChoices | None = None
         try:
             self.held = HeldChoices(problem, answer.states, _MOST_ENTRIES)
         except TooWideError:
@@ -115,11 +117,10 @@ class Reach:
                 continue
             return
         self.room = 0.0
-        self.held = HeldChoices(self.problem, answer.states, _MOST_ENTRIES, [(state,) for state in answer.states.tolist()])
 
     def of(self, nodes: Sequence[int], state: int) -> _Held:
         """Returns what `nodes` at `state` come to."""
-        cost, states = self.held.hold(nodes, state)
+        cost, states = self.held.hold(nodes, state) if self.held else (np.inf, self.stays)
         bound = min(cost, self.bound + self.room)  # a choice below that has no state that was left out
         if self.excess:
             bound = max(bound, self.bound + max(float(self.excess[self.classes[node]][state]) for node in nodes))

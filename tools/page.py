@@ -91,13 +91,17 @@ def reasons_table(reasons: Sequence[Why], note: str, head: tuple[str, ...]) -> T
     """Returns the table of what else was possible; `head` names the columns of what that adds."""
     rows: list[Row] = []
     for one in reasons:
-        subject, chosen = f"{one.subject.name}, {one.subject.what}", "; ".join((one.chosen, *one.notes))
         for option in one.options:
             parts = option.alternative.parts
             step, *others = added(option.alternative, one.step_s)
             key = parts.step_s if parts else float("inf")
-            rows.append((Cell(subject), Cell(chosen), Cell(option.how), Cell(step, key), *map(Cell, others)))
+            rows.append((subject_cell(one), Cell(one.chosen), Cell(option.how), Cell(step, key), *map(Cell, others)))
     return table("reasons", "Why not otherwise", note, ("what", "chosen", "instead", *head, "known"), rows)
+
+
+def subject_cell(one: Why) -> Cell:
+    """Returns a cell of what a reason is for."""
+    return Cell(f"{one.subject.name}, {one.subject.what}")
 
 
 def seconds_cell(seconds: float, of: float = 0.0) -> Cell:

@@ -15,7 +15,20 @@ from rhino.passes.whole_text import arguments_of, collectives_by_task, dims, kin
 from rhino.passes.why import Why
 from rhino.strategies.simulate import Simulation, simulate
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing, timeline_drawing
-from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
+from rhino.tools.page import (
+    Cell,
+    MemoryChart,
+    Page,
+    Part,
+    Row,
+    Table,
+    bytes_cell,
+    reasons_table,
+    seconds_cell,
+    share_text,
+    subject_cell,
+    table,
+)
 
 MOST_POINTS: Final = 600
 """Points of a curve of memory."""
@@ -161,6 +174,10 @@ def _whole_tables(plan: WholePlan, simulation: Simulation, reasons: Sequence[Why
         list(_alive(plan, simulation)),
     )
     note = "What else was possible: what it adds to the work of its rank in a step, and to the bytes of all ranks together."
+    moves: list[Row] = [(subject_cell(one), Cell(words)) for one in reasons for words in one.notes]
+    yield table(
+        "moves", "Why in these stages", "What it takes to have it in the stage before or behind, all cut anew.", ("what", "stage"), moves
+    )
     yield reasons_table(reasons, note, ("work", "compute", "collectives", "memory"))
     search = plan.about.get("search")
     rows = [

@@ -51,7 +51,7 @@ def called(*argv: str) -> tuple[int, str, str]:
     return run(argv, io.BytesIO(), stdout, stderr), stdout.getvalue(), stderr.getvalue()
 
 
-@pytest.mark.parametrize("entries", [1 << 18, 30])
+@pytest.mark.parametrize("entries", [1 << 18, 30, 1])
 @pytest.mark.parametrize("seed", range(40))
 def test_alternatives_are_those_of_enumeration(seed: int, entries: int, monkeypatch: pytest.MonkeyPatch):
     """Where tables are narrow they are exact without a search; where they are not, what is said lies on either side."""
