@@ -89,10 +89,10 @@ class Workers:
                 given[line] = number
                 free.remove(line)
                 left.remove(number)
-            for line in wait(list(given)):
-                assert isinstance(line, Connection)
-                found[given.pop(line)] = line.recv()
-                free.append(line)
+            for ready in wait(list(given)):
+                assert isinstance(ready, Connection)
+                found[given.pop(ready)] = ready.recv()
+                free.append(ready)
         return [found[number] for number in range(len(shapes))]
 
     def _start(self) -> None:

@@ -8,7 +8,7 @@ are read, not passed on, are those that have no dims and are no argument of the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,8 @@ class Spread:
         if leaf.sharding is wanted or leaf.is_fully_addressable or same_placement(leaf.sharding, wanted, leaf.ndim):
             return leaf
         process = self.team.process_of[self._ranks[number]]
-        holders = sorted({device.process_index for device in leaf.sharding.device_set})
+        devices: set[Any] = leaf.sharding.device_set
+        holders = sorted({device.process_index for device in devices})
         if leaf.is_fully_replicated and process in holders:
             return leaf.addressable_data(0) if process == jax.process_index() else leaf
         name = self._plan.facts.arguments[number].name
@@ -88,7 +89,7 @@ class Spread:
         )
 
 
-def with_copies(step: Step, results: Sequence[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:
+def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:
     """Returns a step that gives some of its results to several ranks, and the number that each has there by its own and the rank."""
     slots = list(step.slots)
     uid = 1 + max((one.uid for one in step.instructions if isinstance(one, Transfer)), default=-1)
@@ -112,7 +113,7 @@ def with_copies(step: Step, results: Sequence[int], ranks: Sequence[int]) -> tup
 
 def _lasting(step: Step, team: Team) -> frozenset[int]:
     """Returns the arguments whose arrays a step must not delete: they are results too, or may yet be fetched by another process."""
-    process_of: Mapping[int, int] = dict(enumerate(team.process_of))
+    process_of = team.process_of
     fetched = {one.source for one in step.instructions if isinstance(one, Fetch)}
     sent = {
         one.source

@@ -115,7 +115,9 @@ def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
 
 def own_host() -> str:
     """Returns the address at which the others reach this process: its own one on the way to the coordinator of JAX's job."""
-    host, _, port = distributed.global_state.coordinator_address.rpartition(":")
+    address = distributed.global_state.coordinator_address
+    assert address is not None, "a job has a coordinator"
+    host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         probe.connect((host, int(port)))
         return str(probe.getsockname()[0])
