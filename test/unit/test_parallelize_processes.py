@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import front_part
 import jax
 import numpy as np
 import pytest
 import staged_part
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.runtime.jax_job import deal_devices, team_of
 
 LIMIT_S = 120
 
@@ -93,3 +97,16 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         assert f"lies in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
     assert codes[0] == 1
     assert f"error: [RHI-RUN-007] {words}\n  note: seen by process 0" in said[0]
+
+
+def test_ranks_are_dealt_to_processes_whole(monkeypatch: pytest.MonkeyPatch):
+    there = [SimpleNamespace(id=number, process_index=number // 3) for number in range(6)]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "devices", lambda: there)
+    assert [one.id for one in deal_devices(2, 2)] == [0, 1, 3, 4]
+    assert [one.id for one in deal_devices(3, 1)] == [0, 1, 3]
+    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*process 0 \(ranks 0, 1\) needs 4 devices, and has 3"):
+        deal_devices(3, 2)
+    ranks = [SimpleNamespace(rank=rank, devices=there[3 + rank : 4 + rank]) for rank in range(2)]
+    with pytest.raises(RhinoError, match=r"RHI-RUN-004.*process 0 holds none of 2 ranks"):
+        team_of(ranks)
