@@ -335,6 +335,6 @@ def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]
 
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
     """Returns the seconds of a step's products, each at the full rate of all devices: no plan is faster."""
-    counts = np.bincount(graph.op_class, graph.times(), len(graph.classes)).tolist()
+    counts: list[float] = np.bincount(graph.op_class, graph.times(), len(graph.classes)).tolist()
     works = [(count * cls.flops, cls.operands[0].dtype) for count, cls in zip(counts, graph.classes, strict=True) if cls.operands]
     return sum(flops / cluster.device.matmul_flops_per_s(dtype) for flops, dtype in works if flops) / cluster.num_devices
