@@ -183,8 +183,9 @@ class _Places:
             ops = [node.number for node in nodes]
         else:
             return np.zeros(0, dtype=np.int64)
-        found = np.unique(self.staging.node[ops])
-        return found[found != NO_NODE]
+        found: Ints = np.unique(self.staging.node[ops])
+        own: Ints = found[found != NO_NODE]
+        return own
 
     def _moved(self, nodes: Ints, stage: int) -> str:
         from rhino.strategies.stages import solve_stages  # noqa: PLC0415 - loads LP solvers, which plans by themselves do not need
