@@ -362,7 +362,7 @@ BAD = {
     "unhashable": (lambda: rhino.parallelize(lambda x, s: x, cluster="cpu8", static_argnums=1)(1.0, [2]), "RHI-JAX-002.*no hash"),
     "no function": (lambda: rhino.parallelize(3), "RHI-JAX-002.*a int"),
     "new shapes": (lambda: rhino.parallelize(step, on_new_shapes="maybe"), "RHI-JAX-002.*maybe"),
-    "mesh": (lambda: rhino.parallelize(step, mesh=8), "RHI-JAX-002.*a int"),
+    "mesh": (lambda: rhino.parallelize(step, mesh=8), "RHI-JAX-002.*no mesh, but 8"),
     "cluster": (lambda: rhino.parallelize(lambda x: x, cluster="v100x9")(1.0), "RHI-CLUSTER-001"),
     "budget": (lambda: rhino.parallelize(lambda x: x + 1, cluster="cpu8", budget=100)(jnp.ones(1000)), "RHI-SOLVE-001"),
     "callback": (
