@@ -164,8 +164,12 @@ class _Splitter:
 
     def is_made_in(self, value: AnyValue, reader: _Draft | None) -> bool:
         """Says whether a part computes what it reads of others; with None whether every part does."""
-        home = self.home.get(value) if reader is not None and value in self.repeated else None
-        return value in self.spread or (home is not None and home is not reader and home.stage == reader.stage)
+        if value in self.spread:
+            return True
+        if reader is None or value not in self.repeated:
+            return False
+        home = self.home[value]
+        return home is not reader and home.stage == reader.stage
 
     def made_of(self, value: AnyValue, reader: _Draft | None = None) -> list[AnyValue]:
         """Returns what a part takes from others where it reads a value: the value itself, or what it makes that of."""
