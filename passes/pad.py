@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, prod
 from typing import Any, ClassVar
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
@@ -39,6 +40,7 @@ from rhino.passes.rules import run_on_functions, with_rules
 from rhino.passes.viewed_ops import retype
 from rhino.strategies.fillings import Masks, find_masks
 from rhino.strategies.links import Place as Dim
+from rhino.strategies.links import tensors_of
 from rhino.strategies.pads import Pads, Seed, Shape, find_pads
 
 
@@ -69,8 +71,10 @@ class PadDims(PlanningPass):
             pads = find_pads(program.graph, able, made_anew, _blocked(program), _seeds(program, said, parts))
             if pads.values:
                 masks = find_masks(program.graph, pads, made_anew, _numbers(program))
-                _remark(program, pads, masks, remarks)
-                _Rewriter(program, pads, masks, made_anew).run()
+                rewriter = _Rewriter(program, pads, masks, made_anew)
+                _remark(rewriter, remarks)
+                rewriter.run()
+                del rewriter
             _remark_useless(program, pads, remarks)
             del program  # no handle of an op outlives the passes below
         if pads.values:
@@ -132,44 +136,31 @@ def _numbers(program: Program) -> dict[int, float]:
     for number, op in enumerate(program.ops):
         if op.name == CONSTANT and is_made_anew(op):
             splat = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
-            if isinstance(splat, ir.FloatAttr | ir.IntegerAttr | ir.BoolAttr):
+            if isinstance(splat, ir.FloatAttr | ir.IntegerAttr | ir.BoolAttr) and not isnan(splat.value):
                 found[graph.results(number).start] = float(splat.value)
         elif is_made_anew(op) and len(op.operands) and (source := int(graph.operands(number)[0])) in found:
             found[graph.results(number).start] = found[source]
-    return {value: number for value, number in found.items() if number == number}
+    return found
 
 
-def _remark(program: Program, pads: Pads, masks: Masks, remarks: Remarks) -> None:
-    graph = program.graph
+def _remark(rewriter: _Rewriter, remarks: Remarks) -> None:
+    program, pads, masks, graph = rewriter.program, rewriter.pads, rewriter.masks, rewriter.program.graph
     for seed, places in pads.regions:
         value, dim = seed.place
         size = graph.type_of(value).shape[dim]
         arguments = sorted({place[0] for place in places if place[0] < len(graph.arguments)})
-        more = sum(_bytes(graph, one, pads.values[one]) - graph.type_of(one).num_bytes for one in arguments)
+        more = sum(prod(pads.values[n]) * graph.type_of(n).element_bytes - graph.type_of(n).num_bytes for n in arguments)
         what = (
             f"dim {dim} of {program.describe(value)} is stored with {seed.size} elements, {seed.size - size} of them padding, as are "
             f"{len(arguments)} of {len(graph.arguments)} arguments: {format_bytes(more)} more in all"
         )
         remarks.add(PadDims.name, place_of(program.entry.arguments[value].location, remarks.file), what)
-    cut = [op for op in pads.ops if any(shape != seen for shape, seen in _stored_and_seen(graph, pads, op))]
+    cut = [op for op in pads.ops if rewriter.is_border(op)]
     count = len(masks.stored) + len(masks.returned) + sum(map(len, masks.read.values()))
     names = ", ".join(sorted({program.ops[op].name for op in cut})) or "none"
     remarks.add(
         PadDims.name, Place(remarks.file), f"{count} masks keep padding out of answers; {len(cut)} ops read or give dims cut: {names}"
     )
-
-
-def _stored_and_seen(graph: Graph, pads: Pads, op: int) -> Iterator[tuple[Shape, Shape]]:
-    values = [*graph.operands(op).tolist(), *graph.results(op)]
-    for value, seen in zip(values, pads.ops[op], strict=False):
-        yield pads.values.get(value, seen), seen
-
-
-def _bytes(graph: Graph, value: int, shape: Shape) -> int:
-    count = graph.type_of(value).element_bytes
-    for size in shape:
-        count *= size
-    return count
 
 
 def _remark_useless(program: Program, pads: Pads, remarks: Remarks) -> None:
@@ -213,6 +204,11 @@ class _Rewriter:
 
     def stored(self, value: int) -> Shape:
         return self.pads.values.get(value, self.own(value))
+
+    def is_border(self, number: int) -> bool:
+        """Says whether an op has a value in another shape than it is stored in, and than it can be made in."""
+        tensors = zip(tensors_of(self.program.graph, number), self.pads.ops[number], strict=False)  # a loop's end gives nothing
+        return any(self.stored(value) != shape and not self.made_anew[value] for value, shape in tensors)
 
     def op(self, number: int, op: ir.Operation) -> None:
         """Makes an op read its operands, and give its results, in the shapes that it has them in; results are stored in theirs."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from typing import Final
 
 from rhino.ir.graph import WHILE, Graph
@@ -223,11 +223,6 @@ def _join(*fillings: Filling) -> Filling:
 
 def _is_finite(filling: Filling) -> bool:
     return isfinite(filling) if isinstance(filling, float) else filling is Unknown.FINITE
-
-
-def known(number: float) -> Filling:
-    """Returns the filling of a constant."""
-    return Unknown.ANYTHING if isnan(number) else float(number)
 
 
 def _apply(name: str, parts: Sequence[Filling]) -> Filling:
