@@ -61,8 +61,8 @@ class _Fusion:
         self.maker: list[int] = graph.value_op.tolist()
         self.first: list[int] = graph.result_start.tolist()
         self.ranks = [len(graph.types[number].shape) for number in graph.value_type.tolist()]
-        uses = graph.uses.tolist()
-        self.operands = [uses[a:b] for a, b in pairwise(graph.use_start.tolist())]
+        uses: list[int] = graph.uses.tolist()
+        self.operands: list[list[int]] = [uses[a:b] for a, b in pairwise(graph.use_start.tolist())]
         self.num_readers = [0] * graph.num_values
         for values in (*self.operands, graph.returns):
             for value in dict.fromkeys(values):

@@ -54,17 +54,22 @@ def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
     return _Scheduler(graph, in_memory).run()
 
 
-def schedule_fused(graph: Graph, fused: Fused) -> Schedule:
-    """Returns the schedule of the program of one device, of which it is known what is computed inside what."""
-    return _Scheduler(graph, fused.in_memory, fused).run()
+def schedule_fused(graph: Graph, fused: Fused, *, with_copies: bool = True) -> Schedule:
+    """Returns the schedule of the program of one device, of which it is known what is computed inside what.
+
+    Sizes that decide the order are those of results and, `with_copies`, of arguments that are copied: where the two orders differ, XLA's
+    may be either.
+    """
+    return _Scheduler(graph, fused.in_memory, fused, with_copies=with_copies).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: Fused | None = None) -> None:
+    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: Fused | None = None, *, with_copies: bool = False) -> None:
         self.graph = graph
         self.in_memory = in_memory
         self.fused = None if fused is None else fused.uses
-        self.library = frozenset() if fused is None else fused.library
+        self.library = frozenset[int]() if fused is None else fused.library
+        self.with_copies = with_copies
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
         uses, starts = graph.uses.tolist(), graph.use_start.tolist()
@@ -315,7 +320,7 @@ class _Scheduler:
         sizes: dict[int, int] = {}
         total, size_of = 0, self.graph.type_of
         copied: list[list[int]] = [[] for _ in range(self.graph.num_ops + 1)]
-        for argument, ops in self.copies.items() if self.fused is not None else ():
+        for argument, ops in self.copies.items() if self.with_copies else ():
             for op in dict.fromkeys(ops):
                 copied[op].append(argument)
         seen: set[int] = set()

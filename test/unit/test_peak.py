@@ -1,0 +1,182 @@
+"""The program of a device as XLA has it: what it reads in which order, what is computed inside what, and budgets met by its peak."""
+
+import numpy as np
+import pytest
+from snippets import class_of, function, program_of, tensor
+from test_build import S0, S1, R
+
+from rhino.ir.graph import COPIED_UPDATE
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.buffers import arranged
+from rhino.strategies.device_graph import device_graph
+from rhino.strategies.fitting import fit
+from rhino.strategies.fusion import fuse
+from rhino.strategies.peak import predicted_peak
+from rhino.strategies.plan import Plan, implied
+
+# What is computed inside what
+
+SUM = "stablehlo.reduce({value} init: %o) applies stablehlo.{how} across dimensions = [1] : ({kind}, tensor<f32>) -> {rows}"
+
+
+def fused(body, arguments, results):
+    """What is fused of a body, and its values by the ops that make them, the first of each name."""
+    graph = program_of(function(body, arguments, results)).graph
+    makers = {}
+    for op in range(graph.num_ops):
+        makers.setdefault(graph.cls(op).name.removeprefix("stablehlo."), op)
+    found = fuse(graph)
+    return found, {name: found.in_memory[graph.results(op).start] for name, op in makers.items()}, makers
+
+
+def test_who_reads_one_operand_of_its_rank_is_computed_again():
+    """A bias added for a product lies in memory, and is added again inside the loop beside; a sum of two tensors is read by both."""
+    kind, bias = tensor((8, 8)), tensor((8,))
+    product = f"stablehlo.dot_general %h, %x, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
+    rest = f"%y = {product}\n%z = stablehlo.tanh %h : {kind}"
+    broadcast = f"%c = stablehlo.broadcast_in_dim %b, dims = [1] : ({bias}) -> {kind}\n%h = stablehlo.add %x, %c : {kind}\n"
+    for first, again in ((broadcast, True), (f"%h = stablehlo.add %x, %v : {kind}\n", False)):
+        found, in_memory, makers = fused(first + rest, {"x": kind, "v": kind, "b": bias}, {"y": kind, "z": kind})
+        assert in_memory["add"]
+        assert ((makers["tanh"], 0) in found.uses) == again
+
+
+@pytest.mark.parametrize(("columns", "op", "inside"), [(512, "subtract", False), (256, "subtract", True), (512, "multiply", True)])
+def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, inside):
+    kind, rows = tensor((8, columns)), tensor((8,))
+    body = f"%o = stablehlo.constant dense<0.0> : tensor<f32>\n%d = stablehlo.{op} %x, %v : {kind}\n"
+    found, in_memory, makers = fused(
+        body + "%y = " + SUM.format(value="%d", how="add", kind=kind, rows=rows), {"x": kind, "v": kind}, {"y": rows}
+    )
+    assert in_memory[op] != inside
+    assert (makers["reduce"] in found.library) == (columns == 512)
+
+
+def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from():
+    """With the product of matrices before it, scaled by a constant that lies in memory."""
+    kind, rows = tensor((64, 64)), tensor((64,))
+    body = f"""%o = stablehlo.constant dense<0xFF800000> : tensor<f32>
+      %s = stablehlo.constant dense<0.5> : {kind}
+      %p = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}
+      %q = stablehlo.multiply %p, %s : {kind}
+      %m = {SUM.format(value="%q", how="maximum", kind=kind, rows=rows)}
+      %r = stablehlo.broadcast_in_dim %m, dims = [0] : ({rows}) -> {kind}
+      %d = stablehlo.subtract %q, %r : {kind}
+      %y = stablehlo.exponential %d : {kind}"""
+    found, in_memory, makers = fused(body, {"x": kind, "v": kind}, {"y": kind})
+    held = {name for name, lies in in_memory.items() if lies and name != "constant"}
+    assert held == {"exponential"}
+    assert {makers[name] for name in ("dot_general", "multiply", "reduce", "exponential")} <= found.library
+
+
+# The program of a device
+
+
+def local(body, arguments, results, specs, returned, size=2):
+    """The names of the ops of a device's program, with values stored and returned as given, on one axis."""
+    graph = program_of(function(body, arguments, results), size).graph
+    stored = [specs.get(value, R) for value in range(graph.num_values)]
+    ops = tuple(implied(graph, op, stored, (size,)) for op in range(graph.num_ops))
+    plan = Plan(graph, (size,), ops, tuple(stored), returned)
+    assert predicted_peak(plan) > 0
+    found = device_graph(plan)
+    return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "names"),
+    [
+        (S0, R, ["tanh", "all_gather"]),
+        (S1, R, ["tanh", "transpose", "all_gather", "transpose"]),  # its dim is made the outermost, and put back
+        (R, S1, ["tanh", "dynamic_slice"]),
+        (S0, S1, ["tanh", "slice", "slice", "all_to_all", "join"]),
+    ],
+)
+def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
+    kind = tensor((4, 8))
+    found, graph = local(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: source, 1: source}, (target,))
+    assert found == names
+    assert graph.type_of(graph.returns[0]).num_bytes == 128 // (1 if target == R else 2)
+
+
+def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
+    kind, rows = tensor((4, 8)), tensor((2, 8))
+    scatter = f""""stablehlo.scatter"(%z, %i, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+        inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}}> ({{
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %c = stablehlo.add %a, %b : tensor<f32>
+        stablehlo.return %c : tensor<f32>
+      }}) : ({kind}, tensor<2x1xi32>, {rows}) -> {kind}"""
+    body = f"%z = stablehlo.constant dense<0.0> : {kind}\n%s = {scatter}\n%y = stablehlo.add %x, %s : {kind}"
+    found, graph = local(body, {"x": kind, "i": "tensor<2x1xi32>", "u": rows}, {"y": kind}, {}, (R,))
+    assert found == ["constant", COPIED_UPDATE.removeprefix("stablehlo.")]
+    assert graph.operands(1).tolist() == [0, 1, 2]
+
+
+def product(left, right, dims, result):
+    body = f"%z = stablehlo.dot_general %a, %b, {dims} : ({tensor(left)}, {tensor(right)}) -> {tensor(result)}"
+    return class_of(function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)}), "stablehlo.dot_general")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "dims", "result", "orders"),
+    [
+        ((4, 6), (8, 6), "contracting_dims = [1] x [1]", (4, 8), (None, None)),
+        ((6, 4), (6, 8), "contracting_dims = [0] x [0]", (4, 8), (None, None)),
+        ((2, 4, 6), (6, 8), "contracting_dims = [2] x [0]", (2, 4, 8), ("view", None)),
+        ((2, 4, 6), (2, 4, 8), "contracting_dims = [0, 1] x [0, 1]", (6, 8), ((2, 0, 1), "view")),
+        ((2, 4, 6), (4, 2, 6), "batching_dims = [0] x [1], contracting_dims = [2] x [2]", (2, 4, 4), (None, (1, 0, 2))),
+        ((1, 4, 6), (1, 8, 6), "batching_dims = [0] x [0], contracting_dims = [2] x [2]", (1, 4, 8), ("view", (2, 1))),
+    ],
+)
+def test_how_operands_of_products_are_arranged(left, right, dims, result, orders):
+    """Matrices are read in either order; others are made matrices, left ones with what is summed last, right ones with it first."""
+    cls = product(left, right, dims, result)
+    assert (arranged(cls, 0, left), arranged(cls, 1, right)) == orders
+
+
+# Budgets
+
+
+class Rows:
+    """A search whose answers under limits of rows are known: the first whose rows stay within."""
+
+    def __init__(self, *answers):
+        self.answers, self.limits = answers, []
+
+    def within(self, limit, free):
+        self.limits.append(limit)
+        return next((one for one in self.answers if one.peak_bytes <= limit), Infeasible(self.answers[-1].peak_bytes))
+
+
+def answer(number, cost, rows):
+    return Answer(np.array([number]), cost, cost, rows, "")
+
+
+FREE, SECOND, THIRD = answer(0, 1.0, 200.0), answer(1, 2.0, 110.0), answer(2, 3.0, 80.0)
+PEAKS = [100.0, 70.0, 50.0]
+
+
+@pytest.mark.parametrize(
+    ("budget", "chosen", "limits"),
+    [
+        (None, 0, []),
+        (100, 0, []),
+        (75, 1, [150]),
+        (60, 2, [120, 110 * 60 / 70]),  # what stays within the first limit takes too much
+    ],
+)
+def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
+    search = Rows(SECOND, THIRD)
+    found = fit(search, budget, FREE, lambda states: PEAKS[int(states[0])])
+    assert (int(found.states[0]), found.peak_bytes) == (chosen, PEAKS[chosen])
+    assert search.limits == pytest.approx(limits)
+
+
+def test_a_refusal_is_in_terms_of_the_budget():
+    """Rows may take twice the budget; 80 of theirs are 40 of it. Nothing stays within the limit widened by an eighth either."""
+    search = Rows(SECOND, THIRD)
+    found = fit(search, 30, FREE, lambda states: PEAKS[int(states[0])])
+    assert found == Infeasible(40.0)
+    assert search.limits == pytest.approx([60, 67.5])
+    assert fit(search, 30, Unsolved(1.0), len) == Unsolved(1.0)
