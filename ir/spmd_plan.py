@@ -313,8 +313,9 @@ def _results(rows: Sequence[list[Any]], arguments: Sequence[Tensor]) -> tuple[Te
 
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *last = row
-    alias, padded = (*last, *(None, ())[len(last) :])
-    return Tensor(path, kind, tuple(map(tuple, dims)), num_bytes, alias, tuple(padded))
+    alias = last[0] if last else None
+    padded = tuple(last[1]) if len(last) > 1 else ()
+    return Tensor(path, kind, tuple(map(tuple, dims)), num_bytes, alias, padded)
 
 
 def _memory(data: Mapping[str, Any]) -> Memory:

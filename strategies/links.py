@@ -7,7 +7,7 @@ one value in storage, and so are an argument and the result that takes over its 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rhino.ir.graph import Graph
@@ -41,6 +41,8 @@ class End:
 
 
 Link = tuple[End, ...]
+Spread = Callable[[Link, Sequence[int], Place, Mapping[Place, int]], dict[Place, int]]
+"""From a link, the values of its op, one of the link's places and the region so far to what is added to it."""
 
 
 @dataclass(eq=False)
@@ -83,6 +85,21 @@ class Links:
         if key not in self._links:
             self._links[key] = self._make(op)
         return self._links[key]
+
+    def grow(self, seed: Place, size: int, spread: Spread) -> dict[Place, int]:
+        """Returns all places that a number of a dim goes to, itself included; `spread` says how it goes on at a link."""
+        region = {seed: size}
+        todo = [seed]
+        while todo:
+            place = todo.pop()
+            for op in self.touching[place[0]]:
+                tensors = self.tensors(op)
+                for link in self.links(op):
+                    if any((tensors[end.tensor], end.dim) == place for end in link):
+                        found = spread(link, tensors, place, region)
+                        region |= found
+                        todo += found
+        return region
 
     def _make(self, op: int) -> tuple[Link, ...]:
         shapes = [self.graph.type_of(value).shape for value in self.tensors(op)]

@@ -81,18 +81,7 @@ class _Finder:
 
     def grow(self, seed: Seed) -> dict[Place, int]:
         """Returns all places that the padding of a seed spreads to, itself included."""
-        region = {seed.place: seed.size}
-        todo = [seed.place]
-        while todo:
-            place = todo.pop()
-            for op in self.joined.touching[place[0]]:
-                tensors = self.joined.tensors(op)
-                for link in self.joined.links(op):
-                    if any((tensors[end.tensor], end.dim) == place for end in link):
-                        found = self.spread(link, tensors, place, region)
-                        region |= found
-                        todo += found
-        return region
+        return self.joined.grow(seed.place, seed.size, self.spread)
 
     def spread(self, link: Link, tensors: Sequence[int], place: Place, region: Mapping[Place, int]) -> dict[Place, int]:
         """Returns the places that a link adds to a region: none where one of them cannot follow."""
