@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Layout
 from rhino.ir.mlir import ir
 from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
-from rhino.ir.spmd_plan import Source, Tensor
+from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
 from rhino.ir.staged_module import KEPT
 from rhino.passes.whole_text import diff_plans, explain_whole
 from rhino.passes.whole_why import notable_whole, why_not_whole_text, why_whole_text
@@ -32,11 +32,16 @@ from rhino.tools.plan_report import report_html
 from rhino.traced import Traced
 from rhino.trees import Trees, known
 
-if TYPE_CHECKING:
-    from rhino.plan import Plan
-
 Place = tuple[int, Layout]
 """A rank, and how an array lies on its mesh."""
+
+
+class AnyPlan(Protocol):
+    """A plan of one program, or in stages."""
+
+    @property
+    def facts(self) -> SpmdPlan | WholePlan:
+        """What its file or folder holds."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class PipelinePlan:
         """Returns what the plan comes to, rank by rank, its largest programs, arguments and transfers, `num_rows` each, and a timeline."""
         return explain_whole(self.facts, num_rows)
 
-    def diff(self, other: PipelinePlan | Plan) -> str:
+    def diff(self, other: AnyPlan) -> str:
         """Returns what `other` does differently, and what that costs; empty where nothing is."""
         return diff_plans(self.facts, other.facts)
 
