@@ -353,3 +353,20 @@ def test_a_logical_shape_that_does_not_fit_is_refused(shape):
     text = str(run_pass(lowered(softmax_step, WEIGHT, BATCH, donate=0), "arg0:1")[0]).replace("array<i64: 2, 5>", shape)
     with pytest.raises(RhinoError, match="RHI-READ-002"):
         read_signature(parse(text))
+
+
+def test_what_is_padded_can_be_seen_as_blocks_as_well():
+    def fused(w, x):
+        one, two, three = jnp.split(x @ w, 3, axis=1)
+        return w * 2, one * jnp.exp(two) + three
+
+    text = lowered(fused, jax.ShapeDtypeStruct((5, 12), "float32"), jax.ShapeDtypeStruct((6, 5), "float32"), donate=0)
+    module, _ = run_pass(text, "arg0:0")
+    build_pass_manager("rhino-materialize-strides", module.context).run(module.operation)
+    value = read_signature(module).arguments[0]
+    assert (value.shape, value.padded, value.stored) == ((5, 12), (8, 12), (8, 3, 4))
+    inputs = [drawn(one, np.random.default_rng(0)) for one in read_signature(parse(text)).arguments]
+    stored, _ = run(module, inputs)
+    (twice, joined), _ = run(parse(text), inputs)
+    np.testing.assert_allclose(stored[0].reshape(8, 12)[:5], twice)
+    np.testing.assert_allclose(stored[1], joined, rtol=1e-5)
