@@ -108,9 +108,9 @@ class TableStore:
             loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
         losers: Bools = np.logical_or.reduce(loses, axis=1)
         alive = np.ones(len(cost), dtype=bool)
-        for p in np.argsort(cost, kind="stable")[::-1] if losers.any() else ():
-            if losers[p]:
-                alive[p] = not (loses[p] & alive).any()
+        dearest_first = np.argsort(cost, kind="stable")[::-1] if losers.any() else losers.nonzero()[0]
+        for p in dearest_first[losers[dearest_first]].tolist():
+            alive[p] = not (loses[p] & alive).any()
         return tuple(np.flatnonzero(alive).tolist())
 
     def _worst(self, table: int) -> tuple[Floats, Bools]:

@@ -173,7 +173,7 @@ class PricedSearch:
         return found.cost * scale, {t: price * unit for t, price in self.prices_of(found.duals).items()}
 
     def tighten(self) -> None:
-        """Proves the bound that sweeps only estimate, where it is highest, and takes up the choice that comes with the proof."""
+        """Proves the bound that prices of edges only come near, where it is highest, and takes up the choice that comes with the proof."""
         solved = self.solver.tighten(self.highest)
         self.bound = max(self.bound, solved.bound)
         if solved is not self.highest:

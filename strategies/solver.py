@@ -24,6 +24,10 @@ Prices = dict[int, float]
 """Seconds per byte alive, by time."""
 
 
+_OF_GAP = 0.1
+"""The share of the gap at which a search is content that a solve at prices may leave, for the gap of prices comes on top."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
@@ -61,12 +65,13 @@ class Reduced:
     """A problem at some prices, after the exact reductions: what is left is its core.
 
     `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. Solving it may end once the
-    bound reaches `cutoff`.
+    bound reaches `cutoff`, and is content with a gap of the share `gap`.
     """
 
     elimination: AnyElimination
     offset: float
-    cutoff: float = np.inf
+    gap: float
+    cutoff: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +144,8 @@ class Solver:
             elimination.remove_chains()
             self._note(elimination, dropped)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
-        return Reduced(elimination, offset, self.limits.cutoff if costs else np.inf)
+        gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
+        return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
 
     def _charged(self, prices: Prices, costs: bool) -> tuple[list[int], list[int]]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
@@ -198,7 +204,7 @@ class Solver:
         if not nodes:
             return Solved(elimination.read_back(), base, base)
         start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else _positions(elimination, nodes, self.last)
-        wide = Wide(core, self.store, limits.table_entries, limits.gap, start, reduced.cutoff - base)
+        wide = Wide(core, self.store, limits.table_entries, reduced.gap, start, reduced.cutoff - base)
         if self.charged is not None:
             wide.start = self.charged.on(elimination, nodes, core)
         refinements = list(wide.lifted(limits.rounds))
