@@ -28,7 +28,7 @@ def predicted_peak(plan: Plan) -> float:
     """Returns the bytes that a plan takes of a device at most."""
     graph = device_graph(plan)
     fused = fuse(graph)
-    first, other = (schedule_fused(graph, fused, with_copies=which) for which in (True, False))
+    first, other = (schedule_fused(graph, fused, second_first=which) for which in (False, True))
     peak = _peak(Lives(graph, fused, first), _MARGINS[0])
     return peak if other.start == first.start else max(peak, _peak(Lives(graph, fused, other), _MARGINS[1]))
 

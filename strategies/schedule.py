@@ -54,22 +54,21 @@ def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
     return _Scheduler(graph, in_memory).run()
 
 
-def schedule_fused(graph: Graph, fused: Fused, *, with_copies: bool = True) -> Schedule:
+def schedule_fused(graph: Graph, fused: Fused, *, second_first: bool = False) -> Schedule:
     """Returns the schedule of the program of one device, of which it is known what is computed inside what.
 
-    Sizes that decide the order are those of results and, `with_copies`, of arguments that are copied: where the two orders differ, XLA's
-    may be either.
+    With `second_first`, what is returned and would come second comes first: which of the two does may hang on very little.
     """
-    return _Scheduler(graph, fused.in_memory, fused, with_copies=with_copies).run()
+    return _Scheduler(graph, fused.in_memory, fused, second_first=second_first).run()
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: Fused | None = None, *, with_copies: bool = False) -> None:
+    def __init__(self, graph: Graph, in_memory: Sequence[bool], fused: Fused | None = None, *, second_first: bool = False) -> None:
         self.graph = graph
         self.in_memory = in_memory
         self.fused = None if fused is None else fused.uses
         self.library = frozenset[int]() if fused is None else fused.library
-        self.with_copies = with_copies
+        self.second_first = second_first
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
         uses, starts = graph.uses.tolist(), graph.use_start.tolist()
@@ -320,7 +319,7 @@ class _Scheduler:
         sizes: dict[int, int] = {}
         total, size_of = 0, self.graph.type_of
         copied: list[list[int]] = [[] for _ in range(self.graph.num_ops + 1)]
-        for argument, ops in self.copies.items() if self.with_copies else ():
+        for argument, ops in self.copies.items() if self.fused is not None else ():
             for op in dict.fromkeys(ops):
                 copied[op].append(argument)
         seen: set[int] = set()
@@ -333,7 +332,12 @@ class _Scheduler:
             extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
             shared[op] = min(extra + self.given[op] + sum(shared[p] for p in needs[op]), most)
             sizes[op] = min(own + sum(sizes[p] for p in needs[op]), total)
-        return _post_order(root, lambda op: sorted(needs[op], key=lambda p: (-shared[p], -sizes[p], p)))
+
+        def below(op: int) -> list[int]:
+            order = sorted(needs[op], key=lambda p: (-shared[p], -sizes[p], p))
+            return [*order[1:2], *order[:1], *order[2:]] if self.second_first and op == self.graph.num_ops else order
+
+        return _post_order(root, below)
 
 
 def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
