@@ -32,7 +32,7 @@ from rhino.passes.problem import Target, begin_choice, rank_target
 from rhino.passes.recompute import Recompute
 from rhino.passes.registry import Item, before_choice
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.build import Choice, build
+from rhino.strategies.build import Builder, Choice, build
 from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.peak import predicted_peak
@@ -155,17 +155,19 @@ class Evaluator:
         ops_s = _least_cost_s(choice.problem) / ranks
         if ops_s >= cutoff_s:
             return CutOff(shape, ops_s, ops_s, by_memory=False)
+        held = None
+        if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
+            held = self.with_memory(shape, builder, choice, loop, ops_s)
+            if isinstance(held, Refused):
+                return held
         search = Search(choice.problem, replace(LIMITS, cutoff=cutoff_s * ranks))
         begun_s = search.begin() / ranks
         if cutoff_s <= begun_s < inf:
             return CutOff(shape, begun_s, begun_s, by_memory=False)
-        choice = builder.with_memory(choice)
-        problem = choice.problem
-        if ranks > 1 and loop is not None:
-            problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
-        least = float(problem.least_memory().max(initial=0.0))
-        if least > budget:
-            return Refused(shape, f"needs at least {format_bytes(least / ranks)} per device", True, begun_s, least / ranks)
+        held = held or self.with_memory(shape, builder, choice, loop, begun_s)
+        if isinstance(held, Refused):
+            return held
+        choice, problem = held
         search.remember(problem)
         free = search.free(budget)
         if isinstance(free, Infeasible):
@@ -189,6 +191,20 @@ class Evaluator:
             return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
         assert loop is not None, "a pipeline has micro-batches"
         return self.in_stages(shape, choice, answer, bounds, loop)
+
+    def with_memory(
+        self, shape: Shape, builder: Builder, choice: Choice, loop: Loop | None, free_bound_s: float
+    ) -> tuple[Choice, Problem] | Refused:
+        """Returns a choice with what it keeps in memory, and as a problem with what all ranks hold; not where that cannot fit."""
+        ranks = shape.stages
+        choice = builder.with_memory(choice)
+        problem = choice.problem
+        if ranks > 1 and loop is not None:
+            problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
+        least = float(problem.least_memory().max(initial=0.0)) / ranks
+        if least > self.setup.budget_bytes:
+            return Refused(shape, f"needs at least {format_bytes(least)} per device", True, free_bound_s, least)
+        return choice, problem
 
     def in_stages(self, shape: Shape, choice: Choice, answer: Answer, bounds: tuple[float, float], loop: Loop) -> Outcome:
         """Returns what a sharded step comes to as a pipeline, with the best of the schedules."""
