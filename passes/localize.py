@@ -54,6 +54,7 @@ _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
 _CHECKED = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather"})
 """Ops whose partial results Shardy's conversion wants all-reduced at once."""
+_REDUCTIONS = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
 _JOINED = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
 """Ops whose operands XLA may hand to an all-to-all one by one."""
 
@@ -183,6 +184,7 @@ class _Inserter:
             for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), plan.ops[number].needs, strict=True)):
                 self.read_as(op, position, value, need)
             self.widen_indices(op, plan.ops[number])
+            self.hide_padding(op, plan.ops[number])
             self.store(number, op)
         for position, (value, wanted) in enumerate(zip(graph.returns, plan.returned, strict=True)):
             self.read_as(terminator.operation, position, value, wanted)
@@ -234,6 +236,21 @@ class _Inserter:
             convert.attributes[SHARDING] = per_value_attribute([self.sharding(indices, state.needs[1])])
             op.operands[1] = convert.result
 
+    def hide_padding(self, op: ir.Operation, state: State) -> None:
+        """Puts a reshape of nothing between what pads and an op whose parts are summed; `_finish` takes it out.
+
+        Shardy's conversion (jaxlib 0.10.2) ends the process over such an operand, unless it sees that the padding is zero.
+        """
+        if not any(_summed(op, state, comes) for comes in state.comes):
+            return
+        for position, operand in enumerate(op.operands):
+            made = maker_of(operand)
+            if made is not None and made.name == "stablehlo.pad":
+                with ir.InsertionPoint(op):
+                    hidden = stablehlo.ReshapeOp(operand.type, operand, loc=ir.Location.name(_MARK))
+                hidden.attributes[SHARDING] = per_value_attribute([self.sharding(operand, state.needs[position])])
+                op.operands[position] = hidden.result
+
     def store(self, number: int, op: ir.Operation) -> None:
         """Brings the results of `op` from how they come to how they are stored, and says how they come."""
         state = self.plan.ops[number]
@@ -253,7 +270,7 @@ class _Inserter:
 
     def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
         """Returns `result` brought to the spec that it is stored in; its readers read that."""
-        summed = [axis for axis in partial_axes(comes) if state.strategy[axis] >= 0] if op.name in _CHECKED else []
+        summed = _summed(op, state, comes)
         summed.sort(key=lambda axis: state.strategy[axis])  # factor by factor, as the conversion insists
         if not summed and comes == stored:
             return result
@@ -312,6 +329,11 @@ class _Inserter:
         return self.shardings[key]
 
 
+def _summed(op: ir.Operation, state: State, comes: Spec) -> list[int]:
+    """Returns the axes along which Shardy's conversion wants a result all-reduced at once."""
+    return [axis for axis in partial_axes(comes) if state.strategy[axis] >= 0] if op.name in _CHECKED else []
+
+
 def _is_tensor(value: ir.Value[Any]) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
@@ -330,16 +352,16 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 
 
 def _finish(module: ir.Operation) -> None:
-    """Takes out the marked all-reduces, gives the others their monoid, and drops what annotated the global program."""
+    """Takes out what is there for the conversion alone, gives reductions their monoid, and drops what annotated the global program."""
     _mend_sizes(module)
     entry = entry_function(module)
-    reductions = [op for op in walk(entry.operation) if op.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")]
+    marked = [op for op in walk(entry.operation) if op.name in _REDUCTIONS or _is_no_reshape(op)]
     exchanges = [op for op in walk(entry.operation) if op.name == "stablehlo.all_to_all"]
     for op in walk(entry.operation):
         for name in _GLOBAL:
             if name in op.attributes:
                 del op.attributes[name]
-    for op in reductions:
+    for op in marked:
         text = str(op.location)
         if f'"{_MARK}"' in text:
             op.results[0].replace_all_uses_with(op.operands[0])
@@ -350,6 +372,10 @@ def _finish(module: ir.Operation) -> None:
         _join_first(op)
     if not module.verify():
         raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
+
+
+def _is_no_reshape(op: ir.Operation) -> bool:
+    return op.name == "stablehlo.reshape" and op.operands[0].type == op.results[0].type
 
 
 def _mend_sizes(module: ir.Operation) -> None:
