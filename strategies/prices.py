@@ -62,7 +62,7 @@ class PricedSearch:
             return infeasible
         for _ in range(self.solver.limits.prices):
             if self.is_cut_off:
-                return Unsolved(self.bound)
+                break
             value, prices = self.master()
             if self.closed(value):
                 break
