@@ -44,8 +44,8 @@ def array_dtype(mlir_name: str) -> np.dtype[np.generic] | None:
 class Value:
     """An argument or result of a program; `name` may be empty.
 
-    Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which the program holds the
-    elements of `padded`, in the same order.
+    Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which the program holds
+    the elements of `padded`, in the same order.
     """
 
     index: int

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO, cast
 
@@ -153,11 +153,19 @@ class _Run:
         try:
             result.output = self.output(data, result)
         except RhinoError as error:
-            result.errors = (error,)
+            result.errors = (self.with_way_out(error),)
         except ir.MLIRError as error:
             result.errors = self.pass_errors(error)
         result.said += self.remarks_said(result.remarks)
         return result
+
+    def with_way_out(self, error: RhinoError) -> RhinoError:
+        """Returns an error that names what takes less memory, where that was not asked for."""
+        if error.exit_code != ExitCode.DOES_NOT_FIT or [name for name, _ in self.options.steps] != ["auto-shard"]:
+            return error
+        return replace(
+            error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: micro-batches, stages and recomputation need less"
+        )
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
