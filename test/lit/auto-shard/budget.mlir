@@ -9,6 +9,7 @@
 
 // ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings fits 32 KiB per device; at least {{.*}} KiB are needed
 // ERROR-NEXT: note: at least {{.*}} KiB: {{.*}}tensor<128x128xf32>
+// ERROR: note: to fix: raise --budget, {{.*}}; or --auto-parallel in place of --auto-shard
 // NONE: error: [RHI-CLI-002] cannot read the module: No such file or directory
 func.func @tight(%w: tensor<128x128xf32>, %x: tensor<128x128xf32>) -> tensor<128x128xf32> {
   %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<128x128xf32>, tensor<128x128xf32>) -> tensor<128x128xf32>
