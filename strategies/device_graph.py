@@ -40,11 +40,15 @@ def device_graph(plan: Plan) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The class of an op that is to be written, and the types of its results, by number; and how often it is written, on one operand."""
+    """The class of an op that is to be written, and the types of its results, by number; and how often it is written, on one operand.
+
+    What puts dims in an `order` is written once for each value: two collectives that read it so share the copy.
+    """
 
     cls: int
     results: tuple[int, ...]
     copies: int = 1
+    order: Arranged = None
 
 
 @dataclass(eq=False)
@@ -151,9 +155,13 @@ class _Writer:
         order = self.orders[key]
         if order is None:
             return value
+        kind, free = self.value_type[value], self.is_made_free(value)
+        return self.in_order(value, order, self.plain(_VIEW if order == "view" else _COPY, kind, kind, free))
+
+    def in_order(self, value: int, order: Arranged, form: _Form) -> int:
+        """Returns a value with its dims in an order, written once."""
         if (value, order) not in self.rearranged:
-            kind, free = self.value_type[value], self.is_made_free(value)
-            self.rearranged[value, order] = self.write(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), [value])[0]
+            self.rearranged[value, order] = self.write(form, [value])[0]
         return self.rearranged[value, order]
 
     def is_made_free(self, value: int) -> bool:
@@ -190,6 +198,9 @@ class _Writer:
         """Returns what comes of a value by a way."""
         parts = [held]
         for form in forms:
+            if form.order is not None:
+                parts = [self.in_order(parts[0], form.order, form)]
+                continue
             parts = [self.write(form, parts)[0] for _ in range(form.copies)] if form.copies > 1 else list(self.write(form, parts))
         return parts[0]
 
@@ -212,7 +223,9 @@ class _Writer:
         made = self.form(OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0))
         if step.kind not in _WITH_DIM_OUTERMOST or is_major(whole.shape, step, self.plan.sizes):
             return (made,)
-        return self.plain(_COPY, before, before, False), made, self.plain(_COPY, after, after, False)
+        dim = step.source if step.kind == "all_gather" else step.target
+        order = (dim, *(other for other in range(len(whole.shape)) if other != dim))
+        return replace(self.plain(_COPY, before, before, False), order=order), made, self.plain(_COPY, after, after, False)
 
     def exchange(self, before: int, after: int, count: int) -> tuple[_Form, ...]:
         """Returns the ops that an all-to-all among `count` devices is."""
