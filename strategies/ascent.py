@@ -33,6 +33,10 @@ _PERIOD, _GROWTH = 3, 1.2
 axes: periods of 2 to 5 and growths of 1.2 to 2 came within a factor of two of each other, five to ten times ahead of passes alone."""
 
 
+_least = np.minimum.reduce
+"""The least along the first side: that of a vector, in a third of the time of its method."""
+
+
 class _Pull(NamedTuple):
     """One end of an edge: `paid` [states] takes what it can charge there, `price` as well where the edge does not lead on from here.
 
@@ -163,7 +167,7 @@ class Ascent:
         """Sets `paid` to what edges can charge at the present prices."""
         for pair, prices, paid in zip(self.tables, self.prices, self.paid, strict=True):
             for side, table in enumerate(pair):
-                np.subtract(table, prices[1 - side][:, None], self._rooms[table.shape]).min(axis=0, out=paid[side])
+                _least(np.subtract(table, prices[1 - side][:, None], self._rooms[table.shape]), out=paid[side])
 
     # What prices prove
 
@@ -172,9 +176,9 @@ class Ascent:
         value = 0.0
         for count, (table, _), (price_u, price_v) in zip(self.lifted.num_edges, self.tables, self.prices, strict=True):
             room = np.subtract(table, price_v[:, None], self._rooms[table.shape])
-            value += count * float((np.minimum.reduce(room, 0) - price_u).min())
+            value += count * float(_least(_least(room) - price_u))
         for c, count in enumerate(self.lifted.num_nodes):
-            value += count * float(self.charged(c).min())
+            value += count * float(_least(self.charged(c)))
         # Legal choices cost a third of `barred` at most, others two thirds at least.
         return np.inf if value > self.barred / 2 else value
 
@@ -210,15 +214,14 @@ class Ascent:
 
     def excess(self) -> list[Floats]:
         """Returns by class of nodes what each state costs more than the bound: no choice with one node in it costs less [states]."""
-        self._pull_all()
         above = []
         for prices, paid in zip(self.prices, self.paid, strict=True):
             least = [can - price for can, price in zip(paid, prices, strict=True)]
-            above.append([one - one.min() for one in least])
+            above.append([one - _least(one) for one in least])
         found = []
         for c, met in enumerate(self.lifted.ends):
             charged = self.charged(c)
-            charged -= charged.min()
+            charged -= _least(charged)
             for e, side, count in met:
                 charged += count * above[e][side]
             found.append(charged)
@@ -228,7 +231,7 @@ class Ascent:
 def _at(visit: _Visit) -> None:
     """Does what there is to do at a group of nodes."""
     for paid, table, other, room, price in visit.pulls:
-        np.minimum.reduce(np.subtract(table, other, room), axis=0, out=paid)
+        _least(np.subtract(table, other, room), out=paid)
         if price is not None:
             price[:] = paid
     if not visit.pushes:
@@ -240,7 +243,7 @@ def _at(visit: _Visit) -> None:
             total += paid
         for count, paid in often:
             total += count * paid
-        total -= total.min()
+        total -= _least(total)
         total *= share
         handed.append(total)
     for price, paid, nodes in visit.pushes:

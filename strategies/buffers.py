@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.candidates import State
 from rhino.strategies.problem import Ints
-from rhino.strategies.reshard import Step, count_parts, way
+from rhino.strategies.reshard import Step, parted_way, way
 
 _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
@@ -30,16 +30,22 @@ the program is compiled. docs/memory.md has the figures behind it."""
 
 _INDEX_BYTES: Final = 4
 
+_MOST_BUFFERS: Final = 3
+"""How many buffers one step of a move has at most."""
+
 PRODUCT: Final = "stablehlo.dot_general"
 CONVOLUTION: Final = "stablehlo.convolution"
 
+Size = TypeVar("Size", int, Ints)
+"""Bytes of one tensor or of many."""
 
-def aligned(num_bytes: int) -> int:
+
+def aligned(num_bytes: Size) -> Size:
     """Returns what a temporary buffer of `num_bytes` takes."""
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def rounded(num_bytes: int) -> int:
+def rounded(num_bytes: Size) -> Size:
     """Returns what the rows of the search count a temporary buffer of `num_bytes` as."""
     size = aligned(num_bytes)
     return size + size // _GAPS
@@ -54,24 +60,27 @@ class _SizedStep(NamedTuple):
     is_major: bool
 
 
-class Held(NamedTuple):
-    """The buffers of a move: before it, in each of its steps, and after it, each by how many of it make the tensor; 0 for none.
+_SizedWay = tuple[_SizedStep, ...]
 
-    What an all-to-all has joined is not in order yet (`is_joined`): who needs it so makes a copy.
+
+class Held(NamedTuple):
+    """The buffers of moves: before each, in each of its steps, and after it, each by how many of it make the tensor; 0 for none.
+
+    What an all-to-all has joined is not in order yet (`is_joined`): who needs it so makes a copy. Shapes: `before`, `after` and `is_joined`
+    (one or zero) [moves]; `during` [moves, steps, buffers].
     """
 
-    before: int
-    during: tuple[tuple[int, ...], ...]
-    after: int
-    is_joined: bool
+    before: Ints
+    during: Ints
+    after: Ints
+    is_joined: Ints
 
-    def num_bytes(self, whole: int) -> tuple[int, int, int, int]:
-        """Returns the bytes before, while and after a tensor of `whole` bytes is moved, and of a copy in order."""
-        size = {parts: rounded(whole // parts) for buffers in self.during for parts in buffers}
-        during = max([sum([size[parts] for parts in buffers]) for buffers in self.during], default=0)
-        before = rounded(whole // self.before) if self.before else 0
-        after = rounded(whole // self.after) if self.after else 0
-        return before, during, after, after if self.is_joined else 0
+    def num_bytes(self, whole: int) -> Ints:
+        """Returns the bytes before, while and after a tensor of `whole` bytes is moved, and of a copy in order [moves, 4]."""
+        before, during, after = (
+            np.where(parts, rounded(whole // np.maximum(parts, 1)), 0) for parts in (self.before, self.during, self.after)
+        )
+        return np.stack([before, during.sum(axis=2).max(axis=1), after, after * self.is_joined], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +99,23 @@ class Move:
 
     def tables(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> Ints:
         """Returns `Held.num_bytes` of bringing a tensor from each given spec to each needed one [given, needed, 4]."""
-        held, which = _all_held(self, _head(kind.shape, sizes), given, needed, sizes)
-        return np.array([one.num_bytes(kind.num_bytes) for one in held], dtype=np.int64)[which]
+        held, which = _held(self, _head(kind.shape, sizes), given, needed, sizes)
+        return held.num_bytes(kind.num_bytes)[which]
 
-    def held(self, shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> Held:
-        """Returns the buffers of bringing a tensor from one spec to another; none where there is nothing to do, or no way."""
-        steps = _sized_way(shape, source, target, sizes)
-        if not steps:
-            return Held(0, (), 0, is_joined=False)
-        first, last = steps[0], len(steps) - 1
-        written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
-        during = tuple([self._buffers(step, number == 0, number == last) for number, step in enumerate(steps)])
-        return Held(first.before if written else 0, during, steps[-1].after, is_joined=steps[-1].kind == "all_to_all")
+    def held(self, ways: Sequence[_SizedWay]) -> Held:
+        """Returns the buffers of bringing a tensor by each of `ways`; none where there is nothing to do."""
+        before, after, is_joined = (np.zeros(len(ways), dtype=np.int64) for _ in range(3))
+        during = np.zeros((len(ways), max(1, *map(len, ways)), _MOST_BUFFERS), dtype=np.int64)
+        for number, steps in enumerate(ways):
+            for at, step in enumerate(steps):
+                buffers = self._buffers(step, at == 0, at == len(steps) - 1)
+                during[number, at, : len(buffers)] = buffers
+            if steps:
+                first, last = steps[0], steps[-1]
+                written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
+                before[number] = first.before if written else 0
+                after[number], is_joined[number] = last.after, last.kind == "all_to_all"
+        return Held(before, during, after, is_joined)
 
     def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
         gone = step.kind == "all_to_all" or (first and self.source_counted)  # cut up to be sent, before anything arrives
@@ -118,13 +132,22 @@ class Move:
 
 
 @lru_cache(maxsize=4096)
-def _all_held(
+def _held(
     move: Move, shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
-) -> tuple[list[Held], Ints]:
-    """Returns the buffers that occur, and which of them each pair of specs has [given, needed]."""
-    number: dict[Held, int] = {}
-    which = [[number.setdefault(move.held(shape, g, n, sizes), len(number)) for n in needed] for g in given]
-    return list(number), np.array(which, dtype=np.int64)
+) -> tuple[Held, Ints]:
+    """Returns the buffers of the moves that occur, and which of them each pair of specs has [given, needed]."""
+    ways, which = _sized_ways(shape, given, needed, sizes)
+    return move.held(ways), which
+
+
+@lru_cache(maxsize=4096)
+def _sized_ways(
+    shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[_SizedWay, ...], Ints]:
+    """Returns the ways that occur, and which of them each pair of specs has [given, needed]."""
+    number: dict[_SizedWay, int] = {}
+    which = [[number.setdefault(_sized_way(shape, g, n, sizes), len(number)) for n in needed] for g in given]
+    return tuple(number), np.array(which, dtype=np.int64)
 
 
 def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
@@ -134,13 +157,13 @@ def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _sized_way(shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> tuple[_SizedStep, ...]:
+def _sized_way(shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
     """Returns the steps from one spec to another, none where there is no way."""
-    return tuple([_sized(step, shape, sizes) for step in way(len(shape), source, target, len(sizes)) or ()])
-
-
-def _sized(step: Step, shape: tuple[int, ...], sizes: tuple[int, ...]) -> _SizedStep:
-    return _SizedStep(step.kind, count_parts(step.before, sizes), count_parts(step.after, sizes), is_major(shape, step, sizes))
+    steps = way(len(shape), source, target, len(sizes)) or ()
+    parted = parted_way(len(shape), source, target, sizes) or ()
+    return tuple(
+        [_SizedStep(one.kind, one.before, one.after, is_major(shape, step, sizes)) for one, step in zip(parted, steps, strict=True)]
+    )
 
 
 def is_major(shape: tuple[int, ...], step: Step, sizes: Sequence[int]) -> bool:

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import inf, isinf
+from functools import cache, lru_cache
+from math import inf
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from rhino.ir.cluster import MeshAxis
 from rhino.ir.graph import COSTLY, OpClass, TensorType
 from rhino.ir.hardware import Device, Line
 from rhino.strategies.problem import Floats
-from rhino.strategies.reshard import Move, moves
+from rhino.strategies.reshard import Move, PartedStep, parted_way
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
@@ -103,9 +103,8 @@ class CostModel:
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
     """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no way."""
-    known = _affine(model, len(kind.shape))
-    rows = np.array([[known(g, n) for n in needed] for g in given], dtype=np.float64).reshape(len(given), len(needed), 2)
-    seconds: Floats = rows[:, :, 0] + rows[:, :, 1] * kind.num_bytes
+    fixed, per_byte = _affine(model, len(kind.shape), tuple(given), tuple(needed))
+    seconds: Floats = fixed + per_byte * kind.num_bytes
     return seconds
 
 
@@ -113,19 +112,24 @@ _PROBE = 1 << 40
 """Bytes of the tensor at which the slope is taken: a reshard's seconds are affine in the bytes, but for rounding to whole bytes."""
 
 
-@lru_cache(maxsize=256)
-def _affine(model: CostModel, rank: int) -> Callable[[int, int], tuple[float, float]]:
-    """Returns a function of two specs of a tensor of `rank`: seconds per reshard, and per byte of the whole tensor."""
-    known: dict[tuple[int, int], tuple[float, float]] = {}
+@lru_cache(maxsize=4096)
+def _affine(model: CostModel, rank: int, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Returns the seconds per reshard of a tensor of `rank`, and those per byte of the whole tensor, both [given, needed]."""
+    known, sizes = _steps_s(model), model.sizes
+    rows = [[known(parted_way(rank, source, target, sizes)) for target in needed] for source in given]
+    every = np.array(rows, dtype=np.float64).reshape(len(given), len(needed), 2)
+    return every[:, :, 0], every[:, :, 1]
 
-    def seconds(source: int, target: int) -> tuple[float, float]:
-        pair = known.get((source, target))
-        if pair is None:
-            fixed, probe = (
-                inf if steps is None else sum(map(model.move_s, steps))
-                for steps in (moves(num_bytes, rank, source, target, model.sizes) for num_bytes in (0, _PROBE))
-            )
-            pair = known[source, target] = (fixed, 0.0 if isinf(fixed) else (probe - fixed) / _PROBE)
-        return pair
+
+@lru_cache(maxsize=64)
+def _steps_s(model: CostModel) -> Callable[[tuple[PartedStep, ...] | None], tuple[float, float]]:
+    """Returns a function of the steps of a way: their seconds for no bytes, and per byte of the whole tensor."""
+
+    @cache
+    def seconds(steps: tuple[PartedStep, ...] | None) -> tuple[float, float]:
+        if steps is None:
+            return inf, 0.0
+        fixed, probe = (sum([model.move_s(step.move(num_bytes)) for step in steps]) for num_bytes in (0, _PROBE))
+        return fixed, (probe - fixed) / _PROBE
 
     return seconds

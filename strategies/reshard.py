@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from rhino.ir.spec import PARTIAL, REPLICATED, split_dim, unpack
 from rhino.ir.tally import payload_bytes
@@ -46,16 +47,33 @@ class Move:
     num_bytes: int
 
 
+class PartedStep(NamedTuple):
+    """What a step costs hangs on: its kind and axes, and into how many parts the tensor is split before and after it."""
+
+    kind: str
+    axes: tuple[int, ...]
+    before: int
+    after: int
+
+    def move(self, num_bytes: int) -> Move:
+        """Returns the step of a tensor of `num_bytes`."""
+        before, after = num_bytes // self.before, num_bytes // self.after
+        return Move(self.kind, self.axes, after if self.kind == "slice" else payload_bytes(self.kind, before, after))
+
+
 def moves(num_bytes: int, rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[Move, ...] | None:
     """Returns the steps that take a tensor of `num_bytes` from spec `source` to `target` on axes of `sizes`; None where there is no way."""
+    steps = parted_way(rank, source, target, sizes)
+    return None if steps is None else tuple([step.move(num_bytes) for step in steps])
+
+
+@lru_cache(maxsize=1 << 16)
+def parted_way(rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[PartedStep, ...] | None:
+    """Returns the steps from spec `source` to spec `target` on axes of `sizes`; None where there is no way."""
     steps = way(rank, source, target, len(sizes))
     if steps is None:
         return None
-    found = []
-    for step in steps:
-        before, after = (num_bytes // count_parts(layout, sizes) for layout in (step.before, step.after))
-        found.append(Move(step.kind, step.axes, after if step.kind == "slice" else payload_bytes(step.kind, before, after)))
-    return tuple(found)
+    return tuple([PartedStep(one.kind, one.axes, count_parts(one.before, sizes), count_parts(one.after, sizes)) for one in steps])
 
 
 def sent(steps: Sequence[Move]) -> int:
