@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from rhino.ir.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph, OpClass
-from rhino.strategies.buffers import PRODUCT
+from rhino.strategies.buffers import CONVOLUTION, PRODUCT
 
 _MOST_BETWEEN: Final = 64
 """So many ops, at most, are looked at between a producer and a reader for another way; where there are more, there is one."""
@@ -30,6 +30,7 @@ _LIBRARY_ELEMENTS: Final = 4096
 _FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
 _DEEPEST_FACTOR: Final = 2
 _GATHER, _DIVIDE, _MULTIPLY, _MAXIMUM = "stablehlo.gather", "stablehlo.divide", "stablehlo.multiply", "stablehlo.maximum"
+_COPY, _ALL_GATHER, _REDUCE_SCATTER = "stablehlo.transpose", "all_gather", "reduce_scatter"
 _SUBTRACT, _EXPONENTIAL = "stablehlo.subtract", "stablehlo.exponential"
 
 Use = tuple[int, int]
@@ -76,6 +77,8 @@ class _Fusion:
         self.inside: set[tuple[int, int]] = set()
         """Pairs of ops within one call of a library: who gives, who reads."""
         self.repeats = self.find_repeats()
+        self.turned = self.find_turned()
+        self.convolved = {self.maker[v] for op, cls in enumerate(self.classes) if cls.name == CONVOLUTION for v in self.operands[op]}
         self.is_costly = [cls.name in COSTLY and not self.is_by_repeats(op) for op, cls in enumerate(self.classes)]
         self.once: set[int] = set()
         """Values that are not computed twice."""
@@ -105,10 +108,34 @@ class _Fusion:
         """Says whether an op divides by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast."""
         return self.classes[op].name == _DIVIDE and self.repeats[self.operands[op][1]]
 
+    def find_turned(self) -> set[int]:
+        """Returns the numbers of the types of what is copied to be gathered, or after it is summed, so that the dim of that is outermost.
+
+        XLA (`LayoutAssignment`) lets constants of such a type lie in that order, which is that of other ops beside the collectives.
+        """
+        found = set[int]()
+        for op, cls in enumerate(self.classes):
+            for value in self.operands[op]:
+                maker = self.classes[self.maker[value]]
+                is_turned = (cls.name == _ALL_GATHER and _is_copy(maker)) or (maker.name == _REDUCE_SCATTER and _is_copy(cls))
+                if self.maker[value] >= 0 and is_turned:
+                    found.add(int(self.graph.value_type[value]))
+        return found
+
     def is_unary(self, op: int) -> bool:
         """Says whether an op reads one operand of its own rank at most (`EffectivelyAtMostUnary`)."""
         rank = max((len(kind.shape) for kind in self.classes[op].results), default=0)
-        return sum(not self.repeats[value] and self.ranks[value] >= rank for value in self.operands[op]) <= 1
+        return sum(not self.is_repeated(value, op) and self.ranks[value] >= rank for value in self.operands[op]) <= 1
+
+    def is_repeated(self, value: int, op: int) -> bool:
+        """Says whether an operand is seen to be broadcast: not if its copy is read, by what a convolution wants in rows."""
+        is_copied = op in self.convolved and self.is_constant(value) and int(self.graph.value_type[value]) in self.turned
+        return self.repeats[value] and not is_copied
+
+    def is_constant(self, value: int) -> bool:
+        """Says whether a value depends on constants alone."""
+        maker = self.maker[value]
+        return maker >= 0 and self.classes[maker].free
 
     # Libraries
 
@@ -260,6 +287,11 @@ class _Fusion:
                 if seen >= 0 and seen not in returned:
                     found[seen] = False
         return found
+
+
+def _is_copy(cls: OpClass) -> bool:
+    """Says whether an op is a copy to another order of dims that the program has for XLA's sake."""
+    return cls.name == _COPY and cls.rule is None
 
 
 def _is_large(cls: OpClass) -> bool:

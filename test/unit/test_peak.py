@@ -6,6 +6,7 @@ from snippets import class_of, function, program_of, tensor
 from test_build import S0, S1, R
 
 from rhino.ir.graph import COPIED_UPDATE
+from rhino.ir.spec import split
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.buffers import arranged
 from rhino.strategies.device_graph import device_graph
@@ -97,6 +98,30 @@ def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
     found, graph = local(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: source, 1: source}, (target,))
     assert found == names
     assert graph.type_of(graph.returns[0]).num_bytes == 128 // (1 if target == R else 2)
+
+
+def test_what_two_collectives_read_in_one_order_is_copied_once():
+    kind = tensor((4, 8))
+    body = f"%y = stablehlo.tanh %x : {kind}\n%z = stablehlo.reverse %y, dims = [1] : {kind}"
+    found, _ = local(body, {"x": kind}, {"y": kind, "z": kind}, {0: S1, 1: S1, 2: R}, (R, R))
+    assert found == ["tanh", "transpose", "all_gather", "transpose", "reverse", "all_gather", "transpose"]
+
+
+@pytest.mark.parametrize(("stored", "again"), [(R, True), (split(3), False)])
+def test_a_constant_lies_in_one_order_and_who_reads_a_copy_of_it_is_computed_once(stored, again):
+    """Beside a value of its type that is gathered along its minor dim, a maximum with it reads two tensors, if a convolution reads it."""
+    image, filters, whole = tensor((2, 4, 4, 8)), tensor((3, 3, 8, 8)), tensor((2, 4, 4, 16))
+    body = f"""%c = stablehlo.constant dense<0.0> : {image}
+      %m = stablehlo.maximum %x, %c : {image}
+      %y = stablehlo.convolution(%m, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+        window = {{pad = [[1, 1], [1, 1]]}} {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}}
+        : ({image}, {filters}) -> {image}
+      %z = stablehlo.tanh %m : {image}
+      %u = stablehlo.negate %v : {whole}"""
+    arguments = {"x": image, "w": filters, "v": whole}
+    graph = local(body, arguments, {"y": image, "z": image, "u": whole}, {2: stored, 7: stored}, (R, R, R))[1]
+    names = [graph.cls(op).name for op in range(graph.num_ops)]
+    assert ((names.index("stablehlo.tanh"), 0) in fuse(graph).uses) == again
 
 
 def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
