@@ -31,8 +31,13 @@ def check(problem, elimination, wanted):
         assert problem.cost(elimination.read_back()) == pytest.approx(wanted, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("first", ["nothing", "dominated", "chains"])
-def test_removing_every_node_finds_the_optimum(first):
+@pytest.mark.parametrize(
+    ("first", "by_node"), [("nothing", False), ("dominated", False), ("dominated", True), ("chains", False), ("chains", True)]
+)
+def test_removing_every_node_finds_the_optimum(first, by_node, monkeypatch):
+    """Also where dominated states are found node by node from the first round on."""
+    if by_node:
+        monkeypatch.setattr(batches, "_ROUNDS", 0)
     for seed in range(1000, 1120):
         problem = random_problem(seed)
         elimination = BatchElimination(problem, TableStore())
@@ -96,6 +101,24 @@ def test_many_alike_layers_take_few_rounds_and_few_tables():
     assert work[0][0] <= len(single.store.tables)
     for few, many in zip(*work, strict=True):
         assert many <= 2 * few, work
+
+
+def test_a_loss_that_travels_down_a_chain_takes_few_rounds(monkeypatch):
+    """Each node loses a state once the one before it has: many steps, but not many rounds over the whole graph."""
+    count, rounds = 400, []
+    agree = np.array([[0.0, 1.0], [1.0, 0.0]])
+    links = np.arange(count - 1)
+    problem = Problem(
+        (np.zeros(1), np.zeros(2), agree[:1], agree), np.minimum(np.arange(count), 1), links, links + 1, np.minimum(links, 1) + 2
+    )
+    undominated = BatchElimination._undominated
+    monkeypatch.setattr(BatchElimination, "_undominated", lambda self, work: rounds.append(work.sum()) or undominated(self, work))
+    elimination = BatchElimination(problem, TableStore())
+    assert elimination.drop_dominated() == count - 1
+    assert len(rounds) < count / 10
+    assert [elimination.left(node) for node in range(count)] == [(0,)] * count
+    elimination.run(NO_LIMIT)
+    check(problem, elimination, 0.0)
 
 
 def test_a_table_that_is_too_wide_is_refused_before_anything_is_removed():
