@@ -268,6 +268,7 @@ class _Scheduler:
                 readers[op] += 1
         self.copies = self.copied_arguments()
         self.given = [a + b for a, b in zip(self.read_arguments(), self.read_constants(), strict=True)]
+        self.arguments = self.arguments_of()
         bodies = {loop.op: self.depth_first(loop.end, needs, readers) for loop in graph.loops}
         result: list[int] = []
         waiting = self.depth_first(root, needs, readers)[-2::-1]
@@ -312,23 +313,33 @@ class _Scheduler:
         if op not in (-1, home):  # what a loop carries is made by it, and read in its body
             needs[op][home] = None
 
+    def arguments_of(self) -> list[list[int]]:
+        """Returns the arguments that each op of a device's program reads, and again those that it reads a copy of [ops and the end]."""
+        found: list[list[int]] = [[] for _ in range(self.graph.num_ops + 1)]
+        if self.fused is None:
+            return found
+        for op in range(self.graph.num_ops):
+            if self.runs[op]:
+                found[self.outermost(op)] += [value for value in self.reads[op] if self.value_op[value] < 0]
+        for argument, ops in self.copies.items():
+            for op in dict.fromkeys(ops):
+                found[op].append(argument)
+        return found
+
     def depth_first(self, root: int, needs: list[dict[int, None]], readers: list[int]) -> list[int]:
         plain = _post_order(root, lambda op: needs[op])
         most = len(plain) + len(self.graph.arguments)
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
         total, size_of = 0, self.graph.type_of
-        copied: list[list[int]] = [[] for _ in range(self.graph.num_ops + 1)]
-        for argument, ops in self.copies.items() if self.fused is not None else ():
-            for op in dict.fromkeys(ops):
-                copied[op].append(argument)
+        arguments = self.arguments
         seen: set[int] = set()
         for op in plain:
-            total += sum(size_of(argument).num_bytes for argument in copied[op] if argument not in seen)
-            seen.update(copied[op])
+            total += sum(size_of(argument).num_bytes for argument in arguments[op] if argument not in seen)
+            seen.update(arguments[op])
             own = sum(size_of(v).num_bytes for v in self.results[op] if self.in_memory[v]) if op < self.graph.num_ops else 0
             total += own
-            own += sum(size_of(argument).num_bytes for argument in copied[op])
+            own += sum(size_of(argument).num_bytes for argument in arguments[op])
             extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
             shared[op] = min(extra + self.given[op] + sum(shared[p] for p in needs[op]), most)
             sizes[op] = min(own + sum(sizes[p] for p in needs[op]), total)
