@@ -7,6 +7,7 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
   more than once;
 - who reads one operand of its own rank at most is computed again in each reader that takes it in, whatever others do; who reads several is
   computed inside all of its readers, on all ways to them, or inside none;
+- a constant of a type that collectives have in another order of dims is copied for what a convolution reads, which so reads two operands;
 - a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to three factors that
   nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
   it reads lies in memory, constants too.
