@@ -224,6 +224,7 @@ class _Writer:
         if step.kind not in _WITH_DIM_OUTERMOST or is_major(whole.shape, step, self.plan.sizes):
             return (made,)
         dim = step.source if step.kind == "all_gather" else step.target
+        assert dim is not None, step
         order = (dim, *(other for other in range(len(whole.shape)) if other != dim))
         return replace(self.plain(_COPY, before, before, False), order=order), made, self.plain(_COPY, after, after, False)
 
