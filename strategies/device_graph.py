@@ -200,8 +200,10 @@ class _Writer:
         for form in forms:
             if form.order is not None:
                 parts = [self.in_order(parts[0], form.order, form)]
-                continue
-            parts = [self.write(form, parts)[0] for _ in range(form.copies)] if form.copies > 1 else list(self.write(form, parts))
+            elif form.copies > 1:
+                parts = [self.write(form, parts)[0] for _ in range(form.copies)]
+            else:
+                parts = list(self.write(form, parts))
         return parts[0]
 
     def way(self, kind: int, source: Spec, target: Spec, free: bool) -> tuple[_Form, ...]:
