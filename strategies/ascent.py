@@ -33,10 +33,6 @@ _PERIOD, _GROWTH = 3, 1.2
 axes: periods of 2 to 5 and growths of 1.2 to 2 came within a factor of two of each other, five to ten times ahead of passes alone."""
 
 
-_least = np.minimum.reduce
-"""The least along the first side: that of a vector, in a third of the time of its method."""
-
-
 class _Pull(NamedTuple):
     """One end of an edge: `paid` [states] takes what it can charge there, `price` as well where the edge does not lead on from here.
 
@@ -167,7 +163,7 @@ class Ascent:
         """Sets `paid` to what edges can charge at the present prices."""
         for pair, prices, paid in zip(self.tables, self.prices, self.paid, strict=True):
             for side, table in enumerate(pair):
-                _least(np.subtract(table, prices[1 - side][:, None], self._rooms[table.shape]), out=paid[side])
+                np.minimum.reduce(np.subtract(table, prices[1 - side][:, None], self._rooms[table.shape]), out=paid[side])
 
     # What prices prove
 
@@ -176,9 +172,9 @@ class Ascent:
         value = 0.0
         for count, (table, _), (price_u, price_v) in zip(self.lifted.num_edges, self.tables, self.prices, strict=True):
             room = np.subtract(table, price_v[:, None], self._rooms[table.shape])
-            value += count * float(_least(_least(room) - price_u))
+            value += count * _least(np.minimum.reduce(room) - price_u)
         for c, count in enumerate(self.lifted.num_nodes):
-            value += count * float(_least(self.charged(c)))
+            value += count * _least(self.charged(c))
         # Legal choices cost a third of `barred` at most, others two thirds at least.
         return np.inf if value > self.barred / 2 else value
 
@@ -228,10 +224,15 @@ class Ascent:
         return found
 
 
+def _least(vector: Floats) -> float:
+    """Returns the least number, in a quarter of the time of NumPy's `min`."""
+    return float(vector[vector.argmin()])
+
+
 def _at(visit: _Visit) -> None:
     """Does what there is to do at a group of nodes."""
     for paid, table, other, room, price in visit.pulls:
-        _least(np.subtract(table, other, room), out=paid)
+        np.minimum.reduce(np.subtract(table, other, room), out=paid)
         if price is not None:
             price[:] = paid
     if not visit.pushes:

@@ -83,7 +83,7 @@ class TableStore:
     def take(self, a: int, masks: tuple[Mask, ...]) -> int:
         """Returns the rows and columns of a table that `masks` leave."""
         table = self.tables[a]
-        if all(len(mask) == size for mask, size in zip(masks, table.shape, strict=True)):
+        if tuple(map(len, masks)) == table.shape:
             return a
         key = ("take", a, masks)
         if key not in self.memo:
