@@ -44,7 +44,7 @@ from rhino.strategies.search import Limits, Search
 from rhino.strategies.sharded import op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
-from rhino.strategies.step_time import most_in_flight, step_seconds
+from rhino.strategies.step_time import step_seconds
 from rhino.strategies.whole.base import MOST, CutOff, Estimate, Outcome, Refused, Shape, Space
 
 LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
@@ -210,8 +210,7 @@ class Evaluator:
         """Returns what a sharded step comes to as a pipeline, with the best of the schedules."""
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
         link = Link(outer.link.fixed_s, outer.link.per_s)
-        peak_bytes = float(choice.problem.memory(answer.states).max(initial=0.0))  # of one micro-batch at a time
-        sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost, peak_bytes)
+        sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost)
         compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(choice.problem, answer.states))
         cuts: dict[int, StageEstimate | None] = {}
         found: list[Estimate] = []
@@ -226,15 +225,12 @@ class Evaluator:
             if cut is None:
                 continue
             order = make_order(name, pipeline)
-            by_stage = cut.peak_bytes(most_in_flight(order))
-            peaks = [-(pipeline.chunks - 1) * cut.passing_bytes] * shape.stages
-            for stage, rank in enumerate(order.rank_of):
-                peaks[rank] += by_stage[stage]
+            peaks = cut.needs.peak_bytes(order)
             if max(peaks) > self.setup.budget_bytes:
                 too_large.append(max(peaks))
                 continue
             step_s = step_seconds(order, cut.times)
-            found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, tuple(peaks)))
+            found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, peaks))
         if found:
             return min(found, key=lambda one: one.step_s)
         if too_large:
@@ -336,17 +332,15 @@ APART: Final = 1.9
 
 
 def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the meshes of two axes that a rank may have, where each rank has as many devices.
+    """Returns the meshes that a rank may have, of one axis and of two, where each rank has as many devices.
 
-    On devices of one level the order of the axes says nothing, and two axes do whatever one does: then it is one mesh for each way to
-    write the number as a product, and only a prime number is one axis.
+    On devices of one level the order of the axes says nothing: then it is one mesh for each way to write the number as a product. Two axes
+    do whatever one does, but what goes over all devices goes along one after the other, and takes longer.
     """
     size = cluster.num_devices // num_ranks
     pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]
-    if not pairs:
-        return ((size,),)
     spans = size > cluster.levels[-1].size
-    return tuple([pair for pair in pairs if spans or pair[0] <= pair[1]])
+    return ((size,), *(pair for pair in pairs if spans or pair[0] <= pair[1]))
 
 
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:

@@ -5,7 +5,6 @@ The figures are of the plan: an op takes what it takes as sharded, collectives a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,9 @@ from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.simulate import Link
-from rhino.strategies.stage_graph import Staging, make_staging
+from rhino.strategies.stage_graph import make_staging
 from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
+from rhino.strategies.stage_needs import StageNeeds
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
 from rhino.strategies.stage_problem import Bools, StageProblem
@@ -31,34 +31,21 @@ TOLERANCE = 0.05
 class Sharded:
     """A sharded step as its stages see it.
 
-    Shapes: `seconds` [ops], per step. `total_s` is the cost of the whole step, and `peak_bytes` what
-    a device holds at most if it runs all of it, one micro-batch at a time.
+    Shapes: `seconds` [ops], per step. `total_s` is the cost of the whole step.
     """
 
     plan: Plan
     loop: Loop
     seconds: Floats
     total_s: float
-    peak_bytes: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageEstimate:
-    """A cut in stages.
-
-    Shapes, all [stages]: `kept_bytes` throughout a step and `saved_bytes` per micro-batch in flight. `passing_bytes` is what an op needs
-    for a moment, beside what is kept and saved.
-    """
+    """A cut in stages: what they take, and what devices of each need."""
 
     times: StageTimes
-    kept_bytes: tuple[float, ...]
-    saved_bytes: tuple[float, ...]
-    passing_bytes: float
-
-    def peak_bytes(self, in_flight: Sequence[int]) -> tuple[float, ...]:
-        """Returns what a device of each stage holds at most, with so many micro-batches in flight on each [stages]."""
-        rows = zip(self.kept_bytes, self.saved_bytes, in_flight, strict=True)
-        return tuple([kept + saved * count + self.passing_bytes for kept, saved, count in rows])
+    needs: StageNeeds
 
 
 def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, link: Link) -> StageEstimate | None:
@@ -90,22 +77,9 @@ def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, l
     )
     own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
     kept = own + problem.held.size @ problem.held.present(device, num_stages)
-    saved, stash = _saved_bytes(staging, by_op, Handing(graph, parts, value_bytes, alone))
-    whole = float(problem.own_bytes.sum() + problem.held.size.sum()) + stash
-    return StageEstimate(times, tuple(kept.tolist()), saved, max(0.0, sharded.peak_bytes - whole))
-
-
-def _saved_bytes(staging: Staging, by_op: Ints, handing: Handing) -> tuple[tuple[float, ...], float]:
-    """Returns what each stage keeps of a micro-batch for its way back [stages], and what all would keep as one program.
-
-    The last stage is one program, whose way back begins where most is held.
-    """
-    last = staging.problem.num_stages - 1
-    is_late = (staging.node >= 0) & staging.problem.late[staging.node]
-    stage = by_op + ((by_op > last) | ((by_op == last) & is_late))
-    cuts = [handing.size(handing.between(stage, forward, 2 * last + 1 - forward)) for forward in range(last)]
-    turned = handing.size(handing.in_one_program(stage, last, last + 1))
-    return (*cuts, turned), handing.size(handing.in_one_program(is_late.astype(np.int64), 0, 1))
+    asked_ops = (staging.node >= 0) & asked[staging.node]
+    needs = StageNeeds(sharded.plan, Handing(graph, parts, value_bytes, alone), by_op, asked_ops, tuple(kept.tolist()))
+    return StageEstimate(times, needs)
 
 
 def _best_on_lines(problem: StageProblem) -> Ints | None:

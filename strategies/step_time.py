@@ -92,16 +92,3 @@ def _ready_s(task: Task, times: StageTimes, done: dict[tuple[Phase, int, int | N
 
 def _after(end_s: float | None, seconds: float) -> float | None:
     return None if end_s is None else end_s + seconds
-
-
-def most_in_flight(order: Order) -> tuple[int, ...]:
-    """Returns how many micro-batches each stage holds at a time at most, from a forward's start to its backward's end [stages]."""
-    held, most = [0] * len(order.rank_of), [0] * len(order.rank_of)
-    for tasks in order.tasks:
-        for task in tasks:
-            if task.phase == "forward":
-                held[task.stage] += 1
-                most[task.stage] = max(most[task.stage], held[task.stage])
-            elif task.phase in ("backward", "weight-gradient"):
-                held[task.stage] -= 1
-    return tuple([max(1, one) for one in most])

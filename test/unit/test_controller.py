@@ -27,7 +27,7 @@ from rhino.passes.whole_search import Evaluator, Setup, make_space
 from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
-from rhino.strategies.step_time import StageTimes, most_in_flight, step_seconds
+from rhino.strategies.step_time import StageTimes, step_seconds
 from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Trials, bounds
 from rhino.strategies.whole.rhino import PAYS
 from rhino.tools import opt
@@ -232,12 +232,6 @@ def test_no_schedule_beats_its_work_and_every_move_counts(name: str):
     ranks = pipeline.num_ranks
     assert step_seconds(order, times_of(4)) >= 4 * 8 * 3 / ranks
     assert step_seconds(order, times_of(4, move=0.5)) > step_seconds(order, times_of(4))
-
-
-def test_micro_batches_in_flight():
-    assert most_in_flight(make_order("1f1b", Pipeline(4, 8))) == (4, 3, 2, 1)
-    assert most_in_flight(make_order("gpipe", Pipeline(3, 8))) == (8, 8, 8)
-    assert most_in_flight(make_order("1f1b", Pipeline(4, 2))) == (2, 2, 2, 1)
 
 
 # On a real step

@@ -1,0 +1,228 @@
+"""What devices of each stage hold while its programs run, told from the plan of the whole step before any of them is written.
+
+A program of a stage is a part of the plan (`strategies/plan_part.py`): the ops of a virtual stage or a half of one, with what they make
+again. Beside what the stage keeps throughout and what is handed on, it needs its temporaries, and what it takes from and gives to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rhino.ir.instructions import Phase, Task
+from rhino.ir.spec import Spec
+from rhino.strategies.handed_on import HandedOn, Handing
+from rhino.strategies.plan import Plan
+from rhino.strategies.plan_part import Part, bytes_of, plan_of, structure, temporary_bytes
+from rhino.strategies.problem import Ints
+from rhino.strategies.schedules.base import Order
+from rhino.strategies.stage_problem import Bools
+
+_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward")
+"""The programs of a stage in a micro-batch, where the way back is one."""
+
+_Key: TypeAlias = tuple[Phase, int]
+"""A program of each micro-batch, or `apply`: its phase and its stage."""
+
+
+@dataclass(eq=False)
+class StageNeeds:
+    """What devices of the stages of a step need, program by program, each told when it is first asked for.
+
+    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `asked` [ops], which ops
+    another stage waits for; `kept_bytes` [stages], what a device holds throughout a step.
+    """
+
+    plan: Plan
+    handing: Handing
+    stage: Ints
+    asked: Bools
+    kept_bytes: tuple[float, ...]
+    readers: dict[int, list[int]] = field(init=False, default_factory=dict)
+    ends: dict[int, int] = field(init=False, default_factory=dict)
+    """The running sum that each value is the next of."""
+
+    parts: dict[_Key, Part] = field(init=False, default_factory=dict)
+    handed: dict[int, HandedOn] = field(init=False, default_factory=dict)
+    passing: dict[_Key, float] = field(init=False, default_factory=dict)
+    temporaries: dict[object, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph, parts = self.plan.graph, self.handing.parts
+        for op in np.flatnonzero((parts.body | parts.apply) & ~parts.free).tolist():
+            for source in dict.fromkeys(source for value in graph.operands(op).tolist() for source in self.handing.sources[value]):
+                self.readers.setdefault(source, []).append(op)
+        if parts.loop is not None:
+            carried = zip(graph.operands(parts.loop.end).tolist(), graph.results(parts.loop.op), parts.loop.kept, strict=True)
+            self.ends = {value: into for value, into, kept in carried if not kept}
+
+    @property
+    def last(self) -> int:
+        """The last virtual stage."""
+        return 2 * len(self.kept_bytes) - 2
+
+    def peak_bytes(self, order: Order) -> tuple[float, ...]:
+        """Returns what a device of each rank holds at most as it goes through its tasks [ranks]."""
+        stages_of = [[stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))]
+        return tuple([self.rank_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)])
+
+    def rank_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> float:
+        """Returns what a device of a rank with these stages holds at most."""
+        held, most = 0.0, max(self.passing_bytes("apply", stage) for stage in stages)
+        for task in tasks:
+            saved = self.saved_bytes(task.stage)
+            if task.phase == "forward":
+                held += saved
+            most = max(most, held + self.passing_bytes(task.phase, task.stage))
+            match task.phase:
+                case "backward":
+                    held -= saved
+                case "input-gradient":
+                    held += self.waiting_bytes(task.stage) - saved
+                case "weight-gradient":
+                    held -= self.waiting_bytes(task.stage)
+        return sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages) + most
+
+    def saved_bytes(self, stage: int) -> float:
+        """Returns what is held of a micro-batch from its way forward to its way back."""
+        return self.handing.size(self.handed_on(stage))
+
+    def ahead_bytes(self, stage: int) -> float:
+        """Returns what comes in from other stages for the next program while one runs."""
+        return max(self.received_bytes(phase, stage) for phase in _PHASES)
+
+    def passing_bytes(self, phase: Phase, stage: int) -> float:
+        """Returns what a program needs beside what is kept and handed on: temporaries, and what it takes from and gives to others."""
+        key = (phase, stage)
+        if key not in self.passing:
+            part = self.program(phase, stage)
+            held = set(self.waiting(stage) if phase == "weight-gradient" else self.handed_on(stage).kept)
+            reads = {value: self.plan.specs[value] for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)}
+            gives = {value: spec for value, spec in part.returns.items() if value not in part.into}
+            crossing = sum(bytes_of(self.plan, value, spec) for value, spec in {**reads, **gives}.items() if value not in held)
+            self.passing[key] = self.temporary_bytes(part) + crossing
+        return self.passing[key]
+
+    def temporary_bytes(self, part: Part) -> float:
+        """Returns the bytes of a program's temporaries; those of equal programs, as of alike layers, are worked out once."""
+        if not part.ops:
+            return 0.0
+        plan = plan_of(self.plan, part)
+        key = structure(plan)
+        if key not in self.temporaries:
+            self.temporaries[key] = temporary_bytes(plan)
+        return self.temporaries[key]
+
+    def received_bytes(self, phase: Phase, stage: int) -> float:
+        """Returns the bytes that a program of the micro-batch reads of other stages."""
+        part = self.program(phase, stage)
+        found = [value for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)]
+        return sum(self.handing.num_bytes[v] for v in found if self.device(int(self.plan.graph.value_op[v])) != stage)
+
+    def waiting_bytes(self, stage: int) -> float:
+        """Returns what is held of a micro-batch between the halves of its way back."""
+        return sum(self.handing.num_bytes[value] for value in self.waiting(stage))
+
+    def waiting(self, stage: int) -> list[int]:
+        """Returns what the second half of a way back reads of the micro-batch."""
+        return [value for value in self.program("weight-gradient", stage).arguments(self.plan.graph) if self.is_of_micro_batch(value)]
+
+    def device(self, op: int) -> int:
+        """Returns the stage of an op of the micro-batch."""
+        return min(int(self.stage[op]), self.last - int(self.stage[op]))
+
+    def is_of_micro_batch(self, value: int) -> bool:
+        """Says whether a value is made anew in each micro-batch."""
+        op = int(self.plan.graph.value_op[value])
+        return op >= 0 and bool(self.handing.parts.body[op])
+
+    # Programs
+
+    def handed_on(self, stage: int) -> HandedOn:
+        """Returns what the way forward of a stage hands on to its way back; the last stage does both in one program."""
+        if stage not in self.handed:
+            back = self.last - stage
+            self.handed[stage] = self.handing.between(self.stage, stage, back) if stage < back else HandedOn({}, frozenset())
+        return self.handed[stage]
+
+    def program(self, phase: Phase, stage: int) -> Part:
+        """Returns the ops of a program, with what it makes again."""
+        key = (phase, stage)
+        if key not in self.parts:
+            self.parts[key] = self.applied(stage) if phase == "apply" else self.part(phase, stage)
+        return self.parts[key]
+
+    def part(self, phase: Phase, stage: int) -> Part:
+        """Returns a program of the micro-batch."""
+        graph, handed, body = self.plan.graph, self.handed_on(stage), self.handing.parts.body
+        back = self.ops_of(body, self.last - stage)
+        again = {int(graph.value_op[value]) for value in handed.again}
+        match phase:
+            case "forward":
+                ops, again = (self.ops_of(body, stage) if stage < self.last - stage else []), set()
+            case "input-gradient":
+                ops = [op for op in back if self.asked[op]]
+            case "weight-gradient":
+                ops, again = [op for op in back if not self.asked[op]], again.difference(self.program("input-gradient", stage).ops)
+            case _:
+                ops = back
+        return self.given(ops, again, handed)
+
+    def ops_of(self, of: Bools, stage: int) -> list[int]:
+        """Returns the ops of a part of the step in a stage that cost something."""
+        return np.flatnonzero(of & ~self.handing.parts.free & (self.stage == stage)).tolist()
+
+    def given(self, ops: list[int], again: set[int], handed: HandedOn) -> Part:
+        """Returns the program of `ops` and what they make again, with what it gives in the order in which others read it."""
+        own, graph = set(ops), self.plan.graph
+        every = self.closed(ops, again)
+        made = [value for op in every if op in own or op in again for value in graph.results(op)]
+        there = set(made)
+        sums = [value for value in self.ends if value in there]
+        readers = {value: self.readers_beyond(value, every, again, handed) for value in made if value not in self.ends}
+        given = sorted((min((int(self.stage[op]), op) for op in ops), value) for value, ops in readers.items() if ops)
+        returns = {value: self.plan.specs[self.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
+        return Part(every, returns, {value: self.ends[value] for value in sums})
+
+    def readers_beyond(self, value: int, every: Container[int], again: set[int], handed: HandedOn) -> list[int]:
+        """Returns the ops of other programs to which a program gives a value that it makes."""
+        readers = [op for op in self.readers.get(value, ()) if op not in every and self.handing.parts.body[op]]
+        made = int(self.plan.graph.value_op[value])
+        here, back = int(self.stage[made]), self.last - int(self.stage[made])
+        if made in again:  # only the other half of the way back may take it from here
+            return [op for op in readers if self.stage[op] == back]
+        beyond = [op for op in readers if here == back or self.stage[op] != back]
+        return [*beyond, *(handed.kept.get(value, ()) if here < back else ())]
+
+    def applied(self, stage: int) -> Part:
+        """Returns what a stage does after all micro-batches, as one program."""
+        graph = self.plan.graph
+        every = self.closed(self.ops_of(self.handing.parts.apply, stage), set())
+        result = {value: number for number, value in enumerate(graph.returns)}
+        taken = {one.alias: number for number, one in enumerate(graph.arguments) if one.alias is not None}
+        returns: dict[int, Spec] = {}
+        into: dict[int, int] = {}
+        for value in (value for op in every for value in graph.results(op)):
+            if value in result:
+                returns[value] = self.plan.returned[result[value]]
+                if result[value] in taken:
+                    into[value] = taken[result[value]]
+            elif any(self.stage[reader] != stage for reader in self.readers.get(value, ())):
+                returns[value] = self.plan.specs[value]
+        return Part(every, returns, into)
+
+    def closed(self, ops: Iterable[int], again: set[int]) -> list[int]:
+        """Returns ops with what costs nothing and what is made again for them, in program order."""
+        graph, free = self.plan.graph, self.handing.parts.free
+        found = set(ops)
+        waiting = sorted(found)
+        while waiting:
+            for value in graph.operands(waiting.pop()).tolist():
+                op = int(graph.value_op[value])
+                if op >= 0 and op not in found and (free[op] or op in again):
+                    found.add(op)
+                    waiting.append(op)
+        return sorted(found)

@@ -1,0 +1,63 @@
+"""What stages are said to need before their programs are there: by hand, and against the proof of the programs."""
+
+import dataclasses
+
+import gpt
+import pytest
+from pipelines import Setting, plan
+from training import export_step
+from zoo import GPT
+
+from rhino.ir.manual import bytecode
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.normalize import Normalize
+from rhino.passes.whole_search import Evaluator, Setup
+from rhino.strategies.schedules import Pipeline, make_order
+from rhino.strategies.stage_needs import StageNeeds
+from rhino.strategies.whole.base import Shape
+
+OFF = 0.08
+"""By how much, relatively, the need of a rank may be off."""
+
+
+class Said(StageNeeds):
+    """Equal stages of which everything is said."""
+
+    def __init__(self, stages):
+        self.kept_bytes = (1000.0,) * stages
+
+    def saved_bytes(self, stage):
+        return 100.0
+
+    def waiting_bytes(self, stage):
+        return 60.0
+
+    def ahead_bytes(self, stage):
+        return 1.0
+
+    def passing_bytes(self, phase, stage):
+        return {"forward": 10.0, "backward": 30.0, "input-gradient": 20.0, "weight-gradient": 5.0, "apply": 250.0}[phase]
+
+
+def needs(name, stages, micro_batches, chunks=1):
+    return Said(stages).peak_bytes(make_order(name, Pipeline(stages, micro_batches, chunks)))
+
+
+def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then():
+    assert needs("1f1b", 4, 8) == (1431.0, 1331.0, 1251.0, 1251.0)  # the last two hold most when they apply the gradients
+    assert needs("1f1b", 4, 2) == (1251.0, 1251.0, 1251.0, 1251.0)
+    assert needs("gpipe", 3, 8) == (1831.0,) * 3
+    assert needs("zero-bubble", 4, 8) == (1421.0, 1381.0, 1341.0, 1301.0)  # the last has one micro-batch, and three that wait
+
+
+def test_ranks_need_what_the_proof_of_their_programs_says():
+    text = export_step(gpt.model(dataclasses.replace(GPT, layers=2, hidden=64, vocab=128, seq=64, batch=16))).encode()
+    module = read_module(text, "gpt", make_context())
+    with module.context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks("gpt"))
+    setup = Setup(bytecode(module), "gpt", "v100x8", 1e12, {}, ("zero-bubble",))
+    estimate = Evaluator(setup).outcome(Shape(2, (2,), 4))
+    proven = plan(text, "gpt", Setting(2, 4, "zero-bubble", "2")).simulation.memory
+    assert estimate.peak_bytes == pytest.approx([one.peak_bytes for one in proven], rel=OFF)
