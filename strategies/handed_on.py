@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph import COSTLY, REDUCE, Graph, materialized
+from rhino.ir.graph import COSTLY, REDUCE, Graph
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recompute_cut import Piece, cheapest
 from rhino.strategies.stage_parts import Parts, counters_of, sources_of
@@ -67,7 +67,6 @@ class Handing:
         """Ops inside which what they read can be computed [ops]."""
         self.is_cheap: list[bool] = (fusible & parts.body & ~parts.free & ~inner & alone).tolist()
         self.sums = self._sums()
-        self.inside: list[bool] = (~materialized(graph)).tolist()
 
     def _sums(self) -> set[int]:
         """Returns the values that change from micro-batch to micro-batch, but for counters."""
@@ -118,18 +117,6 @@ class Handing:
                     heappush(waiting, -source)
         values.reverse()
         return _result(late, reads, self._repeated(values, reads, late))
-
-    def in_one_program(self, stage: Ints, forward: int, backward: int) -> HandedOn:
-        """Returns what is kept between two parts of one program."""
-        late, _ = self._read_late(stage, forward, backward)
-        reads: dict[int, tuple[int, ...]] = {}
-        waiting = list(late)
-        while waiting:
-            value = waiting.pop()
-            if value not in reads and self.inside[value]:
-                reads[value] = self._made_of(self.value_op[value], stage, forward)
-                waiting += reads[value]
-        return _result(late, reads, frozenset(reads))
 
     def size(self, handed: HandedOn) -> float:
         """Returns the bytes that are kept."""
