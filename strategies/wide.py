@@ -70,7 +70,7 @@ class Wide:
     @property
     def is_done(self) -> bool:
         """Whether the choice is near enough to the bound, or none is asked for."""
-        return self.is_over or self.cost - self.bound <= self.gap * abs(self.cost)
+        return self.is_over or (self.cost < np.inf and self.cost - self.bound <= self.gap * abs(self.cost))
 
     def lifted(self, rounds: Sequence[int]) -> Iterator[Lifted]:
         """Yields the problem with alike places as one, after so many rounds each; not where the next rounds make few more classes."""
