@@ -334,7 +334,7 @@ APART: Final = 1.9
 def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     """Returns the meshes that a rank may have, of one axis and of two, where each rank has as many devices.
 
-    On devices of one level the order of the axes says nothing: then it is one mesh for each way to write the number as a product. Two axes
+    On devices of one level the order of the axes says little: then it is one mesh for each way to write the number as a product. Two axes
     do whatever one does, but what goes over all devices goes along one after the other, and takes longer.
     """
     size = cluster.num_devices // num_ranks

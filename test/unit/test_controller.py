@@ -260,7 +260,8 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
     evaluator = Evaluator(Setup(bytecode(module), step.name, "cpu4", 2.0**31, {}))
     space = make_space(evaluator.setup)
     assert space.micro_batches == (1, 2, 4, 8)
-    assert {stages: len(meshes) for stages, meshes in space.meshes.items()} == {1: 1, 2: 1, 4: 1}
+    assert space.meshes == {1: ((4,), (2, 2)), 2: ((2,),), 4: ((1,),)}
+    space = make_space(evaluator.setup, micro_batches=(1, 4, 8))
     every = [evaluator.outcome(shape) for shape in every_shape(space)]
     explored = explore(space, lambda shapes, cutoff_s: [evaluator.outcome(shape, cutoff_s) for shape in shapes])
     best_s = min(one.step_s for one in every if isinstance(one, Estimate))
@@ -272,7 +273,7 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         assert one.compute_s + one.collectives_s <= one.step_s * (1 + 1e-9)
     for one in every:
         if isinstance(one, Estimate) and isinstance(ended := evaluator.outcome(one.shape, best_s), CutOff):
-            assert best_s <= ended.bound_s <= one.step_s
+            assert best_s <= ended.bound_s <= one.step_s * (1 + 1e-9)
             assert ended.free_bound_s <= ended.bound_s
         for other in every:  # what the search takes for granted of shapes that it does not plan
             if isinstance(other, Estimate) and bounds(one.shape, other.shape):

@@ -13,6 +13,7 @@ from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.localize import Localize
 from rhino.passes.normalize import Normalize
 from rhino.passes.op_rules import OpRules
+from rhino.passes.pad import PadDims
 from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline import build_pass_manager, parse_pipeline, pipeline_text
 from rhino.passes.registry import PASSES, PIPELINES, build_named, known_names
@@ -128,7 +129,15 @@ def test_passes_and_pipelines_are_sorted_and_distinct():
         ),
         (
             "auto-shard{cluster=cpu2}",
-            (Normalize(), OpRules(), RULES, PinShardings(cluster="cpu2"), ChooseShardings(cluster="cpu2"), NO_RULES),
+            (
+                Normalize(),
+                OpRules(),
+                PadDims(cluster="cpu2"),
+                RULES,
+                PinShardings(cluster="cpu2"),
+                ChooseShardings(cluster="cpu2"),
+                NO_RULES,
+            ),
         ),
         ("localize", (Localize(),)),
     ],
