@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, SupportsIndex
 
 import jax
 
@@ -13,6 +13,7 @@ from rhino.call import CallShape, Key, Pieces
 from rhino.entry import Asked, Entry, make_entry
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
+from rhino.keywords import count
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
 from rhino.pipeline_plan import PipelinePlan
@@ -157,13 +158,13 @@ def parallelize(
     level: int = 3,
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
-    stages: int | None = None,
-    micro_batches: int | None = None,
+    stages: SupportsIndex | None = None,
+    micro_batches: SupportsIndex | None = None,
     schedule: str | None = None,
     recompute: float | str | None = None,
     batch: str | Sequence[str] = (),
     search: Search = "shard",
-    jobs: int | None = None,
+    jobs: SupportsIndex | None = None,
     plan: Plan | PipelinePlan | None = None,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
     """Returns `fn` parallelized: the search chooses how it runs on many devices, and calling it runs it so.
@@ -234,27 +235,19 @@ def parallelize(
         axis_roles=tuple(f"{axis}={role}" for axis, role in (axis_roles or {}).items()),
         constraints="" if constraints is None else str(constraints),
         op_rules="" if op_rules is None else str(op_rules),
-        micro_batches=micro_batches,
+        micro_batches=count("micro_batches", micro_batches),
         batch=batch if isinstance(batch, str) else "; ".join(batch),
         recompute="" if recompute is None else str(recompute),
-        stages=stages,
+        stages=count("stages", stages),
         schedule=schedule or "",
         search=search,
-        jobs=jobs,
+        jobs=count("jobs", jobs),
     )
-    _check_stages(wish)
-    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), None if devices is None else tuple(devices)), on_new_shapes)
-
-
-def _check_stages(wish: Wish) -> None:
-    """Raises RHI-JAX-002 where what is said of stages and micro-batches says nothing, RHI-SCHED-001 for an unknown schedule."""
     if wish.search not in (SHARD, WHOLE):
         raise RhinoError("RHI-JAX-002", f"search is {wish.search!r}", fix="say 'shard' or 'whole'")
-    for name, count in (("stages", wish.stages), ("micro_batches", wish.micro_batches), ("jobs", wish.jobs)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise RhinoError("RHI-JAX-002", f"{name} is {count!r}", fix="say a number from 1, or leave it out")
     if wish.schedule:
         find_schedule(wish.schedule)  # raises for another
+    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), None if devices is None else tuple(devices)), on_new_shapes)
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

@@ -88,12 +88,12 @@ def expected() -> Any:
 @pytest.fixture(scope="module")
 def staged() -> Any:
     """A function in two stages, each on a mesh of two devices, planned."""
-    fast = rhino.parallelize(step, cluster="cpu4", stages=2, mesh="2", micro_batches=4, donate_argnums=0)
+    fast = rhino.parallelize(step, cluster="cpu4", stages=np.int64(2), mesh="2", micro_batches=4, donate_argnums=0)
     fast.plan(*SHAPES)
     return fast
 
 
-@pytest.mark.parametrize("said", [{"micro_batches": 4, "recompute": 0, "batch": "batch"}, {"recompute": 0.25}])
+@pytest.mark.parametrize("said", [{"micro_batches": np.int64(4), "recompute": 0, "batch": "batch"}, {"recompute": 0.25}])
 def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(said: dict[str, Any], expected: Any, tmp_path: Path):
     fast = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0, **said)
     plan = fast.plan(*SHAPES)
@@ -224,6 +224,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
     ("said", "words"),
     [
         ({"search": "all"}, r"RHI-JAX-002.*search is 'all'"),
+        ({"stages": True}, r"RHI-JAX-002.*stages is True"),
         ({"stages": 0}, r"RHI-JAX-002.*stages is 0"),
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
         ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
