@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.program import CARRIED
@@ -52,10 +54,22 @@ def boundary_dims(entry: func.FuncOp, side: Side) -> list[Dims]:
 
 
 def write_boundary_dims(entry: func.FuncOp, side: Side, mesh_name: str, mesh: Mesh, dims: Sequence[Dims]) -> None:
-    """Writes shardings onto arguments or results."""
+    """Writes shardings onto arguments or results. Raises RHI-PLAN-001 where they are of other axes."""
+    unknown = [axis for one in dims for axes in one for axis in axes if axis not in mesh.names]
+    if unknown:
+        raise _bad(f"{'an argument' if side == 'arg' else 'a result'} is split along {unknown[0]!r}, and its mesh is {mesh}")
     old = boundary_attributes(entry, side)
     shardings = [layout_attribute(mesh_name, mesh.names, [[mesh.names.index(axis) for axis in axes] for axes in one]) for one in dims]
     set_boundary_attributes(entry, side, [{**attrs, SHARDING: one} for attrs, one in zip(old, shardings, strict=True)])
+
+
+def check_annotated(module: ir.Module, file: str) -> None:
+    """Raises RHI-PLAN-001 where what was written onto a module does not fit it: an axis that its mesh has not, or too few dims."""
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        first = error.error_diagnostics[0]
+        raise replace(_bad(first.message), place=place_of(first.location, file)) from None
 
 
 def _ops(module: ir.Module) -> Iterator[ir.Operation]:

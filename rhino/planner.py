@@ -17,7 +17,7 @@ from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, num_parts
 from rhino.ir.units import format_bytes, parse_size
-from rhino.passes.annotations import write_annotations, write_boundary_dims
+from rhino.passes.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
 from rhino.passes.localize import localized_copy
 from rhino.passes.problem import AUTO, Target, write_mesh
@@ -142,6 +142,7 @@ def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: st
         write_annotations(module, plan.annotations)
         for side, held in zip(SIDES, (plan.arguments, plan.results), strict=True):
             write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in held])
+        check_annotated(module, traced.name)
     form, code = _compiled_form(module)
     return Planned(replace(plan, form=form), code)
 

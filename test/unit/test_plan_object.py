@@ -165,6 +165,18 @@ def test_what_is_no_annotation_is_refused_when_it_is_used(plan: rhino.Plan, anno
         rhino.parallelize(front_part.step, donate_argnums=0, plan=forged).plan(*ARGUMENTS)
 
 
+@pytest.mark.parametrize(
+    ("old", "words"), [('\\"x\\"', r"\.py:\d+.*unknown axis name: \"q\""), ('"x"', "split along 'q', and its mesh is x=8")]
+)
+def test_axes_that_the_mesh_has_not_are_refused_when_they_are_used(plan: rhino.Plan, old: str, words: str):
+    text = json.loads(plan_to_text(plan.facts))
+    forged = json.dumps({**json.loads(plan_to_text(plan.facts).replace(old, old.replace("x", "q"))), "mesh": text["mesh"]})
+    with pytest.raises(RhinoError, match=rf"(?s){words}") as refused:
+        rhino.parallelize(front_part.step, donate_argnums=0, plan=rhino.Plan(plan_from_text(forged))).plan(*ARGUMENTS)
+    assert refused.value.id == "RHI-PLAN-001"
+    assert "save the new plan" in refused.value.fix
+
+
 def test_files_that_are_not_there_or_not_json_are_refused(tmp_path: Path):
     with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*No such file"):
         rhino.Plan.load(tmp_path / "none.json")
