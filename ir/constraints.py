@@ -165,7 +165,8 @@ def read_toml(file: str, id: str) -> dict[str, object]:
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise RhinoError("RHI-CLI-002", f"the file cannot be read: {error.strerror}", Place(file)) from None
+        what = f"the file cannot be read: {error.strerror}"
+        raise RhinoError("RHI-CLI-002", what, Place(file), fix="give a TOML file that can be read") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RhinoError("RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id, f"not TOML: {error}", Place(file)) from None
 

@@ -235,7 +235,12 @@ def save_plan(plan: SpmdPlan, path: Path) -> None:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise RhinoError("RHI-PLAN-003", f"the plan cannot be written: {error.strerror}", Place(str(path))) from None
+        raise RhinoError(
+            "RHI-PLAN-003",
+            f"the plan cannot be written: {error.strerror}",
+            Place(str(path)),
+            fix="name a file in a folder that can be written",
+        ) from None
 
 
 def load_plan(path: Path) -> SpmdPlan:

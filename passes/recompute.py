@@ -58,7 +58,7 @@ class Recompute(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
-        shares = _shares(self.keep)
+        shares = shares_of(self.keep)
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
             loop = accumulation_loop(program)
@@ -84,14 +84,15 @@ def share_of_all(text: str) -> float:
     Raises:
         RhinoError: RHI-RECOMPUTE-001 where it is malformed, or says a share for each stage.
     """
-    shares = _shares(text)
+    shares = shares_of(text)
     if len(shares) > 1:
         what = f"keep has {len(shares)} shares, one for each stage, and plans that are searched for are compared before they are in stages"
         raise _malformed(what, "say one share for all stages; or say stages, micro-batches and the mesh, and nothing is searched for")
     return shares[0]
 
 
-def _shares(text: str) -> tuple[float, ...]:
+def shares_of(text: str) -> tuple[float, ...]:
+    """Returns the shares that `keep` says, one or one for each stage. Raises RHI-RECOMPUTE-001 where it is malformed."""
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:

@@ -166,7 +166,7 @@ class CallShape:
             except TypeError:
                 return RhinoError(
                     "RHI-JAX-001",
-                    f"{name} of {self.name} is a {type(leaf).__name__}, no array: {leaf!r:.60}",
+                    f"{name} of {self.name} is {kind_name(leaf)}, no array: {leaf!r:.60}",
                     fix="pass arrays, numbers, or pytrees of them; an argument that is a constant goes in static_argnames",
                 )
         raise AssertionError("some leaf was refused")
@@ -215,13 +215,19 @@ class CallShape:
         except TypeError:
             raise RhinoError(
                 "RHI-JAX-002",
-                f"constant {self.title(where)} of {self.name} is a {type(value).__name__}, which has no hash",
+                f"constant {self.title(where)} of {self.name} is {kind_name(value)}, which has no hash",
                 fix="a constant needs __hash__ and __eq__: a tuple for a list, a frozen dataclass for a dict",
             ) from None
 
 
 class _TracedError(Exception):
     """A leaf is being traced."""
+
+
+def kind_name(value: object) -> str:
+    """Returns what kind of value something is, in words: its type with an article."""
+    name = "array" if isinstance(value, jax.Array) else type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
 def leaf_kind(leaf: object) -> Leaf:

@@ -9,11 +9,12 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import jax
 
-from rhino.call import CallShape, Key, Pieces
+from rhino.call import CallShape, Key, Pieces, kind_name
 from rhino.entry import Asked, Entry, make_entry
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
-from rhino.keywords import count
+from rhino.keywords import budget_text, count, devices_of, path_of, recompute_text, texts
+from rhino.passes.problem import AUTO
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
 from rhino.pipeline_plan import PipelinePlan
@@ -30,6 +31,7 @@ Search = Literal["shard", "whole"]
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
 """What a call raises for arrays that its program was not made for: types and values are JAX's, the last two those of `Getter`s."""
+_NAMES: Final = "give names of arguments, as 'x' or 'x:0', or a list of them"
 
 
 class Parallelized:
@@ -154,7 +156,7 @@ def parallelize(
     axis_roles: dict[str, str] | None = None,
     constraints: str | PathLike[str] | None = None,
     op_rules: str | PathLike[str] | None = None,
-    budget: str | int | None = None,
+    budget: str | float | None = None,
     level: int = 3,
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
@@ -206,13 +208,13 @@ def parallelize(
         options = {key: value for key, value in locals().items() if key != "fn"}
         return lambda one: parallelize(one, **options)
     if not callable(fn):
-        raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not a {type(fn).__name__}", fix="parallelize(step, cluster=...)")
+        raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not {kind_name(fn)}", fix="parallelize(step, cluster=...)")
     if not isinstance(plan, Plan | PipelinePlan | None):
-        raise RhinoError("RHI-JAX-002", f"plan is a {type(plan).__name__}", fix="give rhino.Plan.load(path)")
+        raise RhinoError("RHI-JAX-002", f"plan is {kind_name(plan)}", fix="give rhino.Plan.load(path)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
     text = _mesh_text(mesh)
-    other_mesh = text and plan is not None and parse_mesh(text).axes != plan.axes
+    other_mesh = text and plan is not None and (text == AUTO or parse_mesh(text).axes != plan.axes)
     said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]
@@ -224,21 +226,22 @@ def parallelize(
     shape = CallShape(fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames)))
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
+    num_stages = count("stages", stages)
     wish = Wish(
-        cluster=cluster or "",
+        cluster="" if cluster is None else path_of("cluster", cluster),
         mesh=text,
-        budget="" if budget is None else str(budget),
+        budget=budget_text(budget),
         level=level,
         pins=functools.partial(pin_texts, pins),
-        forbid=tuple(forbid),
-        pad=(pad,) if isinstance(pad, str) else tuple(pad),
+        forbid=texts("forbid", forbid, "give a list of such texts, as ['w=x']"),
+        pad=texts("pad", pad, _NAMES, is_one_enough=True),
         axis_roles=tuple(f"{axis}={role}" for axis, role in (axis_roles or {}).items()),
-        constraints="" if constraints is None else str(constraints),
-        op_rules="" if op_rules is None else str(op_rules),
+        constraints="" if constraints is None else path_of("constraints", constraints),
+        op_rules="" if op_rules is None else path_of("op_rules", op_rules),
         micro_batches=count("micro_batches", micro_batches),
-        batch=batch if isinstance(batch, str) else "; ".join(batch),
-        recompute="" if recompute is None else str(recompute),
-        stages=count("stages", stages),
+        batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
+        recompute=recompute_text(recompute, num_stages),
+        stages=num_stages,
         schedule=schedule or "",
         search=search,
         jobs=count("jobs", jobs),
@@ -247,7 +250,7 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"search is {wish.search!r}", fix="say 'shard' or 'whole'")
     if wish.schedule:
         find_schedule(wish.schedule)  # raises for another
-    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), None if devices is None else tuple(devices)), on_new_shapes)
+    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), devices_of(devices)), on_new_shapes)
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several
@@ -263,8 +266,12 @@ def _abstract_mesh(mesh: MeshLike | None) -> jax.sharding.AbstractMesh | None:
 
 
 def _mesh_text(mesh: MeshLike | None) -> str:
-    if mesh is None or isinstance(mesh, str):
-        return mesh or ""
+    if mesh is None:
+        return ""
+    if isinstance(mesh, str):
+        if mesh != AUTO:
+            parse_mesh(mesh)  # raises for what is none
+        return mesh
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise RhinoError(
             "RHI-JAX-002", f"mesh is no mesh, but {mesh!r:.60}", fix="give sizes as '2x4' or 'x=2,y=4', or a jax.sharding.Mesh"

@@ -9,8 +9,11 @@ from jax.sharding import PartitionSpec
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.patterns import dotted, matches
 from rhino.ir.spmd_plan import dims_text
+from rhino.keywords import text_of, texts
 
 Asked = Mapping[str, PartitionSpec | str] | Sequence[str]
+
+_NAMED = "name tensors by their path, as 'state.w' or 'state.*'"
 
 
 def pin_texts(asked: Asked, arguments: Sequence[tuple[str, int]]) -> tuple[str, ...]:
@@ -18,11 +21,9 @@ def pin_texts(asked: Asked, arguments: Sequence[tuple[str, int]]) -> tuple[str, 
 
     A partition spec leaves out dims at the end that are whole; the pin lists them for each argument that its name finds.
     """
-    if isinstance(asked, str):
-        raise RhinoError("RHI-JAX-002", f"pins is the text {asked!r}", fix="give a list of such texts, or a dictionary")
     if not isinstance(asked, Mapping):
-        return tuple(asked)
-    return tuple(text for name, spec in asked.items() for text in _texts(name, spec, arguments))
+        return texts("pins", asked, "give a list of such texts, or a dictionary")
+    return tuple(text for name, spec in asked.items() for text in _texts(text_of("a name of pins", name, _NAMED), spec, arguments))
 
 
 def _texts(name: str, spec: PartitionSpec | str, arguments: Sequence[tuple[str, int]]) -> list[str]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Layout
 from rhino.ir.mlir import ir
 from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
 from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
 from rhino.ir.staged_module import KEPT
+from rhino.keywords import path_of, text_of
 from rhino.passes.whole_text import diff_plans, explain_whole
 from rhino.passes.whole_why import notable_whole, why_not_whole_text, why_whole_text
 from rhino.runtime.distributed import Team
@@ -35,6 +37,9 @@ from rhino.trees import Trees, known
 Place = tuple[int, Layout]
 """A rank, and how an array lies on its mesh."""
 
+NAMED: Final = "name a tensor or an op as docs/explain.md says, as 'state.w'"
+PINNED: Final = "say a name and dims, as 'state.w=[{}, {\"x\"}]'"
+
 
 class AnyPlan(Protocol):
     """A plan of one program, or in stages."""
@@ -42,6 +47,14 @@ class AnyPlan(Protocol):
     @property
     def facts(self) -> SpmdPlan | WholePlan:
         """What its file or folder holds."""
+
+
+def facts_of(plan: AnyPlan) -> SpmdPlan | WholePlan:
+    """Returns what a plan says. Raises RHI-JAX-002 for what is none."""
+    facts = getattr(plan, "facts", None)
+    if isinstance(facts, SpmdPlan | WholePlan):
+        return facts
+    raise RhinoError("RHI-JAX-002", f"the other plan is {kind_name(plan)}: {plan!r:.60}", fix="give rhino.Plan.load(path)")
 
 
 @dataclass(frozen=True)
@@ -64,11 +77,11 @@ class PipelinePlan:
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> PipelinePlan:
         """Returns the plan in a folder. Raises RHI-PLAN-001, and RHI-PLAN-002 where a file of it is missing or altered."""
-        return cls(read_plan(Path(folder)))
+        return cls(read_plan(Path(path_of("folder", folder))))
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes the plan as a folder, whole or not at all. Raises RHI-PLAN-003."""
-        write_plan(self.facts, Path(folder))
+        write_plan(self.facts, Path(path_of("folder", folder)))
 
     @property
     def num_devices(self) -> int:
@@ -153,7 +166,7 @@ class PipelinePlan:
 
     def diff(self, other: AnyPlan) -> str:
         """Returns what `other` does differently, and what that costs; empty where nothing is."""
-        return diff_plans(self.facts, other.facts)
+        return diff_plans(self.facts, facts_of(other))
 
     def why(self, name: str) -> str:
         """Returns on which rank what `name` speaks of is and how it lies there, and what else there was; of `"plan"`, which plans lost.
@@ -162,12 +175,12 @@ class PipelinePlan:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a folder.
         """
         with asked_in_python():
-            return why_whole_text(self._module(), self.facts, name)
+            return why_whole_text(self._module(), self.facts, text_of("name", name, NAMED))
 
     def why_not(self, pin: str) -> str:
         """Returns what `pin` would change and cost in as many stages and micro-batches, or why it cannot be. Raises as `why`."""
         with asked_in_python():
-            return why_not_whole_text(self._module(), self.facts, pin)
+            return why_not_whole_text(self._module(), self.facts, text_of("pin", pin, PINNED))
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
@@ -175,11 +188,11 @@ class PipelinePlan:
         With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is searched first.
         """
         found = notable_whole(self._module(), self.facts) if reasons and self.traced else []
-        write_file(fspath(path), report_html(self.facts, found).encode())
+        write_file(path_of("path", path), report_html(self.facts, found).encode())
 
     def save_program(self, path: str | PathLike[str]) -> None:
         """Writes the module that was planned, as `rhino-plan --module` takes it with the plan. Raises RHI-CLI-003, RHI-JAX-006."""
-        write_file(fspath(path), program_text(self._module()))
+        write_file(path_of("path", path), program_text(self._module()))
 
     def _module(self) -> ir.Module:
         return program_of(self.traced, self.function, KEPT)

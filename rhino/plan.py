@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rhino.ir.mlir import ir
 from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, load_plan, save_plan
+from rhino.keywords import path_of, text_of
 from rhino.passes.whole_text import diff_plans
 from rhino.passes.why import notable_reasons, why_not_text, why_text
-from rhino.pipeline_plan import PipelinePlan
+from rhino.pipeline_plan import NAMED, PINNED, PipelinePlan, facts_of
 from rhino.runtime.devices import pick_devices
 from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
@@ -43,11 +44,11 @@ class Plan:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan | PipelinePlan:
         """Returns the plan in a file, or in the folder of one in stages. Raises RHI-PLAN-001, RHI-PLAN-002."""
-        return PipelinePlan.load(path) if Path(path).is_dir() else cls(load_plan(Path(path)))
+        return PipelinePlan.load(path) if Path(path_of("path", path)).is_dir() else cls(load_plan(Path(path)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""
-        save_plan(self.facts, Path(path))
+        save_plan(self.facts, Path(path_of("path", path)))
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
@@ -86,12 +87,12 @@ class Plan:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a file.
         """
         with asked_in_python():
-            return why_text(self._module(), self.facts, name)
+            return why_text(self._module(), self.facts, text_of("name", name, NAMED))
 
     def why_not(self, pin: str) -> str:
         """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be. Raises as `why`."""
         with asked_in_python():
-            return why_not_text(self._module(), self.facts, pin)
+            return why_not_text(self._module(), self.facts, text_of("pin", pin, PINNED))
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
@@ -99,18 +100,18 @@ class Plan:
         With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is searched first.
         """
         found = notable_reasons(self._module(), self.facts) if reasons and self.traced else []
-        write_file(fspath(path), report_html(self.facts, found).encode())
+        write_file(path_of("path", path), report_html(self.facts, found).encode())
 
     def save_program(self, path: str | PathLike[str]) -> None:
         """Writes the module that was planned, as `rhino-plan --module` takes it with the plan's file. Raises RHI-CLI-003, RHI-JAX-006."""
-        write_file(fspath(path), program_text(self._module()))
+        write_file(path_of("path", path), program_text(self._module()))
 
     def _module(self) -> ir.Module:
         return program_of(self.traced, self.facts.source.function)
 
     def diff(self, other: Plan | PipelinePlan) -> str:
         """Returns what `other` does differently, and what that costs; empty where nothing is."""
-        return diff_plans(self.facts, other.facts)
+        return diff_plans(self.facts, facts_of(other))
 
     def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
         mesh = self.mesh

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from rhino.call import CallShape, Tree
+from rhino.call import CallShape, Tree, kind_name
 from rhino.entry import Entry
 from rhino.ir.diagnostics import RhinoError
 
@@ -42,7 +42,7 @@ def make_state(
     made = jax.eval_shape(init_fn, *args, **kwargs)
     parts = (made,) if single else made
     if not isinstance(parts, tuple) or len(parts) != len(numbers):
-        what = f"{_name(init_fn)} is to give a tuple of {len(numbers)} arguments of {shape.name}, and gives a {type(made).__name__}"
+        what = f"{_name(init_fn)} is to give a tuple of {len(numbers)} arguments of {shape.name}, and gives {kind_name(made)}"
         raise RhinoError("RHI-JAX-004", what, fix="give a tuple, or name one argument in argnums")
     for part, number, one in zip(parts, numbers, chosen, strict=True):
         _check(part, kinds[one], shape.title(number), shape.name, _name(init_fn))

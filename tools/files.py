@@ -80,4 +80,4 @@ def _is_special(target: Path) -> bool:
 
 
 def _refused(path: str, why: str) -> RhinoError:
-    return RhinoError("RHI-CLI-003", f"cannot write the output: {why}", Place(path), fix="give -o a file in a folder that can be written")
+    return RhinoError("RHI-CLI-003", f"cannot write the output: {why}", Place(path), fix="name a file in a folder that can be written")

@@ -344,7 +344,7 @@ def test_without_a_cluster_the_host_devices_are_one():
 
 BAD = {
     "leaf": (lambda: rhino.parallelize(step, cluster="cpu8")({"w": "text"}, {}, 0), r"RHI-JAX-001\] state\['w'\] of step is a str"),
-    "object": (lambda: rhino.parallelize(jnp.sin, cluster="cpu8")(object()), r"RHI-JAX-001.*is a object"),
+    "object": (lambda: rhino.parallelize(jnp.sin, cluster="cpu8")(object()), r"RHI-JAX-001.*is an object"),
     "traced": (lambda: jax.jit(rhino.parallelize(lambda x: x, cluster="cpu8"))(1.0), r"RHI-JAX-005.*inside jit"),
     "pin": (
         lambda: rhino.parallelize(lambda weight: weight, cluster="cpu8", pins={"wieght": PartitionSpec("x")}).plan(jnp.ones(8)),
@@ -360,11 +360,33 @@ BAD = {
     "donated name": (lambda: rhino.parallelize(step, donate_argnames="sate"), r"(?s)RHI-JAX-002.*'sate'.*state, batch"),
     "donated constant": (lambda: rhino.parallelize(step, donate_argnums=0, static_argnames="state"), "RHI-JAX-002.*both"),
     "unhashable": (lambda: rhino.parallelize(lambda x, s: x, cluster="cpu8", static_argnums=1)(1.0, [2]), "RHI-JAX-002.*no hash"),
-    "no function": (lambda: rhino.parallelize(3), "RHI-JAX-002.*a int"),
+    "no function": (lambda: rhino.parallelize(3), "RHI-JAX-002.*an int"),
+    "unhashable array": (lambda: rhino.parallelize(lambda x, s: x, static_argnums=1)(1.0, jnp.ones(2)), "s of <lambda> is an array, which"),
+    "a device twice": (
+        lambda: rhino.parallelize(step, devices=jax.devices()[:1] * 8),
+        "RHI-RUN-004.*devices has .* more than once",
+    ),
+    "no device": (lambda: rhino.parallelize(step, devices=["a"] * 8), r"(?s)RHI-JAX-002.*'a', which is a str.*jax\.devices"),
+    "pad": (lambda: rhino.parallelize(step, pad=3), r"(?s)RHI-JAX-002\] pad is an int: 3.*names of arguments"),
+    "pinned number": (
+        lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={0: PartitionSpec("x")}).plan(jnp.ones(8)),
+        r"RHI-JAX-002\] a name of pins is an int, no text: 0",
+    ),
+    "cluster number": (lambda: rhino.parallelize(step, cluster=8), r"RHI-JAX-002\] cluster is an int, no path: 8"),
+    "forbid": (lambda: rhino.parallelize(step, forbid="w=x"), r"(?s)RHI-JAX-002\] forbid is the text 'w=x'.*give a list"),
+    "no mesh": (lambda: rhino.parallelize(step, mesh=""), "RHI-CLI-001.*mesh: got ''"),
+    "negative budget": (lambda: rhino.parallelize(step, budget=-5), r"(?s)RHI-JAX-002\] budget is -5, no memory size.*16GiB"),
+    "part of a byte": (lambda: rhino.parallelize(step, budget=1.5), r"RHI-JAX-002\] budget is 1\.5, no memory size"),
+    "more than all": (lambda: rhino.parallelize(step, recompute=1.5), r"RHI-RECOMPUTE-001\] recompute is 1\.5, no share"),
+    "shares": (lambda: rhino.parallelize(step, recompute="1;1;1", stages=2), "RHI-RECOMPUTE-001.*3 shares, and stages is 2"),
+    "constraints": (
+        lambda: rhino.parallelize(lambda x: x, cluster="cpu8", constraints="/nope.toml")(1.0),
+        "(?s)RHI-CLI-002.*No such file.*to fix: give a TOML file",
+    ),
     "new shapes": (lambda: rhino.parallelize(step, on_new_shapes="maybe"), "RHI-JAX-002.*maybe"),
     "mesh": (lambda: rhino.parallelize(step, mesh=8), "RHI-JAX-002.*no mesh, but 8"),
     "cluster": (lambda: rhino.parallelize(lambda x: x, cluster="v100x9")(1.0), "RHI-CLUSTER-001"),
-    "budget": (lambda: rhino.parallelize(lambda x: x + 1, cluster="cpu8", budget=100)(jnp.ones(1000)), "RHI-SOLVE-001"),
+    "budget": (lambda: rhino.parallelize(lambda x: x + 1, cluster="cpu8", budget=1e2)(jnp.ones(1000)), "RHI-SOLVE-001"),
     "callback": (
         lambda: rhino.parallelize(lambda x: (jax.debug.print("{}", x), x)[1], cluster="cpu8")(jnp.ones(8)),
         r"(?s)RHI-READ-003.*jax\.debug\.print",

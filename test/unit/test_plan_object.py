@@ -4,9 +4,10 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import front_part
 import gpt
@@ -175,6 +176,23 @@ def test_axes_that_the_mesh_has_not_are_refused_when_they_are_used(plan: rhino.P
         rhino.parallelize(front_part.step, donate_argnums=0, plan=rhino.Plan(plan_from_text(forged))).plan(*ARGUMENTS)
     assert refused.value.id == "RHI-PLAN-001"
     assert "save the new plan" in refused.value.fix
+
+
+ODD: dict[str, tuple[Callable[[Any], object], str]] = {
+    "name": (lambda plan: plan.why(3), "RHI-JAX-002.*name is an int, no text: 3"),
+    "pin": (lambda plan: plan.why_not(3), "RHI-JAX-002.*pin is an int, no text: 3"),
+    "other": (lambda plan: plan.diff("x"), r"(?s)RHI-JAX-002.*the other plan is a str: 'x'.*Plan\.load"),
+    "loaded": (lambda plan: rhino.Plan.load(cast("str", 3)), "RHI-JAX-002.*path is an int, no path: 3"),
+    "page": (lambda plan: plan.report("/nope/x.html", reasons=False), "(?s)RHI-CLI-003.*to fix: name a file"),
+    "saved": (lambda plan: plan.save("/dev/null/x.json"), "(?s)RHI-PLAN-003.*to fix: name a file"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_is_asked_of_a_plan_has_to_be_of_its_kind(plan: rhino.Plan, case: str):
+    ask, words = ODD[case]
+    with pytest.raises(RhinoError, match=words):
+        ask(plan)
 
 
 def test_files_that_are_not_there_or_not_json_are_refused(tmp_path: Path):
