@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rhino.ir.plan_text import signed_bytes, signed_seconds
+from rhino.ir.plan_text import changes_of, differ, signed_bytes, signed_seconds
 from rhino.ir.spmd_plan import Cost, SpmdPlan, Tensor, dims_text, folded
 from rhino.ir.units import format_bytes, format_seconds
 
@@ -24,9 +24,7 @@ def _made_for(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
         yield f"made for different clusters: {_cluster_name(a)} and {_cluster_name(b)}"
     if a.mesh != b.mesh:
         yield f"mesh: {_mesh(a)} -> {_mesh(b)}"
-    for key in sorted({*a.asked, *b.asked}):
-        if a.asked.get(key) != b.asked.get(key):
-            yield f"{key}: {a.asked.get(key, 'not asked')} -> {b.asked.get(key, 'not asked')}"
+    yield from changes_of(a.asked, b.asked)
 
 
 def _totals(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
@@ -37,7 +35,7 @@ def _totals(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
         ("peak_bytes", format_bytes, signed_bytes),
     ):
         then, now = getattr(a.predicted, name), getattr(b.predicted, name)
-        if then != now:
+        if differ(then, now):
             yield f"{name.rpartition('_')[0]}: {show(then)} -> {show(now)} ({signed(now - then)})"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isclose
 from textwrap import shorten
 from typing import Final
 
@@ -23,6 +24,18 @@ def explain_text(plan: SpmdPlan, num_rows: int = 20) -> str:
 def tally_of(costs: Iterable[Cost]) -> Tally:
     """Returns collectives by kind."""
     return sum((Tally({one.kind: Count(one.count, one.num_bytes)}) for one in costs), EMPTY)
+
+
+def differ(then: float, now: float) -> bool:
+    """Says whether two figures differ by more than the rounding of sums."""
+    return not isclose(then, now, rel_tol=1e-9)
+
+
+def changes_of(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yields what is asked of one plan and otherwise, or not at all, of another."""
+    for key in sorted({*then, *now}):
+        if then.get(key) != now.get(key):
+            yield f"{key}: {then.get(key, 'not asked')} -> {now.get(key, 'not asked')}"
 
 
 def signed_seconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ from rhino.ir.instructions import Feed, Layout, Run, Transfer, rank_of
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_folder import WholePlan
-from rhino.ir.plan_text import more, signed_bytes, signed_seconds, table
+from rhino.ir.plan_text import changes_of, differ, more, signed_bytes, signed_seconds, table
 from rhino.ir.spmd_plan import SpmdPlan, dims_text, folded, num_parts
 from rhino.ir.step_memory import local_bytes
 from rhino.ir.tally import EMPTY, Tally
@@ -26,6 +26,9 @@ Placed = tuple[str, int, str]
 
 SHOWN: Final = 40
 """Lines of a difference that are shown."""
+
+_SAID: Final = ("mesh", "num", "ranks", "split-backward", "stages")
+"""What a pipeline is asked for that a plan in stages says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +216,10 @@ def _about_diff(a: WholePlan, b: WholePlan) -> Iterator[str]:
     for name in ("cluster", "stages", "ranks", "mesh", "micro_batches", "schedule"):
         if a.about[name] != b.about[name]:
             yield f"{name.replace('_', '-')}: {a.about[name]} -> {b.about[name]}"
+    if "pipeline" in a.about and "pipeline" in b.about:
+        yield from changes_of(*({key: text for key, text in one.about["pipeline"].items() if key not in _SAID} for one in (a, b)))
     then, now = a.about["predicted_step_s"], b.about["predicted_step_s"]
-    if then != now:
+    if differ(then, now):
         yield f"step: {format_seconds(then)} -> {format_seconds(now)} ({signed_seconds(now - then)})"
     held, holds = max(a.about["predicted_peak_bytes"]), max(b.about["predicted_peak_bytes"])
     if held != holds:

@@ -73,7 +73,7 @@ def why_not_whole_text(module: ir.Module, plan: WholePlan, pin: str, data: bytes
         with cluster_file(about["cluster_file"]) as cluster:
             options |= {"pin": pins_of(options, (pin,)), "cluster": cluster}
             cut_step(module, remarks.file, options, remarks, _whole(plan))
-            kept = {name: about[name] for name in ("source", "source_sha256")}
+            kept = {name: about[name] for name in ("source", "source_sha256", "pipeline")}
             chunks = about["stages"] // about["ranks"]
             other = make_whole_plan(module, about["schedule"], cluster, kept, chunks=chunks, file=remarks.file).plan
             budget = parse_size(options["budget"]) if "budget" in options else int(load_cluster(cluster).device.usable_hbm_bytes)

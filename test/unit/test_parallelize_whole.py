@@ -1,6 +1,7 @@
 """Micro-batches, recomputation, stages and whole plans behind the same call: the answer of one device, state where its rank is."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,7 @@ def test_a_plan_in_stages_says_why(staged: Any, tmp_path: Path):
     assert pinned.startswith(f"with {pin}:\n")
     assert re.search(r"argument state\['params'\]\['w.*: rank . \[\{\}, \{\}\] -> rank . \[\{\"x\"\}, \{\}\]", pinned)
     assert "collectives: 0 B in 0 -> " in pinned
+    assert "not asked" not in pinned
     assert "nothing else was looked at" in plan.why("plan")
     plan.save(tmp_path / "plan")
     with pytest.raises(RhinoError, match=r"RHI-JAX-006.*does not hold the program"):
@@ -288,6 +290,10 @@ def test_plans_of_both_kinds_compare(staged: Any):
     text = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0).plan(*SHAPES).diff(plan)
     assert text.startswith("one program on mesh x=4 -> 2 stages on 2 ranks of mesh x=2, 4 micro-batches\nstep: ")
     assert "argument batch: [{}, {}] -> rank 0 [{}, {}]" in text
+    about = plan.facts.about
+    asked = {"pipeline": {**about["pipeline"], "pin": "w0=[{}, {}]"}, "predicted_step_s": about["predicted_step_s"] * (1 + 1e-12)}
+    pinned = replace(plan, facts=replace(plan.facts, about={**about, **asked}))
+    assert plan.diff(pinned) == "pin: not asked -> w0=[{}, {}]"
     assert "different arguments" in plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
 
 

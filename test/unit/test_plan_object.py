@@ -214,6 +214,8 @@ def test_diff_says_what_lies_otherwise_and_what_that_costs(plan: rhino.Plan):
     assert slower > 0
     assert any(line.startswith("step: ") and "(+" in line for line in text.splitlines())
     assert plan.diff(plan) == ""
+    predicted = replace(plan.facts.predicted, communication_s=plan.facts.predicted.communication_s * (1 + 1e-12))
+    assert plan.diff(replace(plan, facts=replace(plan.facts, predicted=predicted))) == ""
 
 
 def called(*argv: str) -> tuple[int, str, str]:
