@@ -305,6 +305,7 @@ def make_space(
         finer=possible,
         held_bytes=held / cluster.num_devices,
         passing_bytes=passing / cluster.num_devices,
+        has_kin=not meshes,
     )
 
 
@@ -332,15 +333,17 @@ APART: Final = 1.9
 
 
 def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the meshes that a rank may have, of one axis and of two, where each rank has as many devices.
+    """Returns the meshes that are searched for a rank, where each rank has as many devices: of two axes, if there are such.
 
-    On devices of one level the order of the axes says little: then it is one mesh for each way to write the number as a product. Two axes
-    do whatever one does, but what goes over all devices goes along one after the other, and takes longer.
+    On devices of one level the order of the axes says little, and two axes do whatever one does: then it is one mesh for each way to write
+    the number as a product. What one axis, or the other order, has in its favour is looked at for the best plans (`Space.kin`).
     """
     size = cluster.num_devices // num_ranks
     pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]
+    if not pairs:
+        return ((size,),)
     spans = size > cluster.levels[-1].size
-    return ((size,), *(pair for pair in pairs if spans or pair[0] <= pair[1]))
+    return tuple([pair for pair in pairs if spans or pair[0] <= pair[1]])
 
 
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass, field, replace
+from math import inf, prod
 from typing import Final
 
 ROUND: Final = 4
@@ -139,7 +139,7 @@ class Space:
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
     all that there are. `least_s` is the time of the step's arithmetic on all devices at their full rate, `most` how many shapes are
     evaluated at most, `budget_bytes` what a device may hold. If the whole step was divided evenly among all devices, each would hold
-    `held_bytes` throughout and `passing_bytes` more at its peak.
+    `held_bytes` throughout and `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -151,6 +151,14 @@ class Space:
     finer: tuple[int, ...] = ()
     held_bytes: float = 0.0
     passing_bytes: float = 0.0
+    has_kin: bool = False
+
+    def kin(self, shape: Shape) -> list[Shape]:
+        """Returns the shapes with a rank's devices in one row, or with its axes the other way round; none unless `has_kin`."""
+        if not self.has_kin:
+            return []
+        meshes = dict.fromkeys([(prod(shape.mesh),), shape.mesh[::-1]])
+        return [replace(shape, mesh=mesh) for mesh in meshes if mesh != shape.mesh]
 
     def seed(self, stages: int, keep: float = 1.0) -> int:
         """Returns the place of the number of micro-batches to begin with."""

@@ -1,4 +1,4 @@
-"""The best of all: what the other strategies ask for, the families of `rhino` last, then the bottlenecks of the best plans.
+"""The best of all: what the other strategies ask for, the families of `rhino` last, then the bottlenecks of the best plans and its kin.
 
 Nothing is evaluated twice, and shapes are cut off at the best of all. That does not keep a strategy from its way, so that the answer is
 never worse than any other's, as long as `--candidates` are not spent: `aceso`, which goes on from plans that are not the best, comes first
@@ -26,6 +26,8 @@ def search(trials: Trials) -> None:
     with trials.asked_by(aceso.STRATEGY.name):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
+    with trials.asked_by(STRATEGY.name):
+        trials.outcomes([kin for one in trials.explored.ranked[:1] for kin in trials.space.kin(one.shape)])
 
 
 STRATEGY: Final = Strategy("best", "all of them, then the bottlenecks of the best plans; never worse than any other", search)

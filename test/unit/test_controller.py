@@ -104,6 +104,18 @@ def test_a_family_that_cannot_be_best_is_passed_over():
     assert explored.bound_s == 0.9
 
 
+def test_the_devices_of_the_best_plan_are_looked_at_in_one_row_too():
+    steps = {(2, 4): 1.0, (4, 2): 0.99, (8,): 0.98}
+
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        return [estimate(shape, steps[shape.mesh], 0.5) for shape in shapes]
+
+    space = Space({1: ((2, 4),)}, (1,), 0.5)
+    assert [one.shape.mesh for one in explore(space, evaluate, strategy="best").ranked] == [(2, 4)]
+    kin = explore(replace(space, has_kin=True), evaluate, strategy="best")
+    assert [one.shape.mesh for one in kin.ranked] == [(8,), (4, 2), (2, 4)]
+
+
 def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
     meshes = tuple((size,) for size in range(2, 2 + ROUND + 2))
     cutoffs: list[float] = []
@@ -260,8 +272,7 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
     evaluator = Evaluator(Setup(bytecode(module), step.name, "cpu4", 2.0**31, {}))
     space = make_space(evaluator.setup)
     assert space.micro_batches == (1, 2, 4, 8)
-    assert space.meshes == {1: ((4,), (2, 2)), 2: ((2,),), 4: ((1,),)}
-    space = make_space(evaluator.setup, micro_batches=(1, 4, 8))
+    assert space.meshes == {1: ((2, 2),), 2: ((2,),), 4: ((1,),)}
     every = [evaluator.outcome(shape) for shape in every_shape(space)]
     explored = explore(space, lambda shapes, cutoff_s: [evaluator.outcome(shape, cutoff_s) for shape in shapes])
     best_s = min(one.step_s for one in every if isinstance(one, Estimate))
