@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,11 @@ from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces, shapes_of
 from rhino.carried import carried
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.shardings import module_mesh
+
+_OTHER_MESH: Final = "The context mesh"
+"""How JAX's refusal of another mesh than that of the context begins (jax 0.10.2)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +46,7 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     names = [one for one in shape.static if isinstance(one, str)]
     args, kwargs = blank.whole()
     jitted = jax.jit(fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True)
-    with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
-        traced = jitted.trace(*args, **kwargs)
-        module = traced.lower().compiler_ir("stablehlo")
+    traced, module = _lowered(jitted, args, kwargs, shape.name, mesh)
     avals = tuple(traced.jaxpr.in_avals)
     specs = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
     donated = shape.donated_pieces(pieces)
@@ -52,6 +55,36 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     kept = frozenset(leaf for leaf in pairs if given[leaf] not in donated)
     text = str(module.operation.get_asm(enable_debug_info=True))
     return Traced(shape.name, text.encode(), key, avals, tuple(traced.jaxpr.out_avals), traced.out_tree, pairs, kept)
+
+
+def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh | None) -> tuple[Any, Any]:  # noqa: ANN401 - JAX's
+    """Returns what jit traces, and its module.
+
+    A `shard_map` of a mesh with axes of other types (`jax.make_mesh` makes explicit ones) is refused under `mesh`, and is fine without it.
+
+    Raises:
+        RhinoError: RHI-MESH-002 where it is of a mesh of other axes, or something else in the function needs `mesh`.
+    """
+    try:
+        with contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+            traced = jitted.trace(*args, **kwargs)
+            return traced, traced.lower().compiler_ir("stablehlo")
+    except ValueError as error:
+        if mesh is None or not str(error).startswith(_OTHER_MESH):
+            raise
+        refused = str(error)
+    planned = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    what = f"{name} is planned for the mesh {planned}, and a shard_map in it is of another"
+    fix = "make its mesh with these axes and axis_types=(jax.sharding.AxisType.Auto,) * n, or say that mesh"
+    try:
+        traced = jitted.trace(*args, **kwargs)
+        module = traced.lower().compiler_ir("stablehlo")
+    except (ValueError, RuntimeError) as error:
+        raise RhinoError("RHI-MESH-002", what, Place(name), notes=(refused, str(error).splitlines()[0]), fix=fix) from error
+    found = module_mesh(module.operation)
+    if found is not None and found[1].axes != tuple(mesh.shape.items()):
+        raise RhinoError("RHI-MESH-002", f"{what}: {found[1]}", Place(name), fix=fix)
+    return traced, module
 
 
 def key_dims(aval: Any) -> int:  # noqa: ANN401 - JAX's abstract array

@@ -265,6 +265,20 @@ def test_parts_that_are_parallel_by_hand_are_kept(given: str | None):
     same(fast(x), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
 
 
+def test_a_part_by_hand_on_a_mesh_of_other_axes_is_planned_where_only_their_types_differ():
+    mesh = jax.make_mesh((4, 2), ("x", "y"))  # of explicit axes
+    by_hand = jax.shard_map(
+        lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec(), axis_names={"x"}
+    )
+    x = jnp.arange(64.0).reshape(16, 4)
+    same(rhino.parallelize(lambda x: jnp.sin(by_hand(x)), cluster="cpu8", mesh="x=4,y=2")(x), jnp.sin(x.reshape(4, 4, 4).sum(0)))
+    with pytest.raises(RhinoError, match=r"(?s)RHI-MESH-002.*mesh x=2,y=4, and a shard_map in it is of another: x=4,y=2.*AxisType.Auto"):
+        rhino.parallelize(by_hand, cluster="cpu8", mesh="2x4").plan(x)
+    strict = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))
+    with pytest.raises(RhinoError, match=r"(?s)RHI-MESH-002.*mesh x=4,y=2.*axis_types=\(Explicit, Explicit\).*in_specs"):
+        rhino.parallelize(strict, cluster="cpu8", mesh="4x2").plan(x)
+
+
 def test_devices_are_those_of_a_mesh_or_those_given():
     devices = jax.devices()[::-1]
     mesh = Mesh(np.array(devices), ("x",))
