@@ -169,7 +169,14 @@ def _matching(graph: Graph, pattern: str, said: str, file: str) -> list[int]:
 
 def _refuse_shardings(entry: func.FuncOp, file: str) -> None:
     for op in walk(entry.operation):
-        if op.name in (CONSTRAINT, MANUAL) or SHARDING in op.attributes:
+        if op.name == MANUAL:
+            raise RhinoError(
+                "RHI-BATCH-006",
+                "a part that is parallel by hand (shard_map) is written for the whole batch",
+                place_of(op.location, file),
+                fix="leave --micro-batches and --stages out, or write the part as one device would run it: the search splits it",
+            )
+        if op.name == CONSTRAINT or SHARDING in op.attributes:
             raise RhinoError(
                 "RHI-BATCH-006",
                 f"'{op.name}' has a sharding, which speaks of the whole batch",

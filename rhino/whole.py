@@ -50,6 +50,8 @@ def _planned(traced: Traced, wish: Wish) -> Planned | Staged:
     if said:
         what = f"{said} is given, and {traced.name} is one program for the whole batch"
         raise RhinoError("RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {said} out")
+    if wish.micro_batches == 1:
+        wish = replace(wish, micro_batches=None, batch="")  # a loop of one trip would refuse what stands for the whole batch
     return search_plan(traced, wish)
 
 

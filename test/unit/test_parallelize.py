@@ -265,6 +265,16 @@ def test_parts_that_are_parallel_by_hand_are_kept(given: str | None):
     same(fast(x), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
 
 
+def test_one_micro_batch_is_the_whole_batch_to_a_part_by_hand_and_several_are_refused():
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
+    x = jnp.arange(64.0).reshape(16, 4)
+    same(rhino.parallelize(by_hand, cluster="cpu8", micro_batches=1, batch="x")(x), x.reshape(8, 2, 4).sum(0))
+    words = r"(?s)RHI-BATCH-006.*parallel by hand \(shard_map\).*to fix: leave micro-batches and stages out"
+    with pytest.raises(RhinoError, match=words):
+        rhino.parallelize(by_hand, cluster="cpu8", micro_batches=2).plan(x)
+
+
 def test_a_part_by_hand_on_a_mesh_of_other_axes_is_planned_where_only_their_types_differ():
     mesh = jax.make_mesh((4, 2), ("x", "y"))  # of explicit axes
     by_hand = jax.shard_map(
