@@ -2,7 +2,8 @@
 
 A named computation is what its body computes; the shardings of its operands and results are constraints on them. A reshard is a
 constraint. A propagation barrier says nothing here, where nothing is propagated: its operand stands for it. Nor does a constraint on a
-mesh without axes (JAX puts such ones where a program for one device splits a random key).
+mesh without axes (JAX puts such ones where a program for one device splits a random key), or such a sharding of an argument or result
+(JAX gives scalars those, once a mesh is known).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.reader import walk
+from rhino.ir.shardings import SHARDING
 
 
 def plain_shardy_ops(entry: func.FuncOp) -> None:
@@ -27,6 +29,22 @@ def plain_shardy_ops(entry: func.FuncOp) -> None:
                 replace_op(op, list(op.operands))
             case "sdy.sharding_constraint" if str(sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref) in empty:
                 replace_op(op, list(op.operands))
+    if empty:
+        for name in ("arg_attrs", "res_attrs"):
+            _drop_empty(entry, name, empty)
+
+
+def _drop_empty(entry: func.FuncOp, name: str, empty: set[str]) -> None:
+    """Drops shardings on meshes without axes from an entry's arguments or results."""
+    if name not in entry.attributes:
+        return
+    kept = []
+    for attributes in map(ir.DictAttr, ir.ArrayAttr(entry.attributes[name])):
+        own = {one.name: one.attr for one in attributes}
+        if SHARDING in own and str(sdy.TensorShardingAttr(own[SHARDING]).mesh_or_ref) in empty:
+            del own[SHARDING]
+        kept.append(ir.DictAttr.get(own))
+    entry.attributes[name] = ir.ArrayAttr.get(kept)
 
 
 def _empty_meshes(entry: func.FuncOp) -> set[str]:

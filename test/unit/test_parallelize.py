@@ -261,8 +261,8 @@ def test_parts_that_are_parallel_by_hand_are_kept(given: str | None):
     mesh = Mesh(np.array(jax.devices()), ("x",))
     by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
     x = jnp.arange(64.0).reshape(16, 4)
-    fast = rhino.parallelize(lambda x: jnp.sin(by_hand(x)) * 2, cluster="cpu8", mesh=mesh if given == "mesh" else given)
-    same(fast(x), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
+    fast = rhino.parallelize(lambda x, rate: jnp.sin(by_hand(x)) * rate, cluster="cpu8", mesh=mesh if given == "mesh" else given)
+    same(fast(x, 2.0), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
 
 
 def test_one_micro_batch_is_the_whole_batch_to_a_part_by_hand_and_several_are_refused():
