@@ -93,7 +93,10 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     if options.emit_bytecode and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--emit-bytecode writes one module, and --split-input-file makes several", fix="leave one out")
     if options.num is not None and not any("num" in _takes(name) for name, _ in options.steps):
-        options.steps = [("micro-batch", ""), *options.steps]
+        if options.num == 1 and any(name == "auto-shard" for name, _ in options.steps):
+            options.num = options.batch = None  # one part is the whole batch
+        else:
+            options.steps = [("micro-batch", ""), *options.steps]
     _check_parallel(options)
     options.localize = any(name == "localize" for name, _ in options.steps)
     return options
