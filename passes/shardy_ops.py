@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.reader import walk
 from rhino.ir.shardings import SHARDING
@@ -30,21 +31,17 @@ def plain_shardy_ops(entry: func.FuncOp) -> None:
             case "sdy.sharding_constraint" if str(sdy.TensorShardingAttr(op.attributes["sharding"]).mesh_or_ref) in empty:
                 replace_op(op, list(op.operands))
     if empty:
-        for name in ("arg_attrs", "res_attrs"):
-            _drop_empty(entry, name, empty)
+        _drop_empty(entry, "arg", empty)
+        _drop_empty(entry, "res", empty)
 
 
-def _drop_empty(entry: func.FuncOp, name: str, empty: set[str]) -> None:
+def _drop_empty(entry: func.FuncOp, side: Side, empty: set[str]) -> None:
     """Drops shardings on meshes without axes from an entry's arguments or results."""
-    if name not in entry.attributes:
-        return
-    kept = []
-    for attributes in map(ir.DictAttr, ir.ArrayAttr(entry.attributes[name])):
-        own = {one.name: one.attr for one in attributes}
+    found = boundary_attributes(entry, side)
+    for own in found:
         if SHARDING in own and str(sdy.TensorShardingAttr(own[SHARDING]).mesh_or_ref) in empty:
             del own[SHARDING]
-        kept.append(ir.DictAttr.get(own))
-    entry.attributes[name] = ir.ArrayAttr.get(kept)
+    set_boundary_attributes(entry, side, found)
 
 
 def _empty_meshes(entry: func.FuncOp) -> set[str]:
