@@ -113,10 +113,10 @@ def reason(before: Kept, now: Kept) -> str:
     for row in now.data["cut_off"]:
         if _shape(row) == before.shape:
             return f"the one before: takes {format_seconds(row['bound_s'])} at least if it is to fit"
-    for row in now.data["refused"]:
+    for row in now.data["refused"]:  # of the same devices, perhaps in other rows, with less in memory at a time
         other = _shape(row)
-        if other.family == before.shape.family and other.micro_batches > before.shape.micro_batches:
-            return f"the one before: even in {other.micro_batches} micro-batches {row['why']}"
+        if (other.stages, other.keep) == (before.shape.stages, before.shape.keep) and other.micro_batches >= before.shape.micro_batches:
+            return f"even {other} {row['why']}"
     return ""
 
 
