@@ -21,6 +21,9 @@ ROLES = "rhino.axis_roles"
 """On the module: what axes of the mesh are for."""
 MESH_NAME = "mesh"
 
+Axes = tuple[tuple[str, int], ...]
+"""The names and sizes of a mesh's axes."""
+
 
 def sharding_attribute(mesh_name: str, names: tuple[str, ...], spec: Spec, rank: int) -> ir.Attribute:
     """Returns the closed `#sdy.sharding` that says `spec` of a tensor of `rank`, on axes called `names`."""
@@ -105,9 +108,15 @@ def _refused(place: Place, what: str, got: str, why: str, fix: str = _FIX) -> Rh
 
 def module_mesh(module: ir.Operation) -> tuple[str, Mesh] | None:
     """Returns the name and axes of the module's mesh, or None where it has none."""
-    for op in module.regions[0].blocks[0].operations:
-        if isinstance(op, sdy.MeshOp):
-            axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(op.attributes["mesh"]).axes]
-            if axes:
-                return str(op.sym_name.value), Mesh(tuple((str(axis.name), int(axis.size)) for axis in axes))
-    return None
+    return next(((name, Mesh(axes)) for name, axes in module_meshes(module).items() if axes), None)
+
+
+def module_meshes(module: ir.Operation) -> dict[str, Axes]:
+    """Returns the axes of all meshes of a module by name, those without axes too."""
+    found = [op for op in module.regions[0].blocks[0].operations if isinstance(op, sdy.MeshOp)]
+    return {str(op.sym_name.value): named_axes(op.attributes["mesh"]) for op in found}
+
+
+def named_axes(mesh: ir.Attribute) -> Axes:
+    """Returns the names and sizes of the axes of a `#sdy.mesh`."""
+    return tuple((str(axis.name), int(axis.size)) for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(mesh).axes))

@@ -12,7 +12,7 @@ from rhino.ir.foreign import cannot_honour
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.reader import walk
-from rhino.ir.shardings import SHARDING
+from rhino.ir.shardings import SHARDING, Axes, module_meshes, named_axes
 from rhino.passes.base import Remarks
 from rhino.passes.shardy_ops import inline_body, replace_op
 
@@ -27,9 +27,7 @@ def widen_regions(entry: func.FuncOp, name: str, remarks: Remarks) -> None:
         RhinoError: RHI-SHARD-001 where a region inside another one splits what it reads or gives along an axis that is not the outer one's.
     """
     assert entry.operation.parent is not None
-    meshes = {
-        f"@{op.sym_name.value}": op.attributes["mesh"] for op in entry.operation.parent.regions[0].blocks[0].operations if _is_mesh(op)
-    }
+    meshes = {f"@{mesh}": axes for mesh, axes in module_meshes(entry.operation.parent).items()}
     for op in [op for op in walk(entry.operation) if op.name == MANUAL and not _is_inside(op)]:
         sizes = _mesh_sizes(op, meshes)
         free = [axis for axis in sizes if axis not in _axes(op)]
@@ -39,10 +37,6 @@ def widen_regions(entry: func.FuncOp, name: str, remarks: Remarks) -> None:
             if any(sizes[axis] > 1 for axis in free):
                 text = f"a part that is parallel by hand does the same on every device along {_listed(free)}, over which it is not"
                 remarks.add(name, place_of(op.location, remarks.file), text)
-
-
-def _is_mesh(op: ir.OpView) -> bool:
-    return isinstance(op, sdy.MeshOp)
 
 
 def _is_inside(op: ir.Operation) -> bool:
@@ -65,12 +59,12 @@ def _shardings(op: ir.Operation, side: str) -> list[sdy.TensorShardingAttr]:
     return [sdy.TensorShardingAttr(one) for one in sdy.TensorShardingPerValueAttr(op.attributes[side]).shardings]
 
 
-def _mesh_sizes(op: ir.Operation, meshes: dict[str, ir.Attribute]) -> dict[str, int]:
+def _mesh_sizes(op: ir.Operation, meshes: dict[str, Axes]) -> dict[str, int]:
     """Returns the axes of the mesh that a region speaks of, with their sizes; its own alone where it has neither operands nor results."""
     for side in _SIDES:
         for sharding in _shardings(op, side):
-            mesh = sdy.MeshAttr(meshes.get(str(sharding.mesh_or_ref), sharding.mesh_or_ref))
-            return {str(axis.name): int(axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes)}
+            reference = str(sharding.mesh_or_ref)
+            return dict(meshes[reference] if reference in meshes else named_axes(sharding.mesh_or_ref))
     return dict.fromkeys(_axes(op), 1)
 
 

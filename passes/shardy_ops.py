@@ -13,7 +13,7 @@ from typing import Any
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir import func, ir, sdy
 from rhino.ir.reader import walk
-from rhino.ir.shardings import SHARDING
+from rhino.ir.shardings import SHARDING, module_meshes
 
 
 def plain_shardy_ops(entry: func.FuncOp) -> None:
@@ -47,8 +47,7 @@ def _drop_empty(entry: func.FuncOp, side: Side, empty: set[str]) -> None:
 def _empty_meshes(entry: func.FuncOp) -> set[str]:
     """Returns how shardings refer to the meshes without axes."""
     assert entry.operation.parent is not None
-    meshes = [op for op in entry.operation.parent.regions[0].blocks[0].operations if isinstance(op, sdy.MeshOp)]
-    return {f"@{op.sym_name.value}" for op in meshes if not list(sdy.MeshAttr(op.attributes["mesh"]).axes)}
+    return {f"@{name}" for name, axes in module_meshes(entry.operation.parent).items() if not axes}
 
 
 def inline_body(op: ir.Operation, operands: list[ir.Value[Any]]) -> list[ir.Value[Any]]:
