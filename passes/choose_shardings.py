@@ -32,7 +32,7 @@ from rhino.ir.spec import Spec, spec_text
 from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks, opt
-from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, write_mesh
+from rhino.passes.problem import NEEDS_ROOM, PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, write_mesh
 from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
@@ -250,17 +250,16 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     worst, floor, culprits = _least_sizes(choice)
     notes = [f"at least {format_bytes(size)}: {program.describe(value)}" for size, value in culprits]
     notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
-    fix = "raise --budget, use more devices, or a smaller batch"
     if isinstance(outcome, Infeasible):
         needed = max(floor, outcome.peak_bytes or 0.0)
         words = format_bytes(needed)
         if words == format_bytes(budget):
             words += f" ({ceil(needed)} bytes)"
         what = f"no choice of shardings fits {format_bytes(budget)} per device; at least {words} are needed"
-        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
+        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), NEEDS_ROOM)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that fits {format_bytes(budget)} per device was found within the steps of the search{found}"
-    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), NEEDS_ROOM)
 
 
 def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, int]]]:

@@ -32,6 +32,10 @@ DEFAULT_CLUSTER = "cpu8"
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
 
+NEEDS_ROOM = "raise --budget, use more devices, or a smaller batch"
+"""What to do where no plan fits, and what may do besides where only shardings were searched for."""
+WHOLE_NEEDS_LESS = "micro-batches, stages and recomputation need less"
+
 
 @dataclass(frozen=True)
 class Target:

@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeVar
 from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes
+from rhino.passes.problem import NEEDS_ROOM
 from rhino.passes.whole_report import Chosen, Report
 from rhino.passes.whole_search import Setup, make_space, pipeline_of
 from rhino.passes.whole_workers import Workers
@@ -164,8 +165,7 @@ class _End(Generic[T]):
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
             what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device"
-            fix = "raise --budget, use more devices, or a smaller batch"
-            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, fix)
+            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, NEEDS_ROOM)
         return RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
 
 

@@ -10,6 +10,7 @@ from rhino.ir.mlir import ir, make_context
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.pad import refuse_pads
+from rhino.passes.problem import WHOLE_NEEDS_LESS
 from rhino.passes.recompute import share_of_all
 from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.whole_choice import TOO_LARGE, Decided, Made, Said, choose_whole
@@ -33,7 +34,7 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
     except RhinoError as error:
         fix = as_keywords(error).fix
         if error.id in TOO_LARGE and wish.search == SHARD:
-            fix = f"{fix}; or say search='whole': micro-batches, stages and recomputation need less"
+            fix = f"{fix}; or say search='whole': {WHOLE_NEEDS_LESS}"
         raise replace(error, fix=fix) from None
 
 

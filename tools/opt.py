@@ -23,7 +23,7 @@ from rhino.ir.spmd_plan import save_plan
 from rhino.passes.base import Remarks, read_options
 from rhino.passes.localize import Localize
 from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.problem import DEFAULT_CLUSTER
+from rhino.passes.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
 from rhino.passes.registry import Item
 from rhino.passes.spmd_search import search
 from rhino.tools.ending import exit_code_of
@@ -163,9 +163,7 @@ class _Run:
         """Returns an error that names what takes less memory, where that was not asked for."""
         if error.exit_code != ExitCode.DOES_NOT_FIT or [name for name, _ in self.options.steps] != ["auto-shard"]:
             return error
-        return replace(
-            error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: micro-batches, stages and recomputation need less"
-        )
+        return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {WHOLE_NEEDS_LESS}")
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
