@@ -23,14 +23,14 @@ from rhino.ir.graph import WHILE, YIELD
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir
-from rhino.ir.program import RULE, Program, read_program
-from rhino.ir.reader import entry_function, walk
+from rhino.ir.program import Program, read_program
+from rhino.ir.reader import entry_function
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.units import format_bytes
 from rhino.ir.views import VIEW, view_attribute
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.nested_reads import read_inside
-from rhino.passes.rules import run_on_functions, with_rules
+from rhino.passes.rules import renew_rules, run_on_functions, with_rules
 from rhino.passes.viewed_ops import (
     CONSTRAINT,
     RESHAPE,
@@ -78,8 +78,7 @@ class MaterializeStrides(Pass):
             del program  # no handle of an op outlives the passes below
         if views.regions:
             run_on_functions(module, "cse")
-        if any(RULE in op.attributes for op in walk(module)):
-            run_on_functions(module, "sdy-populate-op-sharding-rules")  # those of rewritten ops were taken away
+        renew_rules(module)
         remarks.statistics["views"] = views
 
 

@@ -27,8 +27,8 @@ from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir
 from rhino.ir.patterns import dotted, matches, nearest
-from rhino.ir.program import CONSTANT, RULE, Program, read_program
-from rhino.ir.reader import entry_function, walk
+from rhino.ir.program import CONSTANT, Program, read_program
+from rhino.ir.reader import entry_function
 from rhino.ir.shardings import module_mesh
 from rhino.ir.units import format_bytes
 from rhino.ir.views import PADDED, VIEW, view_attribute
@@ -36,7 +36,7 @@ from rhino.passes.base import Remarks, opt
 from rhino.passes.nested_reads import read_inside
 from rhino.passes.padded_ops import can_pad, is_made_anew, make_anew, masked, resized, rewrite
 from rhino.passes.problem import AUTO, PLANNING_ERRORS, PlanningPass
-from rhino.passes.rules import run_on_functions, with_rules
+from rhino.passes.rules import renew_rules, run_on_functions, with_rules
 from rhino.passes.viewed_ops import retype
 from rhino.strategies.fillings import Masks, find_masks
 from rhino.strategies.links import Place as Dim
@@ -79,8 +79,7 @@ class PadDims(PlanningPass):
             del program  # no handle of an op outlives the passes below
         if pads.values:
             run_on_functions(module, "cse")
-            if any(RULE in op.attributes for op in walk(module)):
-                run_on_functions(module, "sdy-populate-op-sharding-rules")  # those of rewritten ops were taken away
+            renew_rules(module)
         remarks.statistics["pads"] = pads
 
     def said(self) -> tuple[Pad, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rhino.ir.mlir import ir, passmanager
-from rhino.ir.program import is_ruled
+from rhino.ir.program import RULE, is_ruled
 from rhino.ir.reader import walk
 
 
@@ -24,6 +24,12 @@ def with_rules(module: ir.Operation) -> Iterator[None]:
         yield
     finally:
         run_on_functions(module, "sdy-drop-sharding-rules")
+
+
+def renew_rules(module: ir.Operation) -> None:
+    """Gives rules to the ops that lost theirs by being rewritten, in a module that has rules at all."""
+    if any(RULE in op.attributes for op in walk(module)):
+        run_on_functions(module, "sdy-populate-op-sharding-rules")
 
 
 def run_on_functions(module: ir.Operation, name: str) -> None:
