@@ -6,10 +6,12 @@ Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1
 node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of Aceso's Table 2 on 32 V100s, batch 1024 in
 16 bits. An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel
 ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that
-of `bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous.
+of `bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous. An
+expert's plan that is proven to take longer than the best of them so far, or than `NEAR` times ours, is not planned to its end.
 
 Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search (wall, and
-processor seconds of all processes), shapes planned, the best expert, and our step over its.
+processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert comes near ours, what none of
+them is below. `--json` is written after each row.
 
 Exit code: with `--check`, 1 if an expert's plan is faster than ours by more than 0.1 %.
 """
@@ -17,6 +19,7 @@ Exit code: with `--check`, 1 if an expert's plan is faster than ours by more tha
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -34,7 +37,7 @@ from quality import CASES, Case, pins
 from search import machine
 
 from rhino.ir.cluster import cluster_to_text, load_cluster
-from rhino.ir.hardware import Cluster
+from rhino.ir.hardware import Cluster, Level
 from rhino.ir.manual import bytecode
 from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir, make_context
@@ -42,13 +45,16 @@ from rhino.ir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Setup, make_space
+from rhino.passes.whole_search import Evaluator, Setup, make_space
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.whole import explore
-from rhino.strategies.whole.base import Estimate, Explored, Space
+from rhino.strategies.whole.base import Estimate, Explored, Outcome, Shape, Space
 
 TOLERANCE: Final = 1e-3
 """By how much, relatively, an expert may be faster: below it lies the gap that a search may leave."""
+
+NEAR: Final = 1.05
+"""Times our step: experts' plans that are proven to take as long are told apart no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +87,23 @@ CLUSTERS: Final = {"m8": "v100x8x2", "s1": "s1x8"}
 
 
 def platform(name: str, num_devices: int) -> Cluster:
-    """Returns so many devices of a platform: a part of a node, or whole nodes."""
+    """Returns so many devices of a platform: a part of a node, or whole nodes, and of these as many as it takes."""
     whole = load_cluster(CLUSTERS[name])
-    *outer, inner = whole.levels
-    size = min(num_devices, inner.size)
-    reached = inner.reached_bytes_per_s(size) / inner.efficiency
-    partial = tuple(one for one in inner.partial_bytes_per_s if one[0] < size)
-    levels = [replace(inner, size=size, port_bytes_per_s=reached, partial_bytes_per_s=partial)]
-    if outer and num_devices > inner.size:
-        levels.insert(0, replace(outer[-1], size=num_devices // inner.size))
-    return replace(whole, name=f"{name}-{num_devices}", levels=tuple(levels))
+    levels: list[Level] = []
+    for level in reversed(whole.levels):
+        size = num_devices if level is whole.levels[0] else min(num_devices, level.size)
+        levels.insert(0, _resized(level, size))
+        num_devices //= size
+    several = tuple([level for level in levels if level.size > 1])
+    found = replace(whole, levels=several or tuple(levels[-1:]))
+    return replace(found, name=f"{name}-{found.num_devices}")
+
+
+def _resized(level: Level, size: int) -> Level:
+    """Returns a level of so many units, which share its links as those of a larger one do."""
+    reached = level.reached_bytes_per_s(size) / level.efficiency
+    partial = tuple([one for one in level.partial_bytes_per_s if one[0] < size])
+    return replace(level, size=size, port_bytes_per_s=reached, partial_bytes_per_s=partial)
 
 
 def step_text(row: Row) -> bytes:
@@ -119,7 +132,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a case came to. `experts` are those that fit, best first; `ended` says whether the search came to its end."""
+    """What a case came to; `ended` says whether the search came to its end.
+
+    `experts` are those that were planned to their end and fit, best first; no other is below `near_s`, which is 0 where none was looked at.
+    """
 
     case: str
     cluster: str
@@ -131,13 +147,19 @@ class Result:
     num_shapes: int
     ended: bool
     experts: tuple[Found, ...]
+    near_s: float
+
+    @property
+    def best_expert(self) -> Found | None:
+        """The best expert, where one is below `near_s`."""
+        return next((one for one in self.experts if one.step_s < self.near_s), None)
 
     @property
     def ratio(self) -> float:
-        """Returns our step over the best expert's; 0 where no expert fits."""
-        if self.ours is None:
-            return math.inf if self.experts else 0.0
-        return self.ours.step_s / self.experts[0].step_s if self.experts else 0.0
+        """Returns our step over the best expert's; 0 where none is near."""
+        if self.best_expert is None:
+            return 0.0
+        return self.ours.step_s / self.best_expert.step_s if self.ours else math.inf
 
 
 def found(who: str, one: Estimate) -> Found:
@@ -155,27 +177,43 @@ def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
         workers.close()
 
 
-def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path) -> Iterator[Found]:
-    """Yields the best plan of each expert that has one that fits."""
-    for stages in sorted(space.meshes):
+def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, near_s: float, likely: int) -> Iterator[Found]:
+    """Yields the best plan of each expert that is below `near_s` and all before it, or was planned to its end all the same.
+
+    Those of `likely` stages come first: the better the best of them, the sooner others end.
+    """
+    for stages in sorted(space.meshes, key=lambda count: (count != likely, count)):
         size = load_cluster(setup.cluster).num_devices // stages
         for data in [count for count in range(1, size + 1) if size % count == 0]:
             for kept in ("dp", "zero-1", "zero-3")[: 3 if data > 1 else 1]:
                 roles = [(count, role) for count, role in ((data, kept), (size // data, "tp")) if count > 1] or [(1, "dp")]
                 if not case.columns and any(role == "tp" for _, role in roles):
                     continue
-                yield from _expert(case, module, setup, space, folder, stages, roles)
+                for one in _expert(case, module, setup, space, folder, stages, roles, near_s):
+                    near_s = min(near_s, one.step_s)
+                    yield one
 
 
 def _expert(
-    case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, stages: int, roles: Sequence[tuple[int, str]]
+    case: Case,
+    module: ir.Module,
+    setup: Setup,
+    space: Space,
+    folder: Path,
+    stages: int,
+    roles: Sequence[tuple[int, str]],
+    below_s: float,
 ) -> Iterator[Found]:
     mesh = tuple(count for count, _ in roles)
     file = folder / "expert.toml"
     file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
-    own = replace(setup, options={"constraints": str(file)}, schedules=("1f1b",))
-    evaluator = Workers(own, 1)
-    ranked = explore(replace(space, meshes={stages: (mesh,)}), evaluator.evaluate, strategy="rhino").ranked
+    evaluator = Evaluator(replace(setup, options={"constraints": str(file)}, schedules=("1f1b",)), folder)
+
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        return [evaluator.outcome(shape, cutoff_s) for shape in shapes]
+
+    own = replace(space, meshes={stages: (mesh,)})
+    ranked = explore(own, evaluate, strategy="rhino", below_s=below_s).ranked
     if ranked:
         yield found(" x ".join(f"{role} {count}" for count, role in roles), ranked[0])
 
@@ -197,8 +235,10 @@ def measure(case: str, platform_name: str, options: argparse.Namespace) -> Resul
         setup = Setup(bytecode(module), case, str(file), float(cluster.device.usable_hbm_bytes), {})
         explored, space = search(setup, options.jobs)
         wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
-        listed = [] if options.no_experts else sorted(experts(CASES[row.roles], module, setup, space, folder), key=lambda one: one.step_s)
-    best = explored.ranked[0] if explored.ranked else None
+        best = explored.ranked[0] if explored.ranked else None
+        near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
+        likely = best.shape.stages if best else 1
+        listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, likely))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach
     return Result(
         case,
@@ -210,7 +250,8 @@ def measure(case: str, platform_name: str, options: argparse.Namespace) -> Resul
         processor_s,
         len(explored.outcomes),
         explored.is_complete,
-        tuple(listed),
+        tuple(sorted(listed, key=lambda one: one.step_s)),
+        near_s,
     )
 
 
@@ -225,7 +266,7 @@ def _processor_s() -> float:
 
 def cells(result: Result) -> list[str]:
     """Returns a line of the table."""
-    ours, best = result.ours, result.experts[0] if result.experts else None
+    ours = result.ours
     return [
         result.case,
         result.cluster,
@@ -235,10 +276,18 @@ def cells(result: Result) -> list[str]:
         format_bytes(ours.peak_bytes) if ours else "",
         f"{result.wall_s:.0f}, {result.processor_s:.0f}",
         f"{result.num_shapes}{'' if result.ended else '+'}",
-        f"{best.who}; {best.shape}" if best else "none",
-        format_seconds(best.step_s) if best else "",
-        f"{result.ratio:.3f}" if best else "",
+        *_compared(result),
     ]
+
+
+def _compared(result: Result) -> list[str]:
+    """Returns the best expert, its step, and our step over it."""
+    best = result.best_expert
+    if best:
+        return [f"{best.who}; {best.shape}", format_seconds(best.step_s), f"{result.ratio:.3f}"]
+    if not result.near_s:
+        return ["not looked at", "", ""]
+    return ["none near", f"at least {format_seconds(result.near_s)}", f"below {1 / NEAR:.3f}"] if result.ours else ["none fits", "", ""]
 
 
 HEAD: Final = ["case", "devices", "plan", "step", "MFU", "peak", "wall, processor s", "shapes", "best expert", "its step", "ours / its"]
@@ -254,6 +303,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if an expert is faster")
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     options = parser.parse_args(argv)
+    gc.disable()  # as the tools do
     print(machine())
     print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
     results = []
@@ -261,8 +311,9 @@ def run(argv: Sequence[str]) -> int:
         for case in options.cases.split(","):
             results.append(measure(case, name, options))
             print(f"| {' | '.join(cells(results[-1]))} |", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(one) for one in results], indent=2), encoding="utf-8")
+            gc.collect()  # what MLIR holds for modules
+            if options.json:
+                Path(options.json).write_text(json.dumps([asdict(one) for one in results], indent=2), encoding="utf-8")
     return int(options.check and any(one.ratio > 1 + TOLERANCE for one in results))
 
 

@@ -108,13 +108,15 @@ class Evaluator:
     def prepared(self, shape: Shape) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
 
-        To divide it is most of the work, and the same whatever is kept for the way back.
+        To divide it is most of the work, and the same whatever is kept for the way back. What is pinned comes last and is not kept, so that
+        evaluators that differ in it may share a folder.
         """
         *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
         again = [one for one in rewriting if isinstance(one, Recompute)]
         divided = self.made(f"{shape.micro_batches}", self.setup.module, [one for one in rewriting if not isinstance(one, Recompute)])
-        ready = self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate, pin])
-        return ir.Module.parse(ready, self.context)
+        module = ir.Module.parse(self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate]), self.context)
+        build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
+        return module
 
     def made(self, name: str, start: bytes, items: Sequence[Item]) -> bytes:
         """Returns what `items` make of a module; what another process has put in the folder is not made again."""

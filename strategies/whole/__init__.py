@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from rhino.strategies.whole import aceso, best, rhino, tap
@@ -24,12 +25,18 @@ STRATEGIES: Final[dict[str, Strategy]] = {
 DEFAULT: Final = best.STRATEGY.name
 
 
-def explore(space: Space, evaluate: Evaluate, told: Callable[[Explored], None] = lambda _: None, strategy: str = DEFAULT) -> Explored:
+def explore(
+    space: Space,
+    evaluate: Evaluate,
+    told: Callable[[Explored], None] = lambda _: None,
+    strategy: str = DEFAULT,
+    below_s: float = inf,
+) -> Explored:
     """Returns what became of the shapes of `space`; `evaluate` gives the outcomes of a round, and `told` hears of each round.
 
-    An interruption ends the search with what is known.
+    Shapes that are proven not to be below `below_s` are cut off. An interruption ends the search with what is known.
     """
-    trials = Trials(space, evaluate, told)
+    trials = Trials(space, evaluate, told, Explored(below_s))
     try:
         STRATEGIES[strategy].run(trials)
     except SpentError:

@@ -181,10 +181,11 @@ class Space:
 class Explored:
     """What was looked at, and for which strategy.
 
-    `implied` are shapes that were asked for and are cut off by what another came to, `passed_over` families that ended with nothing
-    evaluated or by their bound.
+    `below_s` is a step from elsewhere: what is not below it is of no use. `implied` are shapes that were asked for and are cut off by what
+    another came to, `passed_over` families that ended with nothing evaluated or by their bound.
     """
 
+    below_s: float = inf
     outcomes: list[Outcome] = field(default_factory=list)
     implied: list[CutOff] = field(default_factory=list)
     asked_by: dict[Shape, str] = field(default_factory=dict)
@@ -209,8 +210,8 @@ class Explored:
 
     @property
     def best_s(self) -> float:
-        """The best step so far, infinite before there is one."""
-        return min((one.step_s for one in self.outcomes if isinstance(one, Estimate)), default=inf)
+        """The best step so far, or the one from elsewhere if that is better; infinite before there is one."""
+        return min([self.below_s, *(one.step_s for one in self.outcomes if isinstance(one, Estimate))])
 
     @property
     def bound_s(self) -> float:

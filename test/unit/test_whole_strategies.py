@@ -92,6 +92,17 @@ def test_no_more_than_allowed_is_planned_and_the_best_of_it_is_kept(strategy: st
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_not_below_a_step_from_elsewhere_is_of_no_use(strategy: str):
+    best_s = step_s(every := explore(space_of(8), MODEL.evaluate, strategy=strategy))
+    assert best_s is not None
+    above = explore(space_of(8), MODEL.evaluate, strategy=strategy, below_s=best_s * 1.001)
+    assert step_s(above) == best_s
+    assert len(above.ranked) < len(every.ranked) or strategy == "tap"  # which has one plan
+    busy_s = min(one.bound_s for one in every.ranked)
+    assert not explore(space_of(8), MODEL.evaluate, strategy=strategy, below_s=busy_s).ranked
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_interruption_leaves_the_best_so_far(strategy: str):
     rounds: list[int] = []
 
