@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, OpClass, TensorType, materialized
+from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
 from rhino.strategies.candidates import State, keeps, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -283,7 +283,7 @@ class Builder:
     def state_s(self, op: int, state: State) -> float:
         """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
         cls = self.graph.cls(op)
-        if cls.is_view or (self.is_read_in_place(cls) and self.in_memory[self.result_start[op]]):
+        if cls.is_view:
             return 0.0
         moved = self.moved_bytes(op, state)
         is_kernel = any(self.has_memory[value] for value in self.graph.results(op))
@@ -291,19 +291,11 @@ class Builder:
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
         return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
 
-    @staticmethod
-    def is_read_in_place(cls: OpClass) -> bool:
-        """Says whether an op gives one piece of its first operand's memory, so that who needs it in memory finds it there.
-
-        XLA's products on GPUs read such a part of a stack of weights where it lies (`GemmFusion`); its CPU backend copies it, which
-        memory counts (docs/search.md).
-        """
-        return cls.name == "stablehlo.dynamic_slice" and cls.operands[0].shape[1:] == cls.results[0].shape[1:]
-
     def moved_bytes(self, op: int, state: State) -> int:
         """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes.
 
-        An operand that is computed inside the op is not read: what it is computed from was read by what computes it.
+        An operand that is computed inside the op is not read: what it is computed from was read by what computes it. A part of a stack is
+        computed inside loops, and copied for products (docs/search.md, Loops).
         """
         graph, cls = self.graph, self.graph.cls(op)
         if cls.moved_bytes is not None:

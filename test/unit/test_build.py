@@ -319,7 +319,7 @@ PRODUCT = "stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<
 @pytest.mark.parametrize(
     ("read", "kept", "trip", "why"),
     [
-        (PRODUCT, "%y", 3 + 2, "a product reads two tensors, the part of the stack where it lies, and writes one; its result is copied"),
+        (PRODUCT, "%y", 2 + 3 + 2, "the part of the stack is copied, a product reads two tensors and writes one, its result is copied"),
         ("stablehlo.add %v, %w : tensor<8x8xf32>", "%y", 2 + 1 + 2, "a sum is written for the next trip, and copied"),
         (
             "stablehlo.add %v, %w : tensor<8x8xf32>",
