@@ -11,7 +11,7 @@ expert's plan that is proven to take longer than the best of them so far, or tha
 
 Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search (wall, and
 processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert comes near ours, what none of
-them is below. `--json` is written after each row.
+them is below. `--json` is written after each row; on stderr stands how far a row is, with the processor seconds since the start.
 
 Exit code: with `--check`, 1 if an expert's plan is faster than ours by more than 0.1 %.
 """
@@ -213,9 +213,18 @@ def _expert(
         return [evaluator.outcome(shape, cutoff_s) for shape in shapes]
 
     own = replace(space, meshes={stages: (mesh,)})
-    ranked = explore(own, evaluate, strategy="rhino", below_s=below_s).ranked
-    if ranked:
-        yield found(" x ".join(f"{role} {count}" for count, role in roles), ranked[0])
+    explored = explore(own, evaluate, strategy="rhino", below_s=below_s)
+    who = " x ".join(f"{role} {count}" for count, role in roles)
+    _report(f"{stages} stages of {who}", explored)
+    if explored.ranked:
+        yield found(who, explored.ranked[0])
+
+
+def _report(who: str, explored: Explored) -> None:
+    """Says on stderr what somebody's plans come to, and lets go of the modules that they were made from."""
+    best = next((f"{one.shape} in {format_seconds(one.step_s)}" for one in explored.ranked), "none")
+    print(f"{_processor_s():.0f} s: {who}: {best}, {len(explored.outcomes)} shapes", file=sys.stderr)
+    gc.collect()
 
 
 def measure(case: str, platform_name: str, options: argparse.Namespace) -> Result:
@@ -235,6 +244,7 @@ def measure(case: str, platform_name: str, options: argparse.Namespace) -> Resul
         setup = Setup(bytecode(module), case, str(file), float(cluster.device.usable_hbm_bytes), {})
         explored, space = search(setup, options.jobs)
         wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
+        _report(case, explored)
         best = explored.ranked[0] if explored.ranked else None
         near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
         likely = best.shape.stages if best else 1
@@ -311,7 +321,6 @@ def run(argv: Sequence[str]) -> int:
         for case in options.cases.split(","):
             results.append(measure(case, name, options))
             print(f"| {' | '.join(cells(results[-1]))} |", flush=True)
-            gc.collect()  # what MLIR holds for modules
             if options.json:
                 Path(options.json).write_text(json.dumps([asdict(one) for one in results], indent=2), encoding="utf-8")
     return int(options.check and any(one.ratio > 1 + TOLERANCE for one in results))

@@ -29,10 +29,15 @@ PAYS: Final = 0.005
 
 def search(trials: Trials) -> None:
     """Walks every family of the space."""
-    walk = _Walk(trials)
-    while shapes := walk.proposals():
+    walk(trials, trials.space)
+
+
+def walk(trials: Trials, space: Space) -> None:
+    """Walks every family of a space, which may have other meshes than that of the trials."""
+    walking = _Walk(trials, space)
+    while shapes := walking.proposals():
         for outcome in trials.outcomes(shapes):
-            walk.take(outcome)
+            walking.take(outcome)
 
 
 STRATEGY: Final = Strategy("rhino", "every family of shapes that its bound does not rule out", search)
@@ -105,9 +110,9 @@ class _Family:
 
 
 class _Walk:
-    def __init__(self, trials: Trials) -> None:
+    def __init__(self, trials: Trials, space: Space) -> None:
         self.trials = trials
-        self.space = trials.space
+        self.space = space
         self.explored = trials.explored
         self.families = {one.shape: one for one in self.every_family()}
 

@@ -104,16 +104,19 @@ def test_a_family_that_cannot_be_best_is_passed_over():
     assert explored.bound_s == 0.9
 
 
-def test_the_devices_of_the_best_plan_are_looked_at_in_one_row_too():
-    steps = {(2, 4): 1.0, (4, 2): 0.99, (8,): 0.98}
+def test_the_devices_of_plans_near_the_best_are_looked_at_in_one_row_too():
+    steps = {(2, 4): 1.02, (4, 2): 1.01, (8,): 0.98, (2, 2): 1.0, (4,): 0.99, (2, 3): 1.1}
+    asked: list[Shape] = []
 
     def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
-        return [estimate(shape, steps[shape.mesh], 0.5) for shape in shapes]
+        asked.extend(shapes)
+        return [cut_off(estimate(shape, steps[shape.mesh], steps[shape.mesh] - 0.01), cutoff_s) for shape in shapes]
 
-    space = Space({1: ((2, 4),)}, (1,), 0.5)
-    assert [one.shape.mesh for one in explore(space, evaluate, strategy="best").ranked] == [(2, 4)]
+    space = Space({1: ((2, 4),), 2: ((2, 2),), 4: ((2, 3),)}, (8,), 0.5)
+    assert [one.shape.mesh for one in explore(space, evaluate, strategy="best").ranked] == [(2, 2), (2, 4), (2, 3)]
     kin = explore(replace(space, has_kin=True), evaluate, strategy="best")
-    assert [one.shape.mesh for one in kin.ranked] == [(8,), (4, 2), (2, 4)]
+    assert kin.ranked[0].shape.mesh == (8,)
+    assert {one.mesh for one in asked} == steps.keys(), "and not those of plans that are far behind"
 
 
 def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
