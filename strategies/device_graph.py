@@ -2,8 +2,9 @@
 
 It is what localizing writes (`rhino.passes.localize`), with what XLA puts in before it decides what is fused (jaxlib 0.10.2 on a CPU,
 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
-all-to-all takes parts, and what it gives is joined; products and convolutions want their operands' dims in an order of their own; what is
-added to a scatter over zeros is scattered into; a pad or a slice that takes everything is none.
+all-to-all takes parts, and what it gives is joined; all-reduces are sent together (`rhino.strategies.joining`); products and convolutions
+want their operands' dims in an order of their own; what is added to a scatter over zeros is scattered into; a pad or a slice that takes
+everything is none.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -20,12 +21,15 @@ import numpy as np
 from rhino.ir.graph import COPIED_UPDATE, Graph, OpClass, TensorType
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
+from rhino.strategies.joining import joined
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, way
 from rhino.strategies.schedule import is_scattered
 
 ALL_TO_ALL: Final = "all_to_all"
+_ALL_REDUCE: Final = "all_reduce"
+_SUM: Final = "add"
 
 _COPY, _VIEW, _SLICE, _CUT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"
 _JOIN: Final = "join"
@@ -70,7 +74,10 @@ class _Writer:
     """Where each op of the plan's graph is written."""
 
     forms: dict[tuple[int, int], _Form] = field(default_factory=dict)
-    ways: dict[tuple[int, Spec, Spec, bool], tuple[_Form, ...]] = field(default_factory=dict)
+    ways: dict[tuple[int, Spec, Spec, bool, str], tuple[_Form, ...]] = field(default_factory=dict)
+    all_reduces: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
+    """The classes that are all-reduces: what they come to, of what, and along which axes."""
+
     orders: dict[tuple[int, int, int], Arranged] = field(default_factory=dict)
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
     rearranged: dict[tuple[int, Arranged], int] = field(default_factory=dict)
@@ -94,7 +101,7 @@ class _Writer:
         for op in range(graph.num_ops):
             self.op(op)
         returns = [self.move(v, self.stored[v], plan.specs[v], spec) for v, spec in zip(graph.returns, plan.returned, strict=True)]
-        return Graph(
+        written = Graph(
             classes=tuple(self.classes),
             types=tuple(self.types),
             op_class=_ints(self.op_class),
@@ -110,6 +117,7 @@ class _Writer:
             loops=tuple([replace(loop, op=self.place[loop.op], end=self.place[loop.end]) for loop in graph.loops]),
             zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
         )
+        return joined(written, self.all_reduces)
 
     # Ops
 
@@ -189,7 +197,7 @@ class _Writer:
         """Returns `held`, which stands for `value` in spec `source`, brought to spec `target`."""
         if source == target:
             return held
-        key = (self.type_of[value], source, target, self.is_free[value])
+        key = (self.type_of[value], source, target, self.is_free[value], self.reduction(value))
         if key not in self.ways:
             self.ways[key] = self.way(*key)
         return self.follow(self.ways[key], held)
@@ -206,16 +214,21 @@ class _Writer:
                 parts = list(self.write(form, parts))
         return parts[0]
 
-    def way(self, kind: int, source: Spec, target: Spec, free: bool) -> tuple[_Form, ...]:
+    def reduction(self, value: int) -> str:
+        """Returns what the parts of a value come to where it is partial."""
+        op = int(self.graph.value_op[value])
+        return (self.graph.classes[self.class_of[op]].reduction if op >= 0 else None) or _SUM
+
+    def way(self, kind: int, source: Spec, target: Spec, free: bool, reduction: str) -> tuple[_Form, ...]:
         """Returns the ops that bring a tensor from one spec to another."""
         whole = self.graph.types[kind]
         if not whole.shape and not partial_axes(source):
             return ()
         steps = way(len(whole.shape), source, target, len(self.plan.sizes))
         assert steps is not None, (source, target)
-        return tuple([form for step in steps for form in self.step(whole, step, free)])
+        return tuple([form for step in steps for form in self.step(whole, step, free, reduction)])
 
-    def step(self, whole: TensorType, step: Step, free: bool) -> tuple[_Form, ...]:
+    def step(self, whole: TensorType, step: Step, free: bool, reduction: str) -> tuple[_Form, ...]:
         """Returns the ops that a step of a way is."""
         before, after = (self.number(_laid_out(whole, layout, self.plan.sizes)) for layout in (step.before, step.after))
         if free or step.kind == "slice":
@@ -223,6 +236,8 @@ class _Writer:
         if step.kind == ALL_TO_ALL:
             return self.exchange(before, after, prod(self.plan.sizes[axis] for axis in step.axes))
         made = self.form(OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0))
+        if step.kind == _ALL_REDUCE:
+            self.all_reduces[made.cls] = (reduction, whole.dtype, step.axes)
         if step.kind not in _WITH_DIM_OUTERMOST or is_major(whole.shape, step, self.plan.sizes):
             return (made,)
         dim = step.source if step.kind == "all_gather" else step.target

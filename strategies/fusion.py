@@ -23,6 +23,7 @@ from typing import Final
 
 from rhino.ir.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph, OpClass
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT
+from rhino.strategies.order import regions
 
 _MOST_BETWEEN: Final = 64
 """So many ops, at most, are looked at between a producer and a reader for another way; where there are more, there is one."""
@@ -69,9 +70,7 @@ class _Fusion:
         for values in (*self.operands, graph.returns):
             for value in dict.fromkeys(values):
                 self.num_readers[value] += 1
-        self.region = [-1] * graph.num_ops
-        for loop in graph.loops:  # inner loops come after the outer one
-            self.region[loop.op + 1 : loop.end + 1] = [loop.op] * (loop.end - loop.op)
+        self.region = regions(graph)
         self.is_view = [cls.is_view and cls.name != BARRIER for cls in self.classes]
         self.is_loop = [view or cls.fusible for view, cls in zip(self.is_view, self.classes, strict=True)]
         self.library = {op for op, cls in enumerate(self.classes) if cls.name == REDUCE and _is_large(cls)}

@@ -17,7 +17,7 @@ from rhino.strategies.fusion import Fused, fuse
 from rhino.strategies.memory import written_in_place
 from rhino.strategies.packing import Buffer, packed
 from rhino.strategies.plan import Plan
-from rhino.strategies.schedule import Schedule, schedule_fused
+from rhino.strategies.schedule import Schedule, schedules_fused
 
 _MARGINS: Final = (17, 100)
 """One part in so many of what temporaries take is added, for what is not told as XLA has it: in the order that is most often XLA's, and in
@@ -28,9 +28,7 @@ def predicted_peak(plan: Plan) -> float:
     """Returns the bytes that a plan takes of a device at most."""
     graph = device_graph(plan)
     fused = fuse(graph)
-    first, other = (schedule_fused(graph, fused, second_first=which) for which in (False, True))
-    peak = _peak(Lives(graph, fused, first), _MARGINS[0])
-    return peak if other.start == first.start else max(peak, _peak(Lives(graph, fused, other), _MARGINS[1]))
+    return max(_peak(Lives(graph, fused, plan), margin) for plan, margin in zip(schedules_fused(graph, fused), _MARGINS, strict=False))
 
 
 def _peak(lives: Lives, margin: int) -> float:

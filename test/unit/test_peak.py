@@ -124,6 +124,30 @@ def test_a_constant_lies_in_one_order_and_who_reads_a_copy_of_it_is_computed_onc
     assert ((names.index("stablehlo.tanh"), 0) in fuse(graph).uses) == again
 
 
+def test_all_reduces_are_joined_up_to_one_that_depends_on_them():
+    """Sums wait for each other, but not for a sum that reads one of them, nor for one of another type."""
+    kind, row, long = tensor((4, 8)), tensor((8,)), "tensor<8xf64>"
+
+    def total(value, element="f32", zero="%o"):
+        types = f"(tensor<4x8x{element}>, tensor<{element}>) -> tensor<8x{element}>"
+        return f"stablehlo.reduce({value} init: {zero}) applies stablehlo.add across dimensions = [0] : {types}"
+
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %n = stablehlo.constant dense<0.0> : tensor<f64>
+      %y = {total("%x")}
+      %m = {total("%l", "f64", "%n")}
+      %b = stablehlo.broadcast_in_dim %y, dims = [1] : ({row}) -> {kind}
+      %p = stablehlo.multiply %x, %b : {kind}
+      %z = {total("%p")}
+      %u = {total("%v")}"""
+    arguments, results = {"x": kind, "v": kind, "l": "tensor<4x8xf64>"}, {"u": row, "m": long, "y": row, "z": row}
+    names, graph = local(body, arguments, results, {0: S0, 1: S0, 2: S0, 7: S0, 8: S0}, (R,) * 4)
+    sums = [graph.results(op) for op, name in enumerate(names) if name == "all_reduce"]
+    u, m, y, z = graph.returns
+    assert sorted(sorted(one) for one in sums) == sorted([sorted([u, y]), [m], [z]])
+    assert all(maker < op for op in range(graph.num_ops) for maker in graph.value_op[graph.operands(op)])
+
+
 def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
     kind, rows = tensor((4, 8)), tensor((2, 8))
     scatter = f""""stablehlo.scatter"(%z, %i, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
