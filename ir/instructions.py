@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias, assert_never
 
 from rhino.ir.mesh import Mesh
 
-Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "apply"]
-"""What a program does: once before the micro-batches, once per micro-batch (the four in the middle), or once after them."""
+Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "apply", "step"]
+"""What a program does: once before the micro-batches, once per micro-batch (the four in the middle), once after them, or all of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.instructions import Step
+from rhino.ir.instructions import Run, Step
 from rhino.ir.step_json import amount_of, count_of, list_of, number_of, numbers_of, read_step, step_text, text_of
 
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
+"""Of the format, those that are read: 2 is written where a program is a whole step, and 1 knows no such."""
+
 _FORMAT: Final = "rhino-plan"
 _MANIFEST: Final = "manifest.json"
 _STEP: Final = "step.json"
@@ -117,7 +119,7 @@ def _files(plan: WholePlan) -> dict[str, str]:
     files = {_STEP: step_text(plan.step), **{_file_of(name): text for name, text in sorted(plan.modules.items())}}
     manifest = {
         "format": _FORMAT,
-        "version": VERSION,
+        "version": VERSIONS[any(isinstance(one, Run) and one.task.phase == "step" for one in plan.step.instructions)],
         "about": dict(plan.about),
         "arguments": [_boundary_json(one) for one in plan.arguments],
         "results": [_boundary_json(one) for one in plan.results],
@@ -145,8 +147,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise _no_plan(folder, f"its {_MANIFEST} is no JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise _no_plan(folder, f"its {_MANIFEST} is not of a plan")
-    if manifest.get("version") != VERSION:
-        raise _no_plan(folder, f"it is of version {manifest.get('version')}, and version {VERSION} is read")
+    if manifest.get("version") not in VERSIONS:
+        raise _no_plan(folder, f"it is of version {manifest.get('version')}, and versions {' and '.join(map(str, VERSIONS))} are read")
     if not isinstance(manifest.get("files"), dict) or _STEP not in manifest["files"]:
         raise _no_plan(folder, f"its {_MANIFEST} names no files")
     if manifest.get(_OWN_DIGEST) != _own_digest(manifest):

@@ -4,8 +4,8 @@ Values go by name. A name is one of
 
 - a step argument: there from the start, and for the whole step;
 - `MICRO_BATCH`: the number of the micro-batch at hand, from 0, wherever it is read;
-- what a `setup` or `apply` program gives: once per step;
-- what a program of the four phases between them gives: once per micro-batch, read by programs of the same micro-batch only;
+- what a `setup`, `apply` or `step` program gives: once per step;
+- what a program of the other four phases gives: once per micro-batch, read by programs of the same micro-batch only;
 - an *accumulator*: a `setup` program gives it, one program of the phases between reads it and gives it anew under the same name in every
   micro-batch, and `apply` programs read what it is in the end.
 
@@ -27,7 +27,7 @@ PARTS: Final = "rhino.parts"
 MICRO_BATCH: Final = "micro-batch"
 """The name of the micro-batch's number, a whole scalar on every rank."""
 
-ONCE: Final = ("setup", "apply")
+ONCE: Final = ("setup", "apply", "step")
 """The phases that run once per step; the others run once per micro-batch."""
 
 
@@ -37,7 +37,8 @@ class StageProgram:
 
     `reads` and `gives` name a value for each input and each output of `StagedStep.programs[program]`. A phase between `setup` and `apply`
     has at most one part in a stage, and may have none: a last stage that does both at once has a `backward` alone, a backward that is
-    not divided has no `weight-gradient`. `setup` and `apply` may have any number in a stage, to read what parts of other stages give.
+    not divided has no `weight-gradient`. `setup` and `apply` may have any number in a stage, to read what parts of other stages give. A
+    `step` is the only part there is: it goes through the micro-batches itself.
     """
 
     phase: Phase

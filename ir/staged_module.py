@@ -12,14 +12,17 @@ a sum over, split over that axis: so each device holds its summand, and the arra
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
 from rhino.ir.accumulation import MICRO_BATCHES
-from rhino.ir.boundary import Attributes, Side, boundary_attributes, entries
+from rhino.ir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
 from rhino.ir.instructions import Layout, Phase, Program
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy
+from rhino.ir.program import argument_name
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import PARTS, Argument, StagedStep, StageProgram
 
@@ -63,6 +66,32 @@ class Part:
 def is_staged(module: ir.Operation) -> bool:
     """Says whether a module is a step in stages."""
     return PARTS in module.attributes
+
+
+def argument_names(entry: func.FuncOp) -> list[str]:
+    """Returns the names of the step's arguments, each of its own."""
+    names = [argument_name(value, number) for number, value in enumerate(entry.arguments)]
+    count = Counter(names)
+    return [name if count[name] == 1 else f"{name} #{number}" for number, name in enumerate(names)]
+
+
+def declare_step(entry: func.FuncOp, names: Sequence[str]) -> None:
+    """Declares the whole step before its function: types, shardings, names and aliases of its arguments and results."""
+    arguments = boundary_attributes(entry, "arg")
+    step = func.FuncOp(STEP, entry.type, visibility="private", ip=ir.InsertionPoint(entry), loc=entry.location)
+    named = [{**attributes, NAME: ir.StringAttr.get(name)} for attributes, name in zip(arguments, names, strict=True)]
+    set_boundary_attributes(step, "arg", named)
+    set_boundary_attributes(step, "res", boundary_attributes(entry, "res"))
+
+
+def program_boundary(sharding: ir.Attribute | None, alias: int | None = None) -> Attributes:
+    """Returns what a program says of an argument or result: how it lies, and which output may take over its buffer."""
+    attributes: Attributes = {}
+    if sharding is not None:
+        attributes[SHARDING] = sharding
+    if alias is not None:
+        attributes[ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), alias)
+    return attributes
 
 
 def write_staged(module: ir.Operation, parts: list[Part], num_stages: int, num_micro_batches: int, results: list[str]) -> None:

@@ -86,8 +86,8 @@ def held_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _peak_micro_batches(step: Step) -> list[int]:
-    """The most micro-batches that each rank has begun and not finished, each stage of it by itself."""
-    runs = [one for one in step.instructions if isinstance(one, Run) and one.task.micro_batch is not None]
+    """The most micro-batches that each rank has begun and not finished, each stage of it by itself; a whole step has one at a time."""
+    runs = [one for one in step.instructions if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase == "step")]
     last = {(one.task.stage, one.task.micro_batch): at for at, one in enumerate(runs)}
     peaks = [0] * step.num_ranks
     begun: defaultdict[int, dict[tuple[int, int | None], None]] = defaultdict(dict)

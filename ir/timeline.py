@@ -61,6 +61,7 @@ _LETTERS: Final[dict[Phase, str]] = {
     "input-gradient": "I",
     "weight-gradient": "W",
     "apply": "A",
+    "step": "T",
 }
 
 

@@ -135,10 +135,11 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         choose,
         "func.func(sdy-drop-sharding-rules)",
     )
+    assert isinstance(micro, MicroBatch)
     begin = (
-        Normalize(boundaries=True),  # First: custom calls may stand in functions that are called.
+        Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
-        micro,
+        *((micro,) if stages.stages > 1 or micro.num > 1 else ()),  # A loop of one trip would refuse what stands for the whole batch.
     )
     shard = shard if rank.num_devices > 1 else ()
     if "keep" in options:

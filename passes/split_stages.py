@@ -7,6 +7,7 @@ Writes    the module as `rhino.ir.staged_module` describes it. Equal functions a
           before the loop, in each stage that reads it.
           What the way back can make of what is kept for it anyway, it makes again (strategies/handed_on.py).
           A sum whose summands are made on several ranks is added up on each, and joined after the loop (passes/sums_apart.py).
+          A step in one stage (`rhino.num_stages = 1`) is one program, its loop with it (passes/one_program.py).
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be, RHI-READ-005 no entry
           function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
           shardings around it.
@@ -15,7 +16,6 @@ Source    Rhino 6.1.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
@@ -33,18 +33,19 @@ from rhino.ir.accumulation import (
     read_accumulation,
     reads_of,
 )
-from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Phase
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE
-from rhino.ir.program import CARRIED, argument_name
+from rhino.ir.program import CARRIED
 from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import MICRO_BATCH
-from rhino.ir.staged_module import ALIAS, NAME, NUM_STAGES, STEP, Part, write_staged
+from rhino.ir.staged_module import ALIAS, NUM_STAGES, Part, argument_names, declare_step, program_boundary, write_staged
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.one_program import make_one_program
 from rhino.passes.sharded_step import sharded_plan
 from rhino.passes.sums_apart import keep_sums_apart
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
@@ -68,6 +69,9 @@ class SplitStages(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Splits `module` in place."""
+        if NUM_STAGES in module.attributes and ir.IntegerAttr(module.attributes[NUM_STAGES]).value == 1:
+            make_one_program(module, entry_function(module, remarks.file))
+            return
         accumulation = read_accumulation(entry_function(module, remarks.file), remarks.file)
         num_stages = _num_stages(module, accumulation)
         keep_sums_apart(accumulation, num_stages)
@@ -79,7 +83,7 @@ class SplitStages(Pass):
         drafts = splitter.drafts(split_backward=self.split_backward)
         parts, results = splitter.build(drafts)
         num_stages, num_micro_batches = splitter.num_stages, accumulation.num_micro_batches
-        _declare(entry, splitter.names)
+        declare_step(entry, splitter.names)
         del splitter, accumulation, drafts
         entry.operation.erase()
         write_staged(module, _share_equal(module, parts), num_stages, num_micro_batches, results)
@@ -114,7 +118,7 @@ class _Splitter:
         program, loop = self.program, self.program.loop
         self.num_stages = _num_stages(self.module, program)
         self.last = 2 * self.num_stages - 2
-        self.names = _unique([argument_name(value, number) for number, value in enumerate(program.entry.arguments)])
+        self.names = argument_names(program.entry)
         self.argument_attributes = boundary_attributes(program.entry, "arg")
         self.carried_shardings = list(ir.ArrayAttr(loop.attributes[CARRIED])) if CARRIED in loop.attributes else []
         self.home: dict[AnyValue, _Draft] = {}
@@ -423,9 +427,9 @@ class _Writer:
         for name, alias in self.aliases():
             if name in self.reads and alias in gives and gives.index(alias) not in taken.values():
                 taken.setdefault(name, gives.index(alias))
-        arguments = [_attributes(sharding, taken.get(name)) for name, sharding in zip(self.reads, self.read_shardings, strict=True)]
+        arguments = [program_boundary(sharding, taken.get(name)) for name, sharding in zip(self.reads, self.read_shardings, strict=True)]
         set_boundary_attributes(self.function, "arg", arguments)
-        set_boundary_attributes(self.function, "res", [_attributes(self.stored(*item), None) for item in self.draft.gives.items()])
+        set_boundary_attributes(self.function, "res", [program_boundary(self.stored(*item)) for item in self.draft.gives.items()])
 
     def stored(self, name: str, value: AnyValue) -> ir.Attribute | None:
         """Returns how a given value is stored: what is accumulated, as the loop carries it."""
@@ -493,13 +497,6 @@ def _num_stages(module: ir.Operation, program: Accumulation) -> int:
     return max(marked, default=0) // 2 + 1
 
 
-def _unique(names: list[str]) -> list[str]:
-    count: dict[str, int] = defaultdict(int)
-    for name in names:
-        count[name] += 1
-    return [name if count[name] == 1 else f"{name} #{number}" for number, name in enumerate(names)]
-
-
 def _integer(kind: ir.RankedTensorType, number: int) -> AnyValue:
     splat = ir.DenseElementsAttr.get_splat(kind, ir.IntegerAttr.get(kind.element_type, number))
     result: AnyValue = stablehlo.ConstantOp(splat).result
@@ -510,24 +507,6 @@ def _replicated(module: ir.Operation) -> str:
     found = module_mesh(module)
     assert found is not None, "only sharded loops have carried shardings"
     return f"#sdy.sharding<@{found[0]}, []>"
-
-
-def _attributes(sharding: ir.Attribute | None, alias: int | None) -> Attributes:
-    attributes: Attributes = {}
-    if sharding is not None:
-        attributes[SHARDING] = sharding
-    if alias is not None:
-        attributes[ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), alias)
-    return attributes
-
-
-def _declare(entry: func.FuncOp, names: Sequence[str]) -> None:
-    """Declares the whole step: types, shardings, names and aliases of its arguments and results."""
-    arguments = boundary_attributes(entry, "arg")
-    step = func.FuncOp(STEP, entry.type, visibility="private", ip=ir.InsertionPoint(entry), loc=entry.location)
-    named = [{**attributes, NAME: ir.StringAttr.get(name)} for attributes, name in zip(arguments, names, strict=True)]
-    set_boundary_attributes(step, "arg", named)
-    set_boundary_attributes(step, "res", boundary_attributes(entry, "res"))
 
 
 def _share_equal(module: ir.Operation, parts: Sequence[Part]) -> list[Part]:

@@ -35,7 +35,8 @@ _STANDS_FOR: dict[Phase, tuple[Phase, ...]] = {
 
 def default_seconds(staged: StagedStep) -> tuple[float, ...]:
     """Returns for each program what its phase usually takes, where a forward takes one: for an order without a cost model."""
-    taken: dict[Phase, float] = {"setup": 0.0, "forward": 1.0, "backward": 2.0, "input-gradient": 1.0, "weight-gradient": 1.0, "apply": 1.0}
+    ones: tuple[Phase, ...] = ("forward", "input-gradient", "weight-gradient", "apply", "step")
+    taken: dict[Phase, float] = {"setup": 0.0, "backward": 2.0, **dict.fromkeys(ones, 1.0)}
     seconds = [0.0] * len(staged.programs)
     for part in staged.parts:
         seconds[part.program] = taken[part.phase]
@@ -43,7 +44,7 @@ def default_seconds(staged: StagedStep) -> tuple[float, ...]:
 
 
 def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
-    """Returns what each rank launches, first to last: its parts of `setup`, its tasks, its parts of `apply`.
+    """Returns what each rank launches, first to last: its parts of `setup`, its tasks, its parts of `apply`; or the whole step.
 
     Tasks for which the step has no part are left out.
     """
@@ -59,7 +60,9 @@ def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
             found = [parts.get((phase, task.stage)) for phase in _STANDS_FOR[task.phase]]
             yield from (Launch(number, task.micro_batch) for number in found if number is not None)
 
-    found = tuple([(*once(rank, "setup"), *often(tasks), *once(rank, "apply")) for rank, tasks in enumerate(order.tasks)])
+    found = tuple(
+        [(*once(rank, "setup"), *often(tasks), *once(rank, "apply"), *once(rank, "step")) for rank, tasks in enumerate(order.tasks)]
+    )
     launches = [launch for rank in found for launch in rank]
     expected = sum(1 if part.phase in ONCE else staged.num_micro_batches for part in staged.parts)
     assert len(launches) == len(set(launches)) == expected, "a schedule runs every part of every micro-batch once"

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
@@ -59,8 +60,15 @@ def refused(folder: Path) -> RhinoError:
     return caught.value
 
 
-def test_what_is_written_is_read_again(folder: Path):
-    assert read_plan(folder) == PLAN
+@pytest.mark.parametrize(("task", "version"), [(Task("forward", 0, 0), 1), (Task("step", 0), 2)])
+def test_what_is_written_is_read_again(folder: Path, task: Task, version: int):
+    """Of the second version is what the first did not know: a program that is a whole step."""
+    fed, run, *rest = PLAN.step.instructions
+    assert isinstance(run, Run)
+    plan = replace(PLAN, step=replace(PLAN.step, instructions=(fed, replace(run, task=task), *rest)))
+    write_plan(plan, folder)
+    assert read_plan(folder) == plan
+    assert json.loads((folder / "manifest.json").read_text())["version"] == version
 
 
 def test_writing_is_the_same_byte_for_byte_and_replaces_a_plan(folder: Path):

@@ -21,9 +21,11 @@ from training import export_step
 from zoo import GPT
 
 from rhino.ir.collectives import tally_module
-from rhino.ir.instructions import Run
+from rhino.ir.instructions import Run, Task
 from rhino.ir.mlir import make_context
+from rhino.ir.plan_folder import read_plan
 from rhino.ir.reader import read_module
+from rhino.ir.spmd_plan import load_plan
 from rhino.ir.tally import Count
 from rhino.passes.whole_plan import Made
 from rhino.strategies.schedules import SCHEDULES
@@ -110,6 +112,22 @@ def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str)
     parameters = sum(4 * math.prod(one.shape) for one in made.plan.arguments if ".params" in one.name)
     assert joined["apply"] == parameters, joined
     assert joined["in micro-batches"] < 100
+
+
+def test_a_step_in_one_stage_is_one_program_with_its_micro_batches(folder: Path):
+    """It is predicted to take what the same program takes that is no folder's, and is said to be one."""
+    alone, together = folder / "alone.json", folder / "together"
+    words = ["--micro-batches=4", "--mesh=2", "--cluster=cpu8", str(folder / "gpt.mlir")]
+    assert opt.run(["--auto-shard", f"--plan={alone}", *words], io.BytesIO(), io.BytesIO(), io.StringIO()) == 0
+    assert optimize(folder, "--stages=1", "--mesh=2", "--cluster=cpu8", f"--plan={together}")[0] == 0
+    found, predicted = read_plan(together), load_plan(alone).predicted
+    assert [one.task for one in found.step.instructions if isinstance(one, Run)] == [Task("step", 0)]
+    assert found.about["predicted_step_s"] == pytest.approx(predicted.step_s)
+    assert found.about["predicted_peak_bytes"] == [predicted.peak_bytes]
+    code, out, err = launch(str(together), "--compare", str(folder / "gpt.mlir"), "--steps=2", "--timeline")
+    assert code == 0, err
+    assert "the results agree with the one-device program" in out
+    assert "T step" in out
 
 
 def test_planning_writes_no_module_unless_asked(folder: Path):

@@ -1,0 +1,166 @@
+"""What a step in one stage takes as the folder of a plan, beside the program of `--auto-shard` with the same mesh and micro-batches.
+
+    python bench/one_stage.py FILE [--cluster=cpu8] [--mesh=2x4] [--micro-batches=1,4,8] [--steps=20] [--beside=out/old-{m}]
+
+FILE is a training step as StableHLO. A folder that `rhino-opt --auto-parallel --plan` has written before is run too, if `--beside` names
+it; {m} stands for the number of micro-batches. All take their steps in turn, so that what else the machine does falls on each alike.
+Printed for each: its programs, step and peak as predicted, and what a step took: the least and the median of wall time, and the least of
+the processors'. Every result of the last step is compared with that of `--auto-shard`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from search import machine
+
+from rhino.ir.diagnostics import ExitCode
+from rhino.ir.manual import wrap_manual
+from rhino.ir.mesh import parse_mesh
+from rhino.ir.mlir import make_context
+from rhino.ir.plan_folder import read_plan
+from rhino.ir.reader import read_module
+from rhino.ir.spmd_plan import load_plan
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.localize import localized_copy
+from rhino.runtime.compare import check, differences
+from rhino.runtime.devices import pick_devices, request_host_devices
+from rhino.runtime.executable import Host, compile_module, wait
+from rhino.runtime.executor import Executor, devices_of_ranks
+from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments
+from rhino.runtime.signature import read_signature
+from rhino.tools import opt
+from rhino.tools.run_plan import signature_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """A step: its seconds, those of the processors, and its results."""
+
+    wall_s: float
+    processor_s: float
+    results: list[Host]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """Something that takes steps, for ever; what a step takes is predicted."""
+
+    name: str
+    num_programs: int
+    step_s: float
+    peak_bytes: float
+    steps: Iterator[Taken]
+
+    def row(self, taken: Sequence[Taken]) -> str:
+        """Returns a line of the table."""
+        walls = [one.wall_s for one in taken]
+        times = (self.step_s, min(walls), median(walls), min(one.processor_s for one in taken))
+        step_s, least, middle, processor = map(format_seconds, times)
+        return f"{self.name} | {self.num_programs} | {step_s} | {format_bytes(self.peak_bytes)} | {least} | {middle} | {processor}"
+
+
+def steps_of(run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any], feedback: Mapping[int, int]) -> Iterator[Taken]:
+    """Yields steps; `run` returns when one has ended."""
+    while True:
+        start_s, processor_s = time.perf_counter(), time.process_time()
+        results = run(arguments)
+        spent = time.perf_counter() - start_s, time.process_time() - processor_s
+        yield Taken(*spent, [np.array(one) for one in results])
+        for argument, result in feedback.items():
+            arguments[argument] = results[result]
+
+
+def of_folder(name: str, folder: Path, inputs: Sequence[Host], stack: ExitStack) -> Subject:
+    """Returns the plan in a folder."""
+    plan = read_plan(folder)
+    devices = devices_of_ranks(plan.step, pick_devices(plan.step.num_ranks * plan.step.mesh.num_devices))
+    executor = stack.enter_context(Executor(plan.step, plan.modules, devices))
+
+    def run(arguments: list[Any]) -> Sequence[Any]:
+        results = executor.run(arguments)
+        executor.wait()
+        return results
+
+    steps = steps_of(run, list(executor.place(inputs)), signature_of(plan).feedback)
+    about = plan.about
+    return Subject(name, len(plan.step.programs), about["predicted_step_s"], max(about["predicted_peak_bytes"]), steps)
+
+
+def of_program(name: str, module: Path, plan: Path, inputs: Sequence[Host], num_devices: int) -> Subject:
+    """Returns what `--auto-shard` has made."""
+    sharded = read_module(module.read_bytes(), module.name, make_context())
+    executable = compile_module(wrap_manual(localized_copy(sharded)), pick_devices(num_devices))
+
+    def run(arguments: list[Any]) -> Sequence[Any]:
+        results = executable.run([executable.move(number, one) for number, one in enumerate(arguments)])
+        wait(results)
+        return results
+
+    predicted = load_plan(plan).predicted
+    arguments = [executable.put(number, one) for number, one in enumerate(inputs)]
+    return Subject(name, 1, predicted.step_s, predicted.peak_bytes, steps_of(run, arguments, executable.signature.feedback))
+
+
+def planned(*words: str) -> None:
+    """Runs `rhino-opt`. Raises SystemExit where it fails."""
+    said = io.StringIO()
+    if (code := opt.run(words, io.BytesIO(), io.BytesIO(), said)) != ExitCode.OK:
+        raise SystemExit(f"{said.getvalue()}exit code {code}")
+
+
+def subjects(options: argparse.Namespace, number: int, where: Path, inputs: Sequence[Host], stack: ExitStack) -> Iterator[Subject]:
+    """Yields what is compared for so many micro-batches."""
+    common = (options.file, f"--micro-batches={number}", f"--mesh={options.mesh}", f"--cluster={options.cluster}")
+    program, plan, folder = (where / f"{name}{number}" for name in ("sharded.mlir", "sharded.json", "folder"))
+    planned(*common, "--auto-shard", f"--plan={plan}", "-o", str(program))
+    yield of_program("--auto-shard", program, plan, inputs, options.num_devices)
+    planned(*common, "--auto-parallel", "--stages=1", f"--plan={folder}")
+    yield of_folder("folder", folder, inputs, stack)
+    if options.beside:
+        beside = options.beside.format(m=number)
+        yield of_folder(beside, Path(beside), inputs, stack)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="the training step")
+    parser.add_argument("--cluster", default="cpu8", help="default cpu8")
+    parser.add_argument("--mesh", default="2x4", help="default 2x4")
+    parser.add_argument("--micro-batches", default="1,4,8", help="default 1,4,8")
+    parser.add_argument("--steps", type=int, default=20, help="default 20, and one before that is not counted")
+    parser.add_argument("--beside", help="a folder to compare with")
+    options = parser.parse_args(argv)
+    options.num_devices = parse_mesh(options.mesh).num_devices
+    request_host_devices(options.num_devices, os.environ)
+    module = read_module(Path(options.file).read_bytes(), options.file, make_context())
+    signature = read_signature(module)
+    inputs = draw_inputs(signature, InputRule(0, 2, nonnegative_arguments(module)), {})
+    print(machine())
+    print("| micro-batches | what | programs | predicted | peak | least | median | processors' |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        for number in map(int, options.micro_batches.split(",")):
+            found = list(subjects(options, number, Path(name), inputs, stack))
+            rounds = [[next(one.steps) for one in found] for _ in range(options.steps + 1)]
+            for at, one in enumerate(found):
+                print(f"| {number} | {one.row([taken[at] for taken in rounds[1:]])} |", flush=True)
+                check(differences(signature, rounds[-1][at].results, rounds[-1][0].results, None), options.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
