@@ -43,14 +43,18 @@ _PARTITIONS: Final = re.compile(r"\bnum_partitions=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Instruction:
+class Instruction:
+    """An instruction of HLO text; `arguments` is what stands between its parentheses, `operands` are the names in it."""
+
     shape: str
     opcode: str
+    arguments: str
     operands: tuple[str, ...]
     attributes: str
 
 
-_Computation = Mapping[str, _Instruction]
+Computation = Mapping[str, Instruction]
+"""Instructions by name, in the order in which they stand; the last is the root."""
 
 
 def tally_hlo(text: str) -> Tally:
@@ -58,9 +62,15 @@ def tally_hlo(text: str) -> Tally:
 
     Loops count as often as XLA's `known_trip_count` says, else once with `exact=False`. Groups of one device are left out.
     """
-    entry, computations = _parse(text)
+    entry, computations = parse_hlo(text)
     partitions = _PARTITIONS.search(text.split("\n", 1)[0])
     return _Walk(computations, int(partitions[1]) if partitions else 1, {}).computation(entry)
+
+
+def trips(loop: Instruction) -> int | None:
+    """Returns how often a `while` runs its body, None where XLA does not know it."""
+    found = _TRIPS.search(loop.attributes)
+    return int(found[1]) if found else None
 
 
 def shape_bytes(shape: str) -> int:
@@ -80,8 +90,9 @@ def _element_bytes(dtype: str) -> int:
     return max(int(bits[1]) // 8, 1) if bits else 1
 
 
-def _parse(text: str) -> tuple[str, dict[str, _Computation]]:
-    computations: dict[str, dict[str, _Instruction]] = {}
+def parse_hlo(text: str) -> tuple[str, dict[str, Computation]]:
+    """Returns the name of the entry computation, and all computations by name."""
+    computations: dict[str, dict[str, Instruction]] = {}
     entry = current = ""
     for line in _COMMENT.sub("", text).splitlines():
         if head := _COMPUTATION.match(line):
@@ -90,13 +101,15 @@ def _parse(text: str) -> tuple[str, dict[str, _Computation]]:
             entry = current if head["entry"] else entry
         elif current and (found := _INSTRUCTION.match(line)) and (parts := _OPCODE.match(found["rest"])):
             operands = tuple(_OPERAND.findall(parts["arguments"]))
-            computations[current][found["name"]] = _Instruction(parts["shape"], parts["opcode"], operands, parts["attributes"])
+            computations[current][found["name"]] = Instruction(
+                parts["shape"], parts["opcode"], parts["arguments"], operands, parts["attributes"]
+            )
     return entry, dict(computations)
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    computations: Mapping[str, _Computation]
+    computations: Mapping[str, Computation]
     num_partitions: int
     done: dict[str, Tally]
 
@@ -106,7 +119,7 @@ class _Walk:
             self.done[name] = sum((self.instruction(op, body) for op in body.values()), EMPTY)
         return self.done[name]
 
-    def instruction(self, op: _Instruction, body: _Computation) -> Tally:
+    def instruction(self, op: Instruction, body: Computation) -> Tally:
         kind = _KINDS.get(op.opcode.removesuffix("-start"))
         if kind is not None:
             return self.collective(kind, op, body)
@@ -119,10 +132,9 @@ class _Walk:
         together = sum((self.computation(name) for name in _CALLED.findall(op.attributes)), EMPTY)
         if op.opcode != "while" or not together.counts:
             return together
-        trips = _TRIPS.search(op.attributes)
-        return together.times(int(trips[1]) if trips else None)
+        return together.times(trips(op))
 
-    def collective(self, kind: str, op: _Instruction, body: _Computation) -> Tally:
+    def collective(self, kind: str, op: Instruction, body: Computation) -> Tally:
         size = self.group_size(op.attributes)
         if size == 1 or not _joins_devices(op.attributes):
             return EMPTY

@@ -93,17 +93,20 @@ class PlanCosts:
         return tuple(sorted(together, key=lambda one: (-one.compute_s - one.collectives_s, one.name, one.kind, one.line, one.how)))
 
     def compute_s(self) -> list[float]:
-        """Returns the seconds in which each op computes, in a step [ops]; a scalar's sum, which the search counts there, is none of it."""
-        problem, found = self.choice.problem, [0.0] * self.plan.graph.num_ops
+        """Returns the seconds in which each op computes, in a step [ops]; a scalar's sum, which the search counts there, is none of it.
+
+        What a loop starts with that depends on constants alone is written by the loop.
+        """
+        problem, graph, found = self.choice.problem, self.plan.graph, [0.0] * self.plan.graph.num_ops
         for number, (node, table) in enumerate(zip(self.choice.nodes, problem.node_table.tolist(), strict=True)):
-            if node.kind == "op":
-                found[node.number] += float(problem.tables[table][self.states[number]])
+            if node.kind in ("op", "value"):
+                op = node.number if node.kind == "op" else int(graph.value_op[node.number])
+                found[op] += float(problem.tables[table][self.states[number]])
         if self.choice.nodes and self.choice.nodes[0].kind == "op":  # the first node has what launching takes
-            graph = self.plan.graph
             found[self.choice.nodes[0].number] -= self.choice.model.launch_s(len(graph.arguments) + len(graph.returns))
         for one, seconds in self.transfers:
-            if one.reader is None and not self.plan.graph.type_of(one.value).shape:
-                found[int(self.plan.graph.value_op[one.value])] -= seconds
+            if one.reader is None and not graph.type_of(one.value).shape:
+                found[int(graph.value_op[one.value])] -= seconds
         return [max(0.0, seconds) for seconds in found]
 
     def memory(self) -> Memory:
