@@ -75,6 +75,8 @@ def set_aside(op: ir.Operation, number: int) -> tuple[SetAside, ir.Operation]:
 
 def put_back(module: ir.Operation, asides: list[SetAside]) -> None:
     """Puts the ops of the regions where their calls stand; their collectives get channels that no other has."""
+    if not asides:
+        return
     calls = {_target(op): op for op in walk(module) if op.name == "stablehlo.custom_call"}
     channel = max((_channel(op) for op in walk(module)), default=0)
     for aside in asides:

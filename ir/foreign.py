@@ -58,21 +58,23 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
     Raises:
         RhinoError: RHI-READ-003, RHI-READ-004, RHI-SHARD-001.
     """
-    if op.name in _REFUSED:
-        identifier, why, fix = _REFUSED[op.name]
-        raise RhinoError(identifier, f"'{op.name}' {why}", place_of(op.location, file), fix=fix)
+    name = op.name
+    if name in _REFUSED:
+        identifier, why, fix = _REFUSED[name]
+        raise RhinoError(identifier, f"'{name}' {why}", place_of(op.location, file), fix=fix)
     if _calls_back(op):
-        what = f"'{op.name}' calls {_target(op)}, back into the process that made the program: each of several devices would do it"
+        what = f"'{name}' calls {_target(op)}, back into the process that made the program: each of several devices would do it"
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)
-    for kind in (result.type for result in op.results):
+    for result in op.results:
+        kind = result.type
         if not isinstance(kind, ir.RankedTensorType) and str(kind) != _TOKEN:
-            what = f"'{op.name}' gives a {kind}, no tensor"
+            what = f"'{name}' gives a {kind}, no tensor"
             raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix="give each of its parts as a result")
-    if op.name.startswith("sdy.") and op.name not in _SHARDY:
-        fix = "put it in plain terms first, with --rhino-normalize" if op.name in _PLAIN else "plan for the program without it"
-        raise cannot_honour(f"'{op.name}'", fix, place_of(op.location, file))
+    if name.startswith("sdy.") and name not in _SHARDY:
+        fix = "put it in plain terms first, with --rhino-normalize" if name in _PLAIN else "plan for the program without it"
+        raise cannot_honour(f"'{name}'", fix, place_of(op.location, file))
     if GSPMD in op.attributes:
-        raise cannot_honour(f"'{op.name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
+        raise cannot_honour(f"'{name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
 
 
 def refuse_unrunnable(module: ir.Module, file: str) -> None:

@@ -33,8 +33,11 @@ CARRIED = "rhino.carried"
 _KEEPS_ZERO = frozenset(f"stablehlo.{name}" for name in ("broadcast", "broadcast_in_dim", "convert", "reshape", "transpose"))
 _EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 CONSTANT = "stablehlo.constant"
+PAD = "stablehlo.pad"
 CONSTRAINT = "sdy.sharding_constraint"
 CUSTOM_CALL = "stablehlo.custom_call"
+_BY_MORE = frozenset({PAD, CUSTOM_CALL})
+"""Ops without regions of which more than their types says what they do to sums, or whether they may be there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,36 +161,48 @@ class _Reader:
 
     def op(self, op: ir.Operation) -> None:
         """Adds an op, and the body of a loop after it."""
-        refuse_foreign(op, self.file)
-        number = len(self.ops)
+        name, attributes, number, first = op.name, op.attributes, len(self.ops), len(self.value_type)
         self.ops.append(op)
-        operands = [self.numbers[value] for value in op.operands]
-        captured = self.captured(op) if len(op.regions) and op.name not in (WHILE, MANUAL) else []
-        scalar = all(self.free[v] or not self.type_list[self.value_type[v]].shape for v in (*operands, *captured))
-        free = op.name in SOURCES or (scalar and bool(operands) and op.name in FUSIBLE)
-        self.result_start.append(len(self.value_type))
+        read = [self.numbers[value] for value in op.operands]
+        has_operands, has_regions = bool(read), len(op.regions) > 0
+        if has_regions and name not in (WHILE, MANUAL):
+            read += self.captured(op)
+        free = name in SOURCES or (has_operands and name in FUSIBLE and all(self.free[v] or self.is_scalar(v) for v in read))
+        self.result_start.append(first)
         for result in op.results:
             self.free[self.define(result, number)] = free
-        if (op.name == CONSTANT and is_constant(op.results[0], 0)) or (op.name in _KEEPS_ZERO and operands[0] in self.zeros):
-            self.zeros.add(self.result_start[-1])
-        if op.name == MANUAL:
-            self.held[number] = held_specs(op, self.mesh, self.file)
-        self.op_class.append(self.class_number(op, operands, captured, free))
-        self.uses += operands + captured
+        types, results = tuple([self.value_type[v] for v in read]), tuple(self.value_type[first:])
+        own = (name, types, results, attributes.get(RULE, None), free, attributes.get(COST, None))
+        by_types = not has_regions and name not in _BY_MORE
+        known = self.class_keys.get(own) if by_types and GSPMD not in attributes else None
+        if known is None:
+            refuse_foreign(op, self.file)
+            if name == MANUAL:
+                self.held[number] = held_specs(op, self.mesh, self.file)
+            known = self.class_number(op, own)
+            if by_types:
+                self.class_keys[own] = known
+        self.op_class.append(known)
+        if (name == CONSTANT and is_constant(op.results[0], 0)) or (name in _KEEPS_ZERO and read[0] in self.zeros):
+            self.zeros.add(first)
+        self.uses += read
         self.use_start.append(len(self.uses))
-        if SHARDING in op.attributes and op.name != CONSTRAINT:
+        if SHARDING in attributes and name != CONSTRAINT:
             for offset, sharding in enumerate(_shardings(op)[: len(op.results)]):
-                self.fix(self.result_start[-1] + offset, sharding, op.location, f"'{op.name}' result {offset}")
-        elif op.name == MANUAL:
-            for value, spec in enumerate(self.held[number][1], self.result_start[-1]):
+                self.fix(first + offset, sharding, op.location, f"'{name}' result {offset}")
+        elif name == MANUAL:
+            for value, spec in enumerate(self.held[number][1], first):
                 self.fixed[value] = frozenset({spec})
-        elif op.name == CONSTRAINT:
-            self.fix(self.result_start[-1], op.attributes["sharding"], op.location, f"'{op.name}'")
-        if FORBIDDEN in op.attributes:
-            for offset, shardings in enumerate(ir.ArrayAttr(op.attributes[FORBIDDEN])):
-                self.forbid(self.result_start[number] + offset, shardings, op.location, f"'{op.name}' result {offset}")
-        if op.name == WHILE:
+        elif name == CONSTRAINT:
+            self.fix(first, attributes["sharding"], op.location, f"'{name}'")
+        if FORBIDDEN in attributes:
+            for offset, shardings in enumerate(ir.ArrayAttr(attributes[FORBIDDEN])):
+                self.forbid(first + offset, shardings, op.location, f"'{name}' result {offset}")
+        if name == WHILE:
             self.loop(number, op)
+
+    def is_scalar(self, value: int) -> bool:
+        return not self.type_list[self.value_type[value]].shape
 
     def loop(self, number: int, op: ir.Operation) -> None:
         """Adds the body of a `while`. What it carries is one value, inside and outside; the condition reads it whole."""
@@ -219,13 +234,11 @@ class _Reader:
         found = {self.numbers[v]: None for inner in inside for v in inner.operands if v in self.numbers}
         return sorted(found)
 
-    def class_number(self, op: ir.Operation, operands: list[int], captured: list[int], free: bool) -> int:
-        types = tuple(self.value_type[v] for v in operands + captured)
-        results = tuple(self.value_type[v] for v in range(self.result_start[-1], len(self.value_type)))
-        rule = op.attributes.get(RULE, None)
-        reduction, linear = reduction_of(op), linear_in(op)
+    def class_number(self, op: ir.Operation, own: tuple[str, tuple[int, ...], tuple[int, ...], ir.Attribute | None, bool, object]) -> int:
+        """Returns the class of the last op; `own` is what it says itself: name, types of operands and results, rule, whether free, cost."""
+        _, types, results, rule, free, _ = own
         held = self.held.get(len(self.ops) - 1)
-        key = (op.name, types, results, rule, reduction, linear, free, op.attributes.get(COST, None), held)
+        key = (*own, reduction_of(op), linear_in(op), held)
         if key not in self.class_keys:
             cls = replace(self.make_class(op, types, results, rule, free), held=held)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
@@ -305,7 +318,7 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
             return rule if is_custom(op.attributes[RULE]) else None
         case "stablehlo.convolution":
             return _convolution_rule(op, rule)
-        case "stablehlo.pad":
+        case _ if op.name == PAD:
             return _pad_rule(op, rule)
     return rule
 

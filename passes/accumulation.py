@@ -9,6 +9,7 @@ from them after it. What only that needs is computed there too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rhino.ir.graph import BARRIER
@@ -30,34 +31,54 @@ def make_loop(entry: func.FuncOp, parts: int, *, widen: bool) -> tuple[Carried, 
     Sums of 16-bit floats are kept in f32 if `widen` says so.
     """
     _split_barriers(entry)
-    *ops, end = [view.operation for view in entry.regions[0].blocks[0].operations]
+    *ops, end = _read(entry)
     phases = _phases(ops)
     leaving = _leaving(ops, phases, end)
-    collectives = [op for op in ops if op.name in (_JOIN, _STACK)]
-    with ir.InsertionPoint(end), entry.location:
+    collectives = [one.op for one in ops if one.name in (_JOIN, _STACK)]
+    with ir.InsertionPoint(end.op), entry.location:
         loop = TimeLoop(leaving, parts, widen=widen)
     placed = _placed(ops, phases, end)
-    for op, phase in zip(ops, placed, strict=True):
+    for one, phase in zip(ops, placed, strict=True):
         if phase == Phase.APPLY:
-            op.move_before(end)
-    loop.fill([op for op, phase in zip(ops, placed, strict=True) if phase == Phase.LOOP and op.name not in (_JOIN, _STACK)])
+            one.op.move_before(end.op)
+    loop.fill([one.op for one, phase in zip(ops, placed, strict=True) if phase == Phase.LOOP and one.name not in (_JOIN, _STACK)])
     for op in collectives:
         op.erase()
     return loop.carried()
 
 
-def _reads(op: ir.Operation) -> list[Value]:
-    """Returns what an op and its regions read, their own values among it."""
-    return [value for inner in walk(op) for value in inner.operands]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Op:
+    """An op, what it and its regions read (their own values among it), what it gives, and whether the number of the part is in it."""
+
+    op: ir.Operation
+    name: str
+    reads: list[Value]
+    gives: list[Value]
+    is_of_part: bool
+
+
+def _read(entry: func.FuncOp) -> list[_Op]:
+    found = []
+    for view in entry.regions[0].blocks[0].operations:
+        op = view.operation
+        name, reads, is_of_part = op.name, list(op.operands), op.name == PART
+        for inner in walk(op)[1:] if len(op.regions) else ():
+            reads += inner.operands
+            is_of_part |= inner.name == PART
+        found.append(_Op(op, name, reads, list(op.results), is_of_part))
+    return found
 
 
 def _split_barriers(entry: func.FuncOp) -> None:
     """Makes of each barrier one for every operand that leaves the loop, so that none holds up what it does not order."""
     ops = [view.operation for view in entry.regions[0].blocks[0].operations]
-    known = _known(ops)
+    if not any(op.name == BARRIER for op in ops):
+        return
+    known = _known(_read(entry))
     for op in ops:
-        met = {known.get(value, Phase.SETUP) for value in op.operands}
-        if op.name == BARRIER and {Phase.LOOP, Phase.APPLY} <= met:
+        met = {known.get(value, Phase.SETUP) for value in op.operands} if op.name == BARRIER else set()
+        if {Phase.LOOP, Phase.APPLY} <= met:
             for late in (False, True):
                 chosen = [n for n, value in enumerate(op.operands) if (known.get(value, Phase.SETUP) == Phase.APPLY) == late]
                 with ir.InsertionPoint(op), op.location:
@@ -67,53 +88,58 @@ def _split_barriers(entry: func.FuncOp) -> None:
             op.erase()
 
 
-def _known(ops: Iterable[ir.Operation]) -> dict[Value, Phase]:
-    """Returns the phase in which each value is known; values of SETUP may be left out."""
+def _known(ops: Iterable[_Op]) -> dict[Value, Phase]:
+    """Returns the phase in which each value is known; values of SETUP are left out."""
     known: dict[Value, Phase] = {}
-    for op in ops:
-        phase = max((known.get(value, Phase.SETUP) for value in _reads(op)), default=Phase.SETUP)
-        if op.name == BARRIER and phase == Phase.APPLY:
-            known.update((result, known.get(value, Phase.SETUP)) for value, result in zip(op.operands, op.results, strict=True))
+    for one in ops:
+        phase = max([known[value] for value in one.reads if value in known], default=Phase.SETUP)
+        if one.name == BARRIER and phase == Phase.APPLY:
+            known.update((result, known[value]) for value, result in zip(one.reads, one.gives, strict=True) if value in known)
             continue
-        if op.name in (_JOIN, _STACK):
+        if one.name in (_JOIN, _STACK):
             phase = Phase.APPLY
-        elif op.name == PART or any(inner.name == PART for inner in walk(op)):
+        elif one.is_of_part:
             phase = Phase.LOOP
-        known.update((result, phase) for result in op.results)
+        if phase != Phase.SETUP:
+            known.update(dict.fromkeys(one.gives, phase))
     return known
 
 
-def _phases(ops: Sequence[ir.Operation]) -> list[Phase]:
+def _phases(ops: Sequence[_Op]) -> list[Phase]:
     """Returns where each op goes; the collectives stand where their operands do."""
     known = _known(ops)
     found = []
-    for op in ops:
-        if op.name in (_JOIN, _STACK):
+    for one in ops:
+        if one.name in (_JOIN, _STACK):
             found.append(Phase.LOOP)
         else:
-            met = [known.get(value, Phase.SETUP) for value in (*op.results, *_reads(op))]
-            found.append(max(met, default=Phase.SETUP))
+            found.append(max([known[value] for value in (*one.gives, *one.reads) if value in known], default=Phase.SETUP))
     return found
 
 
-def _placed(ops: Sequence[ir.Operation], phases: Sequence[Phase], end: ir.Operation) -> list[Phase]:
+def _placed(ops: Sequence[_Op], phases: Sequence[Phase], end: _Op) -> list[Phase]:
     """Returns the phases, for ops of SETUP that of those who need them: APPLY, and LOOP where computing anew costs less than keeping."""
+    early = [one for one, phase in zip(ops, phases, strict=True) if phase == Phase.SETUP]
     small: set[Value] = set()
-    for op in ops:
-        if op.name in _REPEATS or (op.name in FUSIBLE and all(value in small or not _rank(value) for value in op.operands)):
-            small.update(op.results)
-    needed = {value: {Phase.APPLY} for value in end.operands}
+    for one in early:
+        if one.name in _REPEATS or (one.name in FUSIBLE and all(value in small or not _rank(value) for value in one.op.operands)):
+            small.update(one.gives)
+    needed: dict[Value, set[Phase]] = {result: set() for one in early for result in one.gives}
+    for value in end.reads:
+        if value in needed:
+            needed[value].add(Phase.APPLY)
     found = list(phases)
     for number in range(len(ops) - 1, -1, -1):
-        op = ops[number]
+        one = ops[number]
         if phases[number] == Phase.SETUP:
-            met = {phase for result in op.results for phase in needed.get(result, ())}
+            met = {phase for result in one.gives for phase in needed[result]}
             if met <= {Phase.APPLY}:
                 found[number] = Phase.APPLY
-            elif met == {Phase.LOOP} and all(result in small for result in op.results):
+            elif met == {Phase.LOOP} and all(result in small for result in one.gives):
                 found[number] = Phase.LOOP
-        for value in _reads(op):
-            needed.setdefault(value, set()).add(found[number])
+        for value in one.reads:
+            if value in needed:
+                needed[value].add(found[number])
     return found
 
 
@@ -121,7 +147,7 @@ def _rank(value: Value) -> int:
     return len(ir.RankedTensorType(value.type).shape) if isinstance(value.type, ir.RankedTensorType) else 0
 
 
-def _leaving(ops: Sequence[ir.Operation], phases: Sequence[Phase], end: ir.Operation) -> list[Leaving]:
+def _leaving(ops: Sequence[_Op], phases: Sequence[Phase], end: _Op) -> list[Leaving]:
     found: dict[tuple[str, Value, int], Leaving] = {}
 
     def note(how: str, value: Value, dim: int = 0) -> Leaving:
@@ -129,18 +155,18 @@ def _leaving(ops: Sequence[ir.Operation], phases: Sequence[Phase], end: ir.Opera
 
     inside = {
         result
-        for op, phase in zip(ops, phases, strict=True)
-        if phase == Phase.LOOP and op.name not in (_JOIN, _STACK)
-        for result in op.results
+        for one, phase in zip(ops, phases, strict=True)
+        if phase == Phase.LOOP and one.name not in (_JOIN, _STACK)
+        for result in one.gives
     }
-    for op, phase in zip([*ops, end], [*phases, Phase.APPLY], strict=True):
-        if op.name == _JOIN:
-            by = op.regions[0].blocks[0].operations[0].operation.name
-            note(by, op.operands[0]).results.append(op.results[0])
-        elif op.name == _STACK:
-            note(STACK, op.operands[0], ir.IntegerAttr(op.attributes["all_gather_dim"]).value).results.append(op.results[0])
+    for one, phase in zip([*ops, end], [*phases, Phase.APPLY], strict=True):
+        if one.name == _JOIN:
+            by = one.op.regions[0].blocks[0].operations[0].operation.name
+            note(by, one.reads[0]).results.append(one.gives[0])
+        elif one.name == _STACK:
+            note(STACK, one.reads[0], ir.IntegerAttr(one.op.attributes["all_gather_dim"]).value).results.append(one.gives[0])
         elif phase == Phase.APPLY:
-            for value in _reads(op):
+            for value in one.reads:
                 if value in inside:
                     note(KEEP, value)
     return list(found.values())

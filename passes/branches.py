@@ -20,6 +20,7 @@ from rhino.ir.numerics import FUSIBLE, SOURCES
 from rhino.ir.reader import captured_by, maker_of, walk
 
 _CASE, _IF, _RETURN = "stablehlo.case", "stablehlo.if", "stablehlo.return"
+BRANCHES: Final = (_CASE, _IF)
 _PRODUCTS: Final = frozenset(f"stablehlo.{name}" for name in ("dot_general", "dot", "convolution"))
 _MOST_SELECTED: Final = 4
 """More branches are a table of functions, of which computing all would waste work."""
@@ -30,7 +31,7 @@ _Make = Callable[..., ir.Value[Any]]
 
 def split_branches(entry: func.FuncOp) -> None:
     """Replaces branches by selections and loops, inner ones first."""
-    for op in reversed([op for op in walk(entry.operation) if op.name in (_CASE, _IF)]):
+    for op in reversed([op for op in walk(entry.operation) if op.name in BRANCHES]):
         plain = [number for number, region in enumerate(op.regions) if _is_elementwise(region)]
         if op.regions and len(plain) <= _MOST_SELECTED and (len(plain) == len(op.regions) or _is_worth_loops(op)):
             _split(op, plain)

@@ -54,6 +54,7 @@ _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
 _CHECKED = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather"})
 """Ops whose partial results Shardy's conversion wants all-reduced at once."""
+_INDEXED = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 _REDUCTIONS = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
 _JOINED = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
 """Ops whose operands XLA may hand to an all-to-all one by one."""
@@ -124,14 +125,22 @@ def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Plan:
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
     ops: list[State] = []
-    for number, op in enumerate(program.ops):
-        cls = graph.cls(number)
+    known: dict[object, State] = {}
+    uses, bounds = graph.uses.tolist(), graph.use_start.tolist()
+    for number, (op, kind) in enumerate(zip(program.ops, graph.op_class.tolist(), strict=True)):
+        cls = graph.classes[kind]
         if cls.name == BARRIER:
             ops.append(handing_on(graph, number, specs))
         elif cls.name in (WHILE, YIELD):
             ops.append(replicate(cls, len(sizes)))  # for now: see below
         else:
-            ops.append(_state(graph, number, op, specs, sizes, file))
+            results = graph.results(number)
+            read = [specs[value] for value in uses[bounds[number] : bounds[number + 1]]]
+            is_zero = bool(results) and results.start in graph.zeros
+            key = (kind, op.attributes.get(STRATEGY, None), *read, *specs[results.start : results.stop], is_zero)
+            if key not in known:
+                known[key] = _state(graph, number, op, specs, sizes, file)
+            ops.append(known[key])
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
@@ -173,21 +182,28 @@ class _Inserter:
         """What now stands for each value of the graph, as it is stored."""
         self.asides: list[SetAside] = []
         self.shardings: dict[tuple[Spec, int], ir.Attribute] = {}
+        self.comings: dict[tuple[int, tuple[Spec, ...]], ir.Attribute | None] = {}
+        """By class of ops and how their results come."""
 
     def run(self) -> None:
         graph, plan = self.program.graph, self.plan
         *_, terminator = self.program.entry.regions[0].blocks[0].operations
         for number, op in enumerate(self.program.ops):
+            state = plan.ops[number]
             if op.name == MANUAL:
                 aside, op = set_aside(op, number)
                 self.asides.append(aside)
-            for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), plan.ops[number].needs, strict=True)):
-                self.read_as(op, position, value, need)
-            self.widen_indices(op, plan.ops[number])
-            self.hide_padding(op, plan.ops[number])
+            for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), state.needs, strict=True)):
+                if plan.specs[value] != need:
+                    self.read_as(op, position, value, need)
+            if op.name in _INDEXED:
+                self.widen_indices(op, state)
+            if op.name in _CHECKED:
+                self.hide_padding(op, state)
             self.store(number, op)
         for position, (value, wanted) in enumerate(zip(graph.returns, plan.returned, strict=True)):
-            self.read_as(terminator.operation, position, value, wanted)
+            if plan.specs[value] != wanted:
+                self.read_as(terminator.operation, position, value, wanted)
 
     def loops(self) -> list[OutlinedLoop]:
         """Replaces the loops by functions that Shardy converts."""
@@ -205,9 +221,9 @@ class _Inserter:
         return outline_loops(self.program.entry.operation.parent, found, known)
 
     def read_as(self, op: ir.Operation, position: int, value: int, need: Spec) -> None:
-        """Makes `op` read an operand, or a value that its regions capture, in spec `need`."""
+        """Makes `op` read an operand, or a value that its regions capture, in spec `need`, which is not how it is stored."""
         stored = self.plan.specs[value]
-        if stored == need or (not self.program.graph.type_of(value).shape and not partial_axes(stored)):
+        if not self.program.graph.type_of(value).shape and not partial_axes(stored):
             return
         direct = position < len(op.operands)
         held = op.operands[position] if direct else self.values[value]
@@ -225,7 +241,7 @@ class _Inserter:
         For narrower indices Shardy's conversion (jaxlib 0.10.2) makes constants whose bytes do not match their type, and unsigned ones
         wrap where an index lies before the block.
         """
-        if op.name not in ("stablehlo.gather", "stablehlo.scatter") or not split_axes(state.needs[0]):
+        if not split_axes(state.needs[0]):
             return
         indices = op.operands[1]
         kind = ir.RankedTensorType(indices.type)
@@ -263,10 +279,23 @@ class _Inserter:
             op.results[0].replace_all_uses_with(held)
             op.erase()
             return
-        for value, result, comes in zip(self.program.graph.results(number), list(op.results), state.comes, strict=True):
-            self.values.append(self.stored(op, state, result, comes, self.plan.specs[value]))
-        if op.results and op.name != WHILE and all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
-            op.attributes[SHARDING] = per_value_attribute([self.sharding(r, c) for r, c in zip(op.results, state.comes, strict=True)])
+        results = list(op.results)
+        for value, result, comes in zip(self.program.graph.results(number), results, state.comes, strict=True):
+            stored = self.plan.specs[value]
+            is_there = comes == stored and op.name not in _CHECKED
+            self.values.append(result if is_there else self.stored(op, state, result, comes, stored))
+        if results and op.name != WHILE and (said := self.coming(number, results)) is not None:
+            op.attributes[SHARDING] = said
+
+    def coming(self, number: int, results: Sequence[ir.Value[Any]]) -> ir.Attribute | None:
+        """Returns what says how the results of an op come; None where some are no tensors."""
+        comes = self.plan.ops[number].comes
+        key = (int(self.program.graph.op_class[number]), comes)
+        if key not in self.comings:
+            tensors = all(map(_is_tensor, results))
+            found = [self.sharding(result, spec) for result, spec in zip(results, comes, strict=True)] if tensors else []
+            self.comings[key] = per_value_attribute(found) if tensors else None
+        return self.comings[key]
 
     def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
         """Returns `result` brought to the spec that it is stored in; its readers read that."""
@@ -353,14 +382,15 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 
 def _finish(module: ir.Operation) -> None:
     """Takes out what is there for the conversion alone, gives reductions their monoid, and drops what annotated the global program."""
-    _mend_sizes(module)
-    entry = entry_function(module)
-    marked = [op for op in walk(entry.operation) if op.name in _REDUCTIONS or _is_no_reshape(op)]
-    exchanges = [op for op in walk(entry.operation) if op.name == "stablehlo.all_to_all"]
-    for op in walk(entry.operation):
+    ops = walk(module)
+    _mend_sizes(ops)
+    for op in ops:
+        attributes = op.attributes
         for name in _GLOBAL:
-            if name in op.attributes:
-                del op.attributes[name]
+            if name in attributes:
+                del attributes[name]
+    marked = [op for op in ops if op.name in _REDUCTIONS or _is_no_reshape(op)]
+    exchanges = [op for op in ops if op.name == "stablehlo.all_to_all"]
     for op in marked:
         text = str(op.location)
         if f'"{_MARK}"' in text:
@@ -378,9 +408,9 @@ def _is_no_reshape(op: ir.Operation) -> bool:
     return op.name == "stablehlo.reshape" and op.operands[0].type == op.results[0].type
 
 
-def _mend_sizes(module: ir.Operation) -> None:
+def _mend_sizes(ops: Sequence[ir.Operation]) -> None:
     """Gives dynamic slices the sizes of their local results, and convolutions their local groups: the conversion changes types alone."""
-    for op in walk(module):
+    for op in ops:
         if op.name == "stablehlo.dynamic_slice":
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(ir.RankedTensorType(op.results[0].type).shape)
         elif op.name == "stablehlo.convolution":

@@ -72,10 +72,11 @@ class MicroBatch(Pass):
             unsharded = [{name: one for name, one in given.items() if not name.startswith("sdy.")} for given in attributes]
             set_boundary_attributes(entry, side, unsharded)
         meshes = _take_meshes(module)
-        batch = self.divide(module, remarks)
+        divided = self.divide(module, remarks)
         entry = entry_function(module)
-        unmark(entry)
-        take_slices(entry, batch, self.num)
+        if divided.found.copied:
+            unmark(entry)
+        take_slices(entry, divided.batch, self.num)
         count_parts(entry.operation)
         drop_dead(entry.regions[0].blocks[0])
         passmanager.PassManager.parse("builtin.module(func.func(cse))", module.context).run(module)
@@ -86,22 +87,21 @@ class MicroBatch(Pass):
             ir.Operation.parse(mesh).clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
         for side, attributes in sides.items():
             set_boundary_attributes(entry, side, attributes)
-        _remark(entry, batch, carried, self.num, remarks)
+        _remark(entry, divided.batch, carried, self.num, remarks)
 
-    def divide(self, module: ir.Operation, remarks: Remarks) -> Mapping[int, int]:
-        """Rewrites `module` into the program of one micro-batch, and returns the dims of the batch."""
+    def divide(self, module: ir.Operation, remarks: Remarks) -> Parts:
+        """Rewrites `module` into the program of one micro-batch; returns how it takes its batch in parts."""
         mesh = Mesh(((_AXIS, self.num),))
-        batch: Mapping[int, int] = {}
+        decided: list[Parts] = []
 
         def read() -> tuple[Plan, Program]:
-            nonlocal batch
             program, parts = self.decide(module, mesh, remarks)
-            batch = parts.batch
-            _write_batch(module, program, mesh, batch)
+            decided.append(parts)
+            _write_batch(module, program, mesh, parts.batch)
             return as_plan(parts.found), program
 
         rewrite(module, _MESH, mesh.names, read, remarks)
-        return batch
+        return decided[0]
 
     def decide(self, module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Program, Parts]:
         """Returns the program, in which is copied what has to be known whole early, and how it takes its batch in parts."""

@@ -10,17 +10,20 @@ Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-SHAR
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph import REDUCE, WHILE
 from rhino.ir.identity import make_constant
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, maker_of, walk
+from rhino.ir.shardings import module_meshes
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.branches import split_branches
+from rhino.passes.branches import BRANCHES, split_branches
 from rhino.passes.loop_values import own_values
 from rhino.passes.manual_regions import widen_regions
 from rhino.passes.shardy_ops import plain_shardy_ops
@@ -42,15 +45,21 @@ class Normalize(Pass):
         if self.boundaries:
             keep_marks(module)
         _nested(module, f"func.func({_LEGALIZE})")
-        Inliner(module, remarks.file).inline(entry)
-        plain_shardy_ops(entry)
-        widen_regions(entry, self.name, remarks)
-        _unpack_tuples(entry)
-        split_branches(entry)
-        for op, (by, identity) in [(op, found) for op in walk(entry.operation) if (found := needless_start(op))]:
+        ops = walk(entry.operation)
+        if not _is_plain(module, ops):
+            Inliner(module, remarks.file).inline(entry)
+            plain_shardy_ops(entry)
+            widen_regions(entry, self.name, remarks)
+            _unpack_tuples(entry)
+            split_branches(entry)
+            ops = walk(entry.operation)
+        for op, (by, identity) in [(op, found) for op in ops if op.name == REDUCE and (found := needless_start(op))]:
             _start_from_identity(op, by, identity)
+        has_loops = any(op.name == WHILE for op in ops)
+        del ops  # no handle of an op outlives what erases it
         _nested(module, "symbol-dce,func.func(cse)")
-        own_values(entry)
+        if has_loops:
+            own_values(entry)
 
 
 _LEGALIZE = (
@@ -59,13 +68,26 @@ _LEGALIZE = (
 )
 
 
+_CALL, _ELEMENT = "func.call", "stablehlo.get_tuple_element"
+_APART: Final = frozenset({_CALL, _ELEMENT, *BRANCHES})
+"""Ops that are taken apart, beside those of Shardy."""
+
+
+def _is_plain(module: ir.Operation, ops: Sequence[ir.Operation]) -> bool:
+    """Says whether nothing is to be taken apart in `ops`, nor said of their shardings."""
+    kinds = {op.name for op in ops}
+    return _APART.isdisjoint(kinds) and not any(kind.startswith("sdy.") for kind in kinds) and not module_meshes(module)
+
+
 def _nested(module: ir.Operation, pipeline: str) -> None:
-    passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context).run(module)
+    manager = passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context)
+    manager.enable_verifier(False)  # takes longer than these passes; the one after this pass looks at what they leave
+    manager.run(module)
 
 
 def _unpack_tuples(entry: func.FuncOp) -> None:
     """Replaces the elements taken from tuples by what the tuples were made of, outer tuples first."""
-    for op in [op for op in walk(entry.operation) if op.name == "stablehlo.get_tuple_element"]:
+    for op in [op for op in walk(entry.operation) if op.name == _ELEMENT]:
         made = maker_of(op.operands[0])
         if made is not None and made.name == "stablehlo.tuple":
             op.results[0].replace_all_uses_with(made.operands[ir.IntegerAttr(op.attributes["index"]).value])
@@ -108,7 +130,7 @@ class Inliner:
         if name in self._done:
             return
         self._open.append(name)
-        for op in [op for op in walk(function.operation) if op.name == "func.call"]:
+        for op in [op for op in walk(function.operation) if op.name == _CALL]:
             callee = self._callee(op)
             self.inline(callee)
             _inline_call(op, callee)

@@ -142,10 +142,10 @@ def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, sta
             f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch (gap {one.gap:.2%})"
         )
         said.append((Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.held_bytes)} are held"))
-    for unit in stash.units:
+    for unit in (unit for unit in stash.units if program.graph.cls(unit.op).name == WHILE):
         size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)
         whole = max(stash.total_bytes(unit.stage), 1)
-        if program.graph.cls(unit.op).name == WHILE and size > _LARGE_SHARE * whole:
+        if size > _LARGE_SHARE * whole:
             share = f"{size / whole:.0%} of what the way back reads"
             what = f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at all"
             said.append((place_of(program.ops[unit.op].location, program.file), what))

@@ -51,12 +51,21 @@ class _Writer:
         tops = self._tops()
         self.early = [number for number in tops if number <= stash.turn]
         self.number: dict[AnyValue, int] = {result: number for number in self.early for result in program.ops[number].results}
+        self.inside = {number for number in self.early if self._is_inside(number)}
+        """Ops of the way forward that are computed inside their readers, and depend on more than constants."""
+        self.reads = {number: reads_of(program.ops[number]) for number in self.early}
+        self.inner_readers: dict[AnyValue, list[int]] = {}
+        """Which of these read each value."""
+        for number in sorted(self.inside):
+            for value in self.reads[number]:
+                self.inner_readers.setdefault(value, []).append(number)
         ops = [view.operation for view in program.ops[tops[0]].block.operations]
         self.late = ops[len(self.early) :]
+        self.late_reads = [reads_of(op) for op in self.late]
         self.readers: dict[AnyValue, list[int]] = {}
         """Where on the way back each value is read."""
-        for at, op in enumerate(self.late):
-            for value in reads_of(op):
+        for at, read in enumerate(self.late_reads):
+            for value in read:
                 self.readers.setdefault(value, []).append(at)
         self.stands: set[AnyValue] = set()
         """What the way back makes in memory, and the same in another form, as what gradients are summed up in."""
@@ -96,7 +105,7 @@ class _Writer:
             draft_of.update(dict.fromkeys(values, made_for))
         since = 0
         for at, op in enumerate(self.late):
-            for value in reads_of(op):
+            for value in self.late_reads[at]:
                 draft = draft_of.get(value)
                 if draft is not None and not draft.made and draft.serves(op):
                     self._put(draft, since, at)
@@ -137,16 +146,14 @@ class _Writer:
 
         And what these compute in the block's piece from what is kept, for it goes through the barrier, and the original is not to stay.
         """
-        follows: set[int] = set()
-        wanted: list[AnyValue] = []
-        for number in self.early:
-            op = self.program.ops[number]
-            own = block.first <= number <= block.last
-            inside = self._is_inside(number) and any(self.number.get(v) in follows or (own and v in fenced) for v in reads_of(op))
-            if number in again or inside:
-                follows.add(number)
-                wanted += [value for value in op.results if value in self.readers]
-        return wanted
+        own = {number for number in self.inside if block.first <= number <= block.last and not fenced.keys().isdisjoint(self.reads[number])}
+        found, waiting = set[int](), [*again, *own]
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += [reader for result in self.program.ops[number].results for reader in self.inner_readers.get(result, ())]
+        return [value for number in sorted(found) for value in self.program.ops[number].results if value in self.readers]
 
     def _is_inside(self, number: int) -> bool:
         """Says whether an op is computed inside its readers, and depends on more than constants."""
@@ -161,11 +168,11 @@ class _Writer:
             if one in ops:
                 continue
             ops[one] = None
-            for value in reads_of(self.program.ops[one]):
+            for value in self.reads[one]:
                 made_by = self.number.get(value)
                 if made_by is None or made_by in again or not _rank(value) or self.parts.constant[made_by] or self.graph.cls(made_by).free:
                     continue
-                if self._is_inside(made_by):
+                if made_by in self.inside:
                     waiting.append(made_by)
                 else:
                     fenced[value] = None
@@ -174,9 +181,9 @@ class _Writer:
         """Yields what an op reads behind the ops that are computed inside it, but for constants."""
         waiting = [number]
         while waiting:
-            for value in reads_of(self.program.ops[waiting.pop()]):
+            for value in self.reads[waiting.pop()]:
                 made_by = self.number.get(value)
-                if made_by is not None and self._is_inside(made_by):
+                if made_by is not None and made_by in self.inside:
                     waiting.append(made_by)
                 elif made_by is None or not self.parts.constant[made_by]:
                     made = maker_of(value)

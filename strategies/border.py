@@ -30,7 +30,7 @@ def settle_border(found: Propagation) -> None:
     partial = [value for value in range(graph.num_values) if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial]
     inside = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
     flows: list[tuple[int, int]] = []
-    needed = {value for value in graph.returns if value in partial}
+    needed = {value for value in graph.returns if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial}
     held = set(partial)
     for op in range(graph.num_ops):
         needed.update(_read_behind(found, op))
@@ -44,7 +44,7 @@ def settle_border(found: Propagation) -> None:
     for value in partial:
         op = int(graph.value_op[value])
         if value not in near:
-            if graph.cls(op).name != BARRIER:
+            if found.classes[op].name != BARRIER:
                 found.settle(op, Phase.APPLY, None)
             found.lays[value] = APPLY
 
@@ -54,14 +54,14 @@ def _width(kind: TensorType) -> int:
 
 
 def _partial_operands(found: Propagation, op: int) -> list[int]:
-    values = found.graph.operands(op).tolist()
+    values = found.reads[op]
     return [value for value in values if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial]
 
 
 def _read_behind(found: Propagation, op: int) -> list[int]:
     """Returns the partial values that an op reads whole; a barrier does where its result is."""
-    if found.graph.cls(op).name == BARRIER:
-        pairs = zip(found.graph.operands(op).tolist(), found.graph.results(op), strict=True)
+    if found.classes[op].name == BARRIER:
+        pairs = zip(found.reads[op], found.gives[op], strict=True)
         behind = {value for value, result in pairs if found.lays[result].phase == Phase.APPLY}
         return [value for value in _partial_operands(found, op) if value in behind]
     return _partial_operands(found, op) if found.phases[op] == Phase.APPLY else []
@@ -69,10 +69,9 @@ def _read_behind(found: Propagation, op: int) -> list[int]:
 
 def _flows(found: Propagation, op: int) -> Iterator[tuple[int, int]]:
     """Yields which partial operand becomes which partial result, where an op hands sums on."""
-    graph = found.graph
-    results = graph.results(op)
-    if graph.cls(op).name == BARRIER:
-        pairs = zip(graph.operands(op).tolist(), results, strict=True)
+    results = found.gives[op]
+    if found.classes[op].name == BARRIER:
+        pairs = zip(found.reads[op], results, strict=True)
         yield from ((value, result) for value, result in pairs if found.lays[result].is_partial and found.lays[result].phase == Phase.LOOP)
         return
     state = found.states[op]

@@ -184,7 +184,7 @@ def _leaves_the_loop(found: Propagation) -> Iterator[int]:
     yield from (value for value in graph.returns if found.lays[value].phase == Phase.LOOP)
     for op in range(graph.num_ops):
         if found.phases[op] == Phase.APPLY:
-            yield from (value for value in graph.operands(op).tolist() if found.lays[value].phase == Phase.LOOP)
+            yield from (value for value in found.reads[op] if found.lays[value].phase == Phase.LOOP)
 
 
 def _sync(found: Propagation, batch: Batch) -> Sync | None:
@@ -195,19 +195,19 @@ def _sync(found: Propagation, batch: Batch) -> Sync | None:
     while op < graph.num_ops:
         loop = found.loops.get(op)
         last = op if loop is None else loop.end
-        if graph.cls(op).name == BARRIER:
-            pairs = zip(graph.operands(op).tolist(), graph.results(op), strict=True)
+        if found.classes[op].name == BARRIER:
+            pairs = zip(found.reads[op], found.gives[op], strict=True)
             root.update((result, root[value]) for value, result in pairs if value in root)
         elif max(found.phases[op : last + 1]) == Phase.APPLY:
-            reads = {value for one in range(op, last + 1) for value in graph.operands(one).tolist()}
+            reads = {value for one in range(op, last + 1) for value in found.reads[one]}
             roots = [root[value] for value in reads if value in root]
             if any(found.lays[value].phase == Phase.LOOP and found.lays[value].is_split for value in reads) and op in found.meetings:
                 roots.append(op)
-            heavy = [one for one in range(op, last + 1) if graph.cls(one).name in HEAVY and found.phases[one] == Phase.APPLY]
+            heavy = [one for one in range(op, last + 1) if found.classes[one].name in HEAVY and found.phases[one] == Phase.APPLY]
             if roots and heavy:
                 return Sync(batch, found.meetings[min(roots)], heavy[0])
             if roots:
-                root.update((value, min(roots)) for one in range(op, last + 1) for value in graph.results(one))
+                root.update((value, min(roots)) for one in range(op, last + 1) for value in found.gives[one])
         op = last + 1
     return None
 
@@ -219,9 +219,9 @@ def as_plan(found: Propagation) -> Plan:
     """
     graph = found.graph
     needs = [found.needs(op) for op in range(graph.num_ops)]
-    reads = [(value, need) for op in range(graph.num_ops) for value, need in zip(graph.operands(op).tolist(), needs[op], strict=True)]
+    reads = [(value, need) for op in range(graph.num_ops) for value, need in zip(found.reads[op], needs[op], strict=True)]
     reads += [(value, REPLICATED) for value in graph.returns]
-    summed = {value for value, need in reads if need == PARTIAL} | {value for loop in graph.loops for value in graph.results(loop.op)}
+    summed = {value for value, need in reads if need == PARTIAL} | {value for loop in graph.loops for value in found.gives[loop.op]}
     joined = {value for value, need in reads if need == REPLICATED} - summed
     specs = [REPLICATED if lay.phase != Phase.LOOP or (lay.is_partial and v in joined) else lay.spec for v, lay in enumerate(found.lays)]
     states = [_state(found, op, needs[op]) for op in range(graph.num_ops)]
@@ -236,9 +236,9 @@ def _unsplit(spec: Spec) -> Spec:
 
 
 def _state(found: Propagation, op: int, needs: tuple[Spec, ...]) -> State:
-    cls, state = found.graph.cls(op), found.states[op]
+    cls, state = found.classes[op], found.states[op]
     if cls.name in (WHILE, YIELD, BARRIER):
-        return State((), needs, tuple(found.lays[value].spec for value in found.graph.results(op)))
+        return State((), needs, tuple(found.lays[value].spec for value in found.gives[op]))
     if state is None:
         return replicate(cls, 1)
     return State(state.strategy, needs, state.comes, state.monoid)

@@ -17,6 +17,9 @@ import numpy as np
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recompute_graph import Stash, Unit
 
+_FAR: Final = 2**61
+"""More than any way is long, and twice as much is a number still."""
+
 _MOST_PLACES: Final = 192
 """More places than these add little and cost time with their square: a model of 96 layers has two in each."""
 
@@ -96,32 +99,31 @@ def _best_path(crossing: Floats, inside: Floats, in_flight: int) -> tuple[list[i
     """Returns the numbers of the places at which pieces end, and the bytes that are held at most."""
     best: tuple[float, list[int]] = (np.inf, [])
     limit = np.inf
-    while (path := _shortest(np.where(inside <= limit, crossing, np.inf))) is not None:
+    lengths, within = crossing.T.astype(np.int64) * len(crossing) + 1, inside.T  # a step more weighs less than a byte more
+    while (path := _shortest(np.where(within <= limit, lengths, _FAR))) is not None:
         pairs = list(zip([0, *path[:-1]], path, strict=True))
         largest = max(float(inside[a, b]) for a, b in pairs)
-        held = in_flight * sum(float(crossing[a, b]) for a, b in pairs) + largest
-        best = min(best, (held, path), key=lambda one: one[0])
+        kept = in_flight * sum(float(crossing[a, b]) for a, b in pairs)
+        best = min(best, (kept + largest, path), key=lambda one: one[0])
         limit = np.nextafter(largest, 0.0)
-        if largest <= 0.0:
+        if largest <= 0.0 or kept >= best[0]:  # with smaller pieces no less is kept
             break
     return [number - 1 for number in best[1]], best[0]
 
 
-def _shortest(cost: Floats) -> list[int] | None:
-    """Returns the places on the cheapest way from the first to the last, the fewest of equals, or None."""
-    count = len(cost)
-    way = np.full(count, np.inf)
-    steps: Ints = np.zeros(count, dtype=np.int64)
-    before: Ints = np.zeros(count, dtype=np.int64)
-    way[0] = 0.0
+def _shortest(lengths: Ints) -> list[int] | None:
+    """Returns the places on the shortest way from the first to the last, the first of equals, or None; `lengths` [b, a] are from a to b."""
+    count = len(lengths)
+    way: Ints = np.full(count, _FAR)
+    before = [0] * count
+    way[0] = 0
     for b in range(1, count):
-        reached = way[:b] + cost[:b, b]
-        ties = np.flatnonzero(reached == reached.min())
-        before[b] = ties[np.argmin(steps[ties])]
-        way[b], steps[b] = reached[before[b]], steps[before[b]] + 1
-    if not np.isfinite(way[-1]):
+        reached = way[:b] + lengths[b, :b]
+        before[b] = int(reached.argmin())
+        way[b] = min(_FAR, reached[before[b]])
+    if way[-1] >= _FAR:
         return None
     path = [count - 1]
     while before[path[-1]]:
-        path.append(int(before[path[-1]]))
+        path.append(before[path[-1]])
     return path[::-1]

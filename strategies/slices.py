@@ -21,7 +21,7 @@ def slice_early(found: Propagation) -> None:
         wanted.note(value, REPLICATED)
     for op in range(graph.num_ops - 1, -1, -1):
         loop = found.ends.get(op)
-        results = graph.results(op if loop is None else loop.op)
+        results = found.gives[op if loop is None else loop.op]
         specs = [wanted.of(value) for value in results]
         if loop is not None:
             _slice_loop(found, loop, specs)
@@ -29,7 +29,7 @@ def slice_early(found: Propagation) -> None:
             _slice_kept(found, found.loops[op], specs)
         else:
             _slice_op(found, op, specs)
-        for position, (value, need) in enumerate(zip(graph.operands(op).tolist(), found.needs(op), strict=True)):
+        for position, (value, need) in enumerate(zip(found.reads[op], found.needs(op), strict=True)):
             if loop is None or not loop.kept[position]:  # what is returned as it came is no reader
                 wanted.note(value, need)
 
@@ -50,11 +50,11 @@ class _Wanted:
 
 
 def _slice_op(found: Propagation, op: int, wanted: Sequence[Spec | None]) -> None:
-    cls = found.graph.cls(op)
+    cls = found.classes[op]
     specs = {spec for spec in wanted if spec is not None}
     if found.phases[op] != Phase.SETUP or cls.name == BARRIER or not specs or min(specs) <= PARTIAL:
         return
-    if any(found.lays[value] != SETUP for value in found.graph.operands(op).tolist()):
+    if any(found.lays[value] != SETUP for value in found.reads[op]):
         return  # a copy for those who need the batch whole
     state = _giving(found, op, wanted)
     if state is not None:
@@ -63,11 +63,11 @@ def _slice_op(found: Propagation, op: int, wanted: Sequence[Spec | None]) -> Non
 
 def _giving(found: Propagation, op: int, wanted: Sequence[Spec | None]) -> State | None:
     """Returns a strategy that gives the results as wanted, of which some are."""
-    cls = found.graph.cls(op)
+    cls = found.classes[op]
     if not cls.operands:
         state = following(cls, next(spec for spec in wanted if spec is not None), found.sizes)
         return state if state.strategy[0] >= 0 else None
-    options = (state for state in found.options_of(cls) if state.strategy[0] >= 0 and PARTIAL not in state.needs)
+    options = (state for state in found.options_of(op) if state.strategy[0] >= 0 and PARTIAL not in state.needs)
     return next((s for s in options if all(w is None or w == comes for w, comes in zip(wanted, s.comes, strict=True))), None)
 
 
@@ -76,7 +76,7 @@ def _slice_loop(found: Propagation, loop: Loop, wanted: Sequence[Spec | None]) -
     if found.phases[loop.op] != Phase.SETUP or not any(spec is not None and spec > PARTIAL for spec in wanted):
         return
     lays = [Lay(Phase.LOOP, spec) if spec is not None and spec > PARTIAL else SETUP for spec in wanted]
-    whole = [value for value, spec in zip(found.graph.results(loop.op), wanted, strict=True) if spec == REPLICATED]
+    whole = [value for value, spec in zip(found.gives[loop.op], wanted, strict=True) if spec == REPLICATED]
     if not found.stable(loop, lays) or any(found.lays[value] != SETUP for value in whole):
         found.stable(loop, [SETUP] * len(lays))
 
@@ -86,6 +86,6 @@ def _slice_kept(found: Propagation, loop: Loop, wanted: Sequence[Spec | None]) -
     if found.phases[loop.op] != Phase.LOOP:
         return
     tested = found.tested.get(loop.op, frozenset())
-    for value, spec, kept in zip(found.graph.results(loop.op), wanted, loop.kept, strict=True):
+    for value, spec, kept in zip(found.gives[loop.op], wanted, loop.kept, strict=True):
         if kept and spec is not None and spec > PARTIAL and found.lays[value] == SETUP and value not in tested:
             found.lays[value] = Lay(Phase.LOOP, spec)

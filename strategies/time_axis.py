@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from math import prod
 from typing import Final
 
@@ -107,7 +108,15 @@ class Propagation:
         """What follows from the batch without a heavy op."""
         self.loops = {loop.op: loop for loop in graph.loops}
         self.ends = {loop.end: loop for loop in graph.loops}
-        self._options: dict[OpClass, tuple[State, ...]] = {}
+        uses = graph.uses.tolist()
+        self.reads: list[list[int]] = [uses[a:b] for a, b in pairwise(graph.use_start.tolist())]
+        """The values that each op reads [ops]."""
+        self.gives = [range(a, b) for a, b in pairwise(graph.result_start.tolist())]
+        """The values that each op defines [ops]."""
+        self.kinds: list[int] = graph.op_class.tolist()
+        self.classes = [graph.classes[kind] for kind in self.kinds]
+        """The class of each op [ops]."""
+        self._options: dict[int, tuple[State, ...]] = {}
         for argument, dim in batch.items():
             self.lays[argument] = Lay(Phase.LOOP, Spec(2 + dim))
             self.cheap[argument] = True
@@ -129,8 +138,7 @@ class Propagation:
                 op += 1
 
     def _decide(self, op: int) -> None:
-        graph = self.graph
-        cls, values = graph.cls(op), graph.operands(op).tolist()
+        cls, values = self.classes[op], self.reads[op]
         lays = [self.lays[value] for value in values]
         if op in self.copied or all(lay.phase == Phase.SETUP for lay in lays):
             self.settle(op, Phase.SETUP, None)
@@ -143,13 +151,13 @@ class Propagation:
         if state is None and any(lay.is_split for lay in lays):
             self.meetings[op] = self._meeting(op, values, lays)
         cheap = cls.name not in HEAVY and all(lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True))
-        for value in graph.results(op):
+        for value in self.gives[op]:
             self.cheap[value] = cheap
 
     def _hand_on(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> None:
         """Gives each result of a barrier what its operand is; only sums stay partial."""
         self.phases[op] = max((lay.phase for lay in lays), default=Phase.SETUP)
-        for result, value, lay in zip(self.graph.results(op), values, lays, strict=True):
+        for result, value, lay in zip(self.gives[op], values, lays, strict=True):
             self.lays[result] = APPLY if lay.is_partial and lay.monoid != "add" else lay
             self.cheap[result] = self.cheap[value]
 
@@ -157,14 +165,14 @@ class Propagation:
         """Puts an op into a phase, and its results; in the loop it runs in `state`."""
         self.phases[op], self.states[op] = phase, state
         self.meetings.pop(op, None)
-        for number, value in enumerate(self.graph.results(op)):
+        for number, value in enumerate(self.gives[op]):
             self.lays[value] = Lay(phase, state.comes[number], state.monoid) if state is not None else Lay(phase)
             self.cheap[value] = False
 
     def _best(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> State | None:
         """Returns the strategy in which an op runs in the loop, and notes what it needs a copy of; None where there is none."""
         best: tuple[int, State, list[int]] | None = None
-        for state in self.options_of(self.graph.cls(op)):
+        for state in self.options_of(op):
             wanted = self._copies(values, lays, state)
             if wanted is None:
                 continue
@@ -194,16 +202,17 @@ class Propagation:
                 return None
         return wanted
 
-    def options_of(self, cls: OpClass) -> tuple[State, ...]:
+    def options_of(self, op: int) -> tuple[State, ...]:
         """Returns the strategies that share an op's work among the parts, then those on partial sums."""
-        if cls not in self._options:
+        kind, cls = self.kinds[op], self.classes[op]
+        if kind not in self._options:
             shared = [state for state in strategies(cls, self.sizes) if state.strategy[0] >= 0]
-            self._options[cls] = (*shared, *_on_sums(cls))
-        return self._options[cls]
+            self._options[kind] = (*shared, *_on_sums(cls))
+        return self._options[kind]
 
     def _enter(self, loop: Loop) -> None:
         """Finds how what a loop carries can lie from its first to its last round; the loop is in APPLY where it cannot run in parts."""
-        starts = self.graph.operands(loop.op).tolist()
+        starts = self.reads[loop.op]
         if not self.stable(loop, [self.lays[value] for value in starts]):
             self._leave_to_apply(loop)
 
@@ -212,9 +221,8 @@ class Propagation:
 
         What starts from zeros may become sums: as long as that is open, its readers take it for whatever they need.
         """
-        graph = self.graph
-        starts, ends = graph.operands(loop.op).tolist(), graph.operands(loop.end).tolist()
-        carried = graph.results(loop.op)
+        starts, ends = self.reads[loop.op], self.reads[loop.end]
+        carried = self.gives[loop.op]
         is_open = True
         while True:
             blank = {v for v, start, lay in zip(carried, starts, lays, strict=True) if is_open and lay == SETUP and start in self.zeros}
@@ -236,7 +244,7 @@ class Propagation:
 
     def _run_body(self, loop: Loop, lays: Sequence[Lay]) -> bool:
         """Decides the ops of a body whose carried values lie as `lays`; returns whether all of them stay in the loop."""
-        for value, lay in zip(self.graph.results(loop.op), lays, strict=True):
+        for value, lay in zip(self.gives[loop.op], lays, strict=True):
             self.lays[value] = lay
             self.cheap[value] = False
         for op in self.body(loop):
@@ -245,7 +253,7 @@ class Propagation:
         return all(self.phases[op] != Phase.APPLY for op in self.body(loop))
 
     def _forget_copies(self, op: int) -> None:
-        for position in range(len(self.graph.operands(op))):
+        for position in range(len(self.reads[op])):
             self.copies.pop((op, position), None)
 
     def _joined(self, lay: Lay, start: int, end: int) -> Lay | None:
@@ -265,13 +273,12 @@ class Propagation:
         return lay if returned == lay else None
 
     def _leave_to_apply(self, loop: Loop) -> None:
-        graph = self.graph
         why = next((self.meetings[op] for op in self.body(loop) if op in self.meetings), None)
         for op in (loop.op, *self.body(loop)):
             self._forget_copies(op)
             self.settle(op, Phase.APPLY, None)
         self.phases[loop.end] = Phase.APPLY
-        reads = [(op, position, value) for op in range(loop.op, loop.end + 1) for position, value in enumerate(graph.operands(op).tolist())]
+        reads = [(op, position, value) for op in range(loop.op, loop.end + 1) for position, value in enumerate(self.reads[op])]
         blocks = [read for read in reads if self.lays[read[2]].is_split]
         if blocks:
             self.meetings[loop.op] = why or Meeting(*blocks[0], -1)
@@ -292,7 +299,7 @@ class Propagation:
             state = self.states[op]
             if state is not None and state.strategy[0] >= 0:
                 return op
-            following_from = [v for v in graph.operands(op).tolist() if self.lays[v].phase == Phase.APPLY or self.lays[v].is_partial]
+            following_from = [v for v in self.reads[op] if self.lays[v].phase == Phase.APPLY or self.lays[v].is_partial]
             if not following_from:
                 return op
             before = int(graph.value_op[following_from[0]])
@@ -303,13 +310,12 @@ class Propagation:
 
     def needs(self, op: int) -> tuple[Spec, ...]:
         """Returns how an op reads its operands: whole outside the loop; zeros are a partial sum as they are."""
-        graph = self.graph
-        values, loop = graph.operands(op).tolist(), self.loops.get(op, self.ends.get(op))
+        values, loop = self.reads[op], self.loops.get(op, self.ends.get(op))
         wanted: tuple[Spec, ...] = (REPLICATED,) * len(values)
-        if graph.cls(op).name == BARRIER:
-            wanted = tuple(self.lays[value].spec for value in graph.results(op))
+        if self.classes[op].name == BARRIER:
+            wanted = tuple(self.lays[value].spec for value in self.gives[op])
         elif self.phases[op] == Phase.LOOP and loop is not None:
-            wanted = tuple(self.lays[value].spec for value in graph.results(loop.op))
+            wanted = tuple(self.lays[value].spec for value in self.gives[loop.op])
         elif (state := self.states[op]) is not None:
             wanted = state.needs
         return tuple(
