@@ -363,8 +363,8 @@ class _Scheduler:
             found = below(op)
             return [*found[1:2], *found[:1], *found[2:]] if op == root else found
 
-        first = below(root)[0]
-        is_close = root == self.graph.num_ops and _times_cap(first, needs, sizes, sums) < _CERTAIN
+        first = below(root)[:1]  # nothing where an argument is returned alone
+        is_close = root == self.graph.num_ops and any(_times_cap(op, needs, sizes, sums) < _CERTAIN for op in first)
         return [post_order(root, order) for order in ((below, changed_over) if is_close else (below,))]
 
 
