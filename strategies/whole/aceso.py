@@ -11,8 +11,9 @@ the search goes on from there; where there is none, from the best configuration 
 - *Combined primitives*: each goes with inc-rc where memory then binds, and with dec-rc where it does not.
 - *Deduplication*: a configuration is known by what it means; meshes that are one mesh have one name. Nor is asked for what cannot fit or
   cannot be better: by a bound, or because a number of micro-batches nearer to the best of its family is worse already.
-- *Fine-tuning*, at the end: numbers of micro-batches in between those stepped in, and shares kept in between. What Aceso tunes op by op (dp
-  and tp within a stage, the dimension of each split) is what the search of shardings finds for each configuration in the first place.
+- *Fine-tuning*, at the end: a rank's devices in one row, or its axes the other way round; numbers of micro-batches in between those stepped
+  in, and shares kept in between. What Aceso tunes op by op (dp and tp within a stage, the dimension of each split) is what the search of
+  shardings finds for each configuration in the first place.
 
 The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An estimate takes a
 search of shardings here, seconds and not microseconds, and one primitive takes all stages along: hops are fewer than the paper's seven.
@@ -180,7 +181,9 @@ class _Alleviation:
         return [one for other, one in self.seen.items() if other.family == shape.family]
 
     def tune(self, best: Estimate) -> None:
-        """Tries what lies between the steps that primitives take."""
+        """Tries the best configuration's kin, and what lies between the steps that primitives take."""
+        for kin in self.trials.space.kin(best.shape):
+            best = self.better(best, kin) or best
         numbers = sorted({*self.trials.space.micro_batches, *self.trials.space.finer})
         for step in (1, -1):
             place = numbers.index(best.shape.micro_batches) + step

@@ -191,12 +191,14 @@ def test_memory_that_does_not_suffice_is_relieved_first():
     assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, shape, "memory")}
 
 
-def test_numbers_in_between_are_tuned_at_the_end():
+def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
     def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
-        return [Estimate(one, "", s, s, 0.5, s, 0.0, (1.0,)) for one in shapes for s in [1 + abs(one.micro_batches - 6)]]
+        steps = [(one, 1 + abs(one.micro_batches - 6) + (len(one.mesh) > 1)) for one in shapes]
+        return [Estimate(one, "", s, s, 0.5, s, 0.0, (1.0,)) for one, s in steps]
 
-    space = Space({1: ((4,),)}, (1, 2, 4, 8, 24), 0.0, keeps=(1.0,), finer=(1, 2, 3, 4, 6, 8, 12, 24))
-    assert explore(space, evaluate, strategy="aceso").ranked[0].shape.micro_batches == 6
+    space = Space({1: ((2, 2),)}, (1, 2, 4, 8, 24), 0.0, keeps=(1.0,), finer=(1, 2, 3, 4, 6, 8, 12, 24), has_kin=True)
+    best = explore(space, evaluate, strategy="aceso").ranked[0].shape
+    assert (best.mesh, best.micro_batches) == ((4,), 6)
 
 
 def test_shares_in_between_are_tuned_at_the_end():
