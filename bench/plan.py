@@ -177,19 +177,21 @@ def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
         workers.close()
 
 
-def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, near_s: float, likely: int) -> Iterator[Found]:
+def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, near_s: float, ours: Explored) -> Iterator[Found]:
     """Yields the best plan of each expert that is below `near_s` and all before it, or was planned to its end all the same.
 
-    Those of `likely` stages come first: the better the best of them, the sooner others end.
+    Those of as many stages as ours and of most data parallelism come first: the better the best of them, the sooner others end. What an
+    expert says leaves less to choose, so that bounds of our search hold for experts.
     """
+    likely = ours.ranked[0].shape.stages if ours.ranked else 1
     for stages in sorted(space.meshes, key=lambda count: (count != likely, count)):
         size = load_cluster(setup.cluster).num_devices // stages
-        for data in [count for count in range(1, size + 1) if size % count == 0]:
+        for data in [count for count in range(size, 0, -1) if size % count == 0]:
             for kept in ("dp", "zero-1", "zero-3")[: 3 if data > 1 else 1]:
                 roles = [(count, role) for count, role in ((data, kept), (size // data, "tp")) if count > 1] or [(1, "dp")]
                 if not case.columns and any(role == "tp" for _, role in roles):
                     continue
-                for one in _expert(case, module, setup, space, folder, stages, roles, near_s):
+                for one in _expert(case, module, setup, space, folder, stages, roles, near_s, ours):
                     near_s = min(near_s, one.step_s)
                     yield one
 
@@ -203,6 +205,7 @@ def _expert(
     stages: int,
     roles: Sequence[tuple[int, str]],
     below_s: float,
+    ours: Explored,
 ) -> Iterator[Found]:
     mesh = tuple(count for count, _ in roles)
     file = folder / "expert.toml"
@@ -213,7 +216,7 @@ def _expert(
         return [evaluator.outcome(shape, cutoff_s) for shape in shapes]
 
     own = replace(space, meshes={stages: (mesh,)})
-    explored = explore(own, evaluate, strategy="rhino", below_s=below_s)
+    explored = explore(own, evaluate, strategy="rhino", below_s=below_s, relaxed=ours.outcomes)
     who = " x ".join(f"{role} {count}" for count, role in roles)
     _report(f"{stages} stages of {who}", explored)
     if explored.ranked:
@@ -247,8 +250,7 @@ def measure(case: str, platform_name: str, options: argparse.Namespace) -> Resul
         _report(case, explored)
         best = explored.ranked[0] if explored.ranked else None
         near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
-        likely = best.shape.stages if best else 1
-        listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, likely))
+        listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, explored))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach
     return Result(
         case,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
 from rhino.strategies.whole import aceso, best, rhino, tap
-from rhino.strategies.whole.base import Evaluate, Explored, Space, SpentError, Strategy, Trials
+from rhino.strategies.whole.base import Evaluate, Explored, Outcome, Space, SpentError, Strategy, Trials
 
 __all__ = ["DEFAULT", "STRATEGIES", "explore"]
 
@@ -31,12 +31,14 @@ def explore(
     told: Callable[[Explored], None] = lambda _: None,
     strategy: str = DEFAULT,
     below_s: float = inf,
+    relaxed: Sequence[Outcome] = (),
 ) -> Explored:
     """Returns what became of the shapes of `space`; `evaluate` gives the outcomes of a round, and `told` hears of each round.
 
-    Shapes that are proven not to be below `below_s` are cut off. An interruption ends the search with what is known.
+    Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came to where less was
+    said of how anything lies. An interruption ends the search with what is known.
     """
-    trials = Trials(space, evaluate, told, Explored(below_s))
+    trials = Trials(space, evaluate, told, Explored(below_s), relaxed)
     try:
         STRATEGIES[strategy].run(trials)
     except SpentError:

@@ -239,6 +239,8 @@ class SpentError(Exception):
 class Trials:
     """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
 
+    `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here can.
+
     Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first. A bound without
     regard to memory holds with more micro-batches and with less that is kept, too, and that of arithmetic for all shapes that keep no more:
     what such a bound cuts off is not evaluated, and waits for the shape of which there may yet be one.
@@ -248,6 +250,7 @@ class Trials:
     evaluate: Evaluate
     told: Callable[[Explored], None] = lambda _: None
     explored: Explored = field(default_factory=Explored)
+    relaxed: Sequence[Outcome] = ()
     known: dict[Shape, Outcome] = field(default_factory=dict)
     asker: str = ""
 
@@ -280,7 +283,7 @@ class Trials:
         """Returns the shapes that are left where those are cut off that what is known shows to be no better than the best."""
         best_s, left = self.explored.best_s, []
         for shape in shapes:
-            proven = [one.free_bound_s for other, one in self.known.items() if bounds(other, shape)]
+            proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.shape, shape)]
             arithmetic_s = self.arithmetic_s(shape.keep)
             bound_s = max([arithmetic_s, *proven])
             if bound_s < best_s:
@@ -292,7 +295,7 @@ class Trials:
 
     def arithmetic_s(self, keep: float) -> float:
         """Returns what is known of the arithmetic of shapes that keep so much: what others take that keep as much or more."""
-        known = self.known.values()
+        known = (*self.known.values(), *self.relaxed)
         return max((one.arithmetic_s for one in known if isinstance(one, CutOff) and one.shape.keep >= keep), default=0.0)
 
     @contextmanager

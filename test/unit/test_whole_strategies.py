@@ -99,7 +99,11 @@ def test_what_is_not_below_a_step_from_elsewhere_is_of_no_use(strategy: str):
     assert step_s(above) == best_s
     assert len(above.ranked) < len(every.ranked) or strategy == "tap"  # which has one plan
     busy_s = min(one.bound_s for one in every.ranked)
-    assert not explore(space_of(8), MODEL.evaluate, strategy=strategy, below_s=busy_s).ranked
+    below = explore(space_of(8), MODEL.evaluate, strategy=strategy, below_s=busy_s)
+    assert not below.ranked
+    bound = explore(space_of(8), MODEL.evaluate, strategy=strategy, below_s=busy_s, relaxed=every.outcomes)
+    assert not bound.ranked
+    assert len(bound.outcomes) < len(below.outcomes)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
