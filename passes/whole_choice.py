@@ -142,7 +142,14 @@ class _End(Generic[T]):
                 break
             if found and number >= MOST_MADE and estimate.shape.stages > 1:
                 continue  # But without stages there is nothing that estimates leave open.
-            if (one := self.made(estimate)) and (not found or one.step_s < found[0].step_s):
+            try:
+                one = self.made(estimate)
+            except KeyboardInterrupt:
+                if found is None:
+                    raise
+                self.explored.is_complete = False
+                break
+            if one and (not found or one.step_s < found[0].step_s):
                 found = one, Chosen(estimate, one.step_s, one.peak_bytes)
         if found is None:
             raise self.none_fits()

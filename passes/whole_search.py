@@ -31,7 +31,7 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import Target, begin_choice, rank_target
 from rhino.passes.recompute import Recompute
 from rhino.passes.registry import Item, before_choice
-from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Unsolved
 from rhino.strategies.build import Builder, Choice, build
 from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
@@ -171,7 +171,7 @@ class Evaluator:
             return held
         choice, problem = held
         search.remember(problem)
-        free = search.free(budget)
+        free = _heard(search.free(budget))
         if isinstance(free, Infeasible):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
         free_s = free.bound / ranks
@@ -180,9 +180,9 @@ class Evaluator:
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
         if ranks == 1:
-            answer = fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)))
+            answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states))))
         else:  # rows count the micro-batches in flight
-            answer = search.within(budget, free)
+            answer = _heard(search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
@@ -272,6 +272,13 @@ def _least_cost_s(problem: Problem) -> float:
     """Returns a bound on every choice that takes no search: what each node and each edge takes at least."""
     least = np.array([table.min(initial=inf) for table in problem.tables])
     return float(least[problem.node_table].sum() + least[problem.edge_table].sum())
+
+
+def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
+    """Returns what the search of shardings came to. If it was interrupted it made do with what it had: the search of shapes ends, too."""
+    if isinstance(found, Answer) and found.method.endswith(INTERRUPTED):
+        raise KeyboardInterrupt
+    return found
 
 
 def make_space(

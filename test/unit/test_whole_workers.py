@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import jax
@@ -17,8 +19,11 @@ from rhino.ir.reader import read_module
 from rhino.passes import whole_workers
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
+from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Evaluator, Setup
 from rhino.passes.whole_workers import Workers
+from rhino.strategies.answer import INTERRUPTED, Answer
+from rhino.strategies.search import Search
 from rhino.strategies.whole.base import Shape
 
 SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
@@ -77,6 +82,34 @@ def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup
         workers.evaluate(SHAPES)
     workers.close()
     assert not any(map(psutil.pid_exists, ids))
+
+
+def test_what_interrupts_the_choice_of_shardings_interrupts_the_search(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+    """Which by itself would make do with what it has, and the next shape would be planned."""
+    free = Search.free
+
+    def interrupted(search: Search, budget: float) -> Answer:
+        found = free(search, budget)
+        assert isinstance(found, Answer)
+        return replace(found, method=f"{found.method}, {INTERRUPTED}")
+
+    monkeypatch.setattr(Search, "free", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Evaluator(setup).outcome(SHAPES[0])
+
+
+def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(setup: Setup):
+    made: list[Decided] = []
+
+    def make(plan: Decided) -> Made[Decided]:
+        if made:
+            raise KeyboardInterrupt
+        made.append(plan)
+        return Made(plan, inf, (0.0,))  # so slow that the next best is made too
+
+    plan, report = choose_whole(setup, Said(strategy="aceso", keep=1.0, jobs=1), make)
+    assert [plan] == made
+    assert not report.explored.is_complete
 
 
 def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
