@@ -22,12 +22,20 @@ from rhino.strategies.solver import Prices, Solved, Solver
 _MIXED = 8
 """How many of the smallest choices are mixed with each other where none of them fits."""
 
-_LADDER = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
+_LADDER = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0, 256.0)
 """First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step. Of scanned
-GPTs whose memory binds, prices end at 0.2 to 0.4 of it."""
+GPTs whose memory binds, prices end at 0.2 to 0.4 of it, near the least budget at 1.2: steps of two take a quarter fewer solves in all than
+steps of four, for too high a price teaches little."""
 
 _PEAKS = 4
-"""How many of the times at which a choice is over the budget become rows: the worst of those that are worse than all about them."""
+"""How many of the times at which a choice or a mixture is over the budget become rows: the worst of those that are worse than all about
+them."""
+
+_HOLDS = 1e-6
+"""By which share of the budget a mixture may be over it before that makes a row: more than the tolerance of the solver."""
+
+_LEFT = 0.25
+"""Prices are good enough once they can raise the bound by no more than this share of the gap that they cannot close."""
 
 
 @dataclass(eq=False)
@@ -60,7 +68,7 @@ class PricedSearch:
         infeasible = self.seek_feasible()
         if infeasible is not None:
             return infeasible
-        for _ in range(self.solver.limits.prices):
+        for _ in range(self.solver.limits.prices - self.solver.statistics.solves):
             if self.is_cut_off:
                 break
             value, prices = self.master()
@@ -94,21 +102,25 @@ class PricedSearch:
         gap, bound = self.solver.limits.gap, self.highest.value
         if self.best is not None and self.best.cost - bound <= gap * abs(self.best.cost):
             return True
-        return bool(np.isfinite(mixture_cost)) and mixture_cost - bound <= gap / 10 * abs(mixture_cost)
+        if not np.isfinite(mixture_cost):
+            return False
+        enough = gap / 10 * abs(mixture_cost)
+        if self.best is not None:
+            enough = max(enough, min(gap * abs(mixture_cost), _LEFT * (self.best.cost - mixture_cost)))
+        return mixture_cost - bound <= enough
 
     def note(self, states: Ints) -> bool:
         """Takes up a choice: a column, its worst times as rows, and perhaps the best answer. Returns whether it taught anything."""
         problem = self.solver.problem
         known = any(np.array_equal(states, column[0]) for column in self.columns)
         memory = problem.memory(states)
-        fresh = [time for time in peaks(memory, self.budget)[:_PEAKS] if time not in self.times]
-        self.times += fresh
+        taught = self.take_times(memory, self.budget)
         if not known:
             cost = problem.cost(states)
             self.columns.append((states, cost, memory))
             if memory.max() <= self.budget and (self.best is None or cost < self.best.cost):
                 self.best = make_answer(problem, states, self.bound, f"{self.solver.method} at memory prices, recombined")
-        return bool(fresh) or not known
+        return taught or not known
 
     def seek_feasible(self) -> Infeasible | None:
         """Finds choices of which a mixture fits, or the proof that none does: at rising prices first, then by memory alone."""
@@ -134,18 +146,21 @@ class PricedSearch:
 
     def least_excess(self) -> tuple[float, Prices]:
         """Returns the least worst excess that mixing the columns reaches, and the weights of the times that stand against less."""
-        rows = self.excess_rows()
-        times, count = rows.shape
-        least = float(rows.min()) - 1.0  # the worst excess of a mixture is this and the variable after the columns, which is never zero
-        found = solve_small(
-            np.append(np.zeros(count), 1.0),
-            np.vstack([np.hstack([rows, -np.ones((times, 1))]), np.append(np.ones(count), 0.0)]),
-            np.append(np.full(times, -np.inf), 1.0),
-            np.append(np.full(times, least), 1.0),
-            np.full(count + 1, np.inf),
-        )
-        assert found is not None, "any column is a mixture"
-        return (found.cost + least) * self.budget, self.prices_of(found.duals)
+        count = len(self.columns)
+        while True:
+            rows = self.excess_rows()
+            times = len(rows)
+            least = float(rows.min()) - 1.0  # the worst excess of a mixture is this and the variable after the columns, which is never zero
+            found = solve_small(
+                np.append(np.zeros(count), 1.0),
+                np.vstack([np.hstack([rows, -np.ones((times, 1))]), np.append(np.ones(count), 0.0)]),
+                np.append(np.full(times, -np.inf), 1.0),
+                np.append(np.full(times, least), 1.0),
+                np.full(count + 1, np.inf),
+            )
+            assert found is not None, "any column is a mixture"
+            if not self.adds_rows(found.values[:count], found.cost + least):
+                return (found.cost + least) * self.budget, self.prices_of(found.duals)
 
     def prices_of(self, duals: Floats) -> Prices:
         """Returns the prices of the times that rows' duals are [times, ...]."""
@@ -155,22 +170,35 @@ class PricedSearch:
         """Returns how far each column exceeds the budget at each row's time, as a fraction of the budget [times, columns]."""
         return np.array([[(memory[t] - self.budget) / max(self.budget, 1.0) for _, _, memory in self.columns] for t in self.times])
 
+    def adds_rows(self, shares: Floats, excess: float) -> bool:
+        """Takes up as rows the times at which a mixture is more over the budget than by the share `excess`; returns whether any is new."""
+        memory: Floats = shares @ np.array([column[2] for column in self.columns])
+        return self.take_times(memory, self.budget + (excess + _HOLDS) * max(self.budget, 1.0))
+
+    def take_times(self, memory: Floats, most: float) -> bool:
+        """Takes up as rows the worst times at which `memory` is more than `most`; returns whether any is new."""
+        fresh = [time for time in peaks(memory, most)[:_PEAKS] if time not in self.times]
+        self.times += fresh
+        return bool(fresh)
+
     def master(self) -> tuple[float, Prices]:
         """Returns the best mixture's cost and the prices at which no column beats it; high prices where no mixture fits."""
         costs = np.array([cost for _, cost, _ in self.columns])
         scale = float(np.abs(costs).max()) or 1.0
-        rows = self.excess_rows()
-        found = solve_small(
-            costs / scale,
-            np.vstack([rows, np.ones(len(costs))]),
-            np.append(np.full(len(rows), -np.inf), 1.0),
-            np.append(np.zeros(len(rows)), 1.0),
-            np.full(len(costs), np.inf),
-        )
         unit = scale / max(self.budget, 1.0)
-        if found is None:
-            return np.inf, {t: weight * 1e3 * unit for t, weight in self.least_excess()[1].items()}
-        return found.cost * scale, {t: price * unit for t, price in self.prices_of(found.duals).items()}
+        while True:
+            rows = self.excess_rows()
+            found = solve_small(
+                costs / scale,
+                np.vstack([rows, np.ones(len(costs))]),
+                np.append(np.full(len(rows), -np.inf), 1.0),
+                np.append(np.zeros(len(rows)), 1.0),
+                np.full(len(costs), np.inf),
+            )
+            if found is None:
+                return np.inf, {t: weight * 1e3 * unit for t, weight in self.least_excess()[1].items()}
+            if not self.adds_rows(found.values, 0.0):
+                return found.cost * scale, {t: price * unit for t, price in self.prices_of(found.duals).items()}
 
     def tighten(self) -> None:
         """Proves the bound that prices of edges only come near, where it is highest, and takes up the choice that comes with the proof."""
@@ -181,12 +209,15 @@ class PricedSearch:
             self.recombine()
 
     def recombine(self) -> None:
-        """Improves the best answer by taking over, component by component, what cheaper columns do differently; each pair is tried once."""
-        for number, (states, cost, _) in enumerate(self.columns):
-            if self.best is None or cost >= self.best.cost or (number, id(self.best)) in self.tried:
+        """Improves the best answer by taking over, component by component, what columns do differently; each pair is tried once.
+
+        A dearer column may do some of it better.
+        """
+        for number, (states, *_) in enumerate(self.columns):
+            if self.best is None or (number, id(self.best)) in self.tried:
                 continue
             self.tried[number, id(self.best)] = self.best
-            better = recombination(self.solver.problem, self.best.states, states, self.budget)
+            better = recombination(self.solver.problem, self.best.states, states, self.budget, self.times)
             if better is not None:
                 self.note(better)
 
@@ -194,7 +225,7 @@ class PricedSearch:
         """Looks for mixtures of two choices that fit although neither does, the smallest first."""
         order = sorted(range(len(self.columns)), key=lambda number: float(self.columns[number][2].max()))
         for first, second in combinations(order[:_MIXED], 2):
-            mixed = recombination(self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget)
+            mixed = recombination(self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget, self.times)
             if mixed is not None:
                 self.note(mixed)
         self.recombine()

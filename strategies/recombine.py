@@ -7,6 +7,8 @@ by amounts that do not depend on the others, so the best mixture under a budget 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rhino.strategies.components import components
@@ -14,8 +16,11 @@ from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.small_rows import solve_small
 
 
-def recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> Ints | None:
-    """Returns the cheapest mixture of two choices, by components of where they differ, that fits; None if only `base` does."""
+def recombination(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
+    """Returns the cheapest mixture of two choices, by components of where they differ, that fits; None if only `base` does.
+
+    `times` are those at which memory is likely to bind.
+    """
     groups = _components(problem, np.flatnonzero(base != other))
     if not groups:
         return None
@@ -23,8 +28,8 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float) -> I
     for number, group in enumerate(groups):
         label[group] = number
     gain = _cost_changes(problem, base, other, label, len(groups))
-    room: dict[int, float] = {}
     before = problem.memory(base)
+    room = {time: budget - float(before[time]) for time in times}
     while True:
         picks = _knapsack(problem, base, other, label, gain, room)
         if picks is None:

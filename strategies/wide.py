@@ -23,10 +23,11 @@ from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.sweep import Sweep
 
 _LEG = 30
-"""Passes of an ascent between looks at what they are worth."""
+"""Passes of an ascent between looks at what they are worth, at most."""
 
-_FIRST = 9
-"""Passes of the first leg of an ascent that begins with the prices of one on a problem nearly the same."""
+_FIRST, _LONGER = 3, 3
+"""Passes of the first leg of an ascent that begins with the prices of one on a problem nearly the same, and how much longer each leg is
+than the one before it. For two of three such problems the first leg is enough."""
 
 _PROGRESS = 0.05
 """An ascent goes on while a leg closes this share of the gap."""
@@ -85,9 +86,11 @@ class Wide:
         begun = self.ascent is None and self.start is not None
         ascent = self.ascent = Ascent(lifted, self.ascent.at if self.ascent else self.start)
         self.bound = max(self.bound, ascent.bound)
-        for number in range(0, passes, _LEG):
+        leg = _FIRST if begun else _LEG
+        while passes > 0:
             before = self.bound
-            self.bound = max(before, ascent.run(_FIRST if begun and not number else _LEG, self.cutoff))
+            self.bound = max(before, ascent.run(leg, self.cutoff))
+            passes, leg = passes - leg, min(_LONGER * leg, _LEG)
             if self.is_over:
                 return
             if not self.is_done:
