@@ -99,11 +99,28 @@ class Loop:
     kept: tuple[bool, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """For how many alike ones ops and values stand: those of the same group of layers.
+
+    Shapes: `times` [ops] and `copies` [values], how many at most; `run` [ops] is equal for ops of one group on the same way, 0 for those of
+    none; `group` [ops] for those of one group, -1 for those of none.
+    """
+
+    times: Ints
+    copies: Ints
+    run: Ints
+    group: Ints
+
+
 WHILE, YIELD = "stablehlo.while", "stablehlo.return"
 """The ops that begin and end a loop in the graph."""
 
 BARRIER = "stablehlo.optimization_barrier"
 """The op that hands its operands on as they are, each for itself."""
+
+HANDS_ON = frozenset({WHILE, YIELD, BARRIER})
+"""Ops that do nothing to what they read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +133,7 @@ class Graph:
     the user's own shardings leave open, for the values and results that have one. `roles` says what each axis of the mesh is for ("batch",
     "model" or ""), and is empty where the user has not said it. `zeros` are the values all of whose elements are known to be 0. `choices`
     holds, for ops of which it is said, what they may do along each axis (as strategies/candidates.py numbers it), None where that is open.
+    `repeats` says for how many alike ones ops and values stand (ir/repeats.py); None where each is but itself.
     """
 
     classes: tuple[OpClass, ...]
@@ -134,10 +152,11 @@ class Graph:
     roles: tuple[str, ...] = ()
     zeros: frozenset[int] = frozenset()
     choices: dict[int, Choices] = field(default_factory=dict)
+    repeats: Repeats | None = None
 
     def times(self) -> Ints:
         """Returns how often each op runs in a step [ops]."""
-        count = np.ones(self.num_ops, dtype=np.int64)
+        count = np.ones(self.num_ops, dtype=np.int64) if self.repeats is None else self.repeats.times.copy()
         for loop in self.loops:
             count[loop.op + 1 : loop.end + 1] *= 1 if loop.trips is None else loop.trips
         return count
@@ -171,6 +190,10 @@ class Graph:
     def value_bytes(self) -> Ints:
         """Returns the bytes of every value on one device, unsplit [values]."""
         return np.array([t.num_bytes for t in self.types], dtype=np.int64)[self.value_type]
+
+    def copies(self) -> Ints:
+        """Returns for how many tensors every value stands [values]."""
+        return np.ones(self.num_values, dtype=np.int64) if self.repeats is None else self.repeats.copies
 
 
 def materialized(graph: Graph) -> NDArray[np.bool_]:

@@ -20,6 +20,7 @@ from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
 from rhino.ir.reader import walk
+from rhino.ir.repeats import FOLDED, GROUP, mark_of, repeats_of
 from rhino.ir.rules import Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec, all_specs
@@ -83,7 +84,13 @@ def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
     *body, terminator = [op.operation for op in entry.regions[0].blocks[0].operations]
     for op in body:
         reader.op(op)
-    return Program(reader.graph(entry, arguments, terminator), entry, reader.ops, file)
+    graph = reader.graph(entry, arguments, terminator)
+    if module is not None and FOLDED in module.attributes:
+        marks = [
+            [mark_of(one.get(GROUP)) for one in side] for side in ([op.attributes for op in reader.ops], boundary_attributes(entry, "arg"))
+        ]
+        graph = replace(graph, repeats=repeats_of(graph, *marks))
+    return Program(graph, entry, reader.ops, file)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from rhino.passes.base import Pass, make_pass, make_passes, option_names
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.cones import AnnotateCones
 from rhino.passes.critical_path import AnnotateCriticalPath
+from rhino.passes.fold_layers import FoldLayers
 from rhino.passes.localize import Localize
 from rhino.passes.materialize_strides import MaterializeStrides
 from rhino.passes.micro_batch import MicroBatch
@@ -38,6 +39,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     ChooseShardings,
     AnnotateCones,
     AnnotateCriticalPath,
+    FoldLayers,
     Localize,
     MaterializeStrides,
     MicroBatch,

@@ -17,7 +17,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes
 from rhino.passes.problem import NEEDS_ROOM
 from rhino.passes.whole_report import Chosen, Report
-from rhino.passes.whole_search import Setup, make_space, pipeline_of
+from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore
@@ -95,6 +95,7 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
     stages = [] if said.stages is None else [max(1, said.stages // chunks)]
     _check_ranks(setup, stages, said.mesh)
+    setup = folded(setup)
     numbers = [] if said.micro_batches is None else [said.micro_batches]
     space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
     if said.keep is not None:
@@ -109,7 +110,7 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
         workers.close()
     end = _End(setup, explored, make)
     made, chosen = end.best()
-    return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes)
+    return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
 
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:

@@ -26,13 +26,19 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A search and its end. `failed` are shapes whose programs were made, and did not fit; `budget_bytes` is per device."""
+    """A search and its end.
+
+    `failed` are shapes whose programs were made, and did not fit; `budget_bytes` is per device. Of a deep step, shapes were compared with
+    so many `groups` for the alike `layers` of each stretch, and what is said of others than the chosen one is of these.
+    """
 
     explored: Explored
     chosen: Chosen
     failed: tuple[Refused, ...]
     cluster: str
     budget_bytes: float
+    layers: tuple[int, ...] = ()
+    groups: int = 0
 
     def text(self) -> str:
         """Returns the summary."""
@@ -46,6 +52,9 @@ class Report:
             f"  {_parts(one)}",
             f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that were planned "
             f"({_counts(self.explored)}){ended}",
+        ]
+        lines += [
+            f"  compared with {count:,} alike layers in {self.groups} groups, each as if its layers lay alike" for count in self.layers
         ]
         lost = self.lost()
         lines += [f"  {_named(other)}: {format_seconds(other.step_s)}, {why}" for other, why in lost[:SHOWN]]
@@ -79,6 +88,7 @@ class Report:
             "estimated_step_s": one.step_s,
             "bound_s": min(self.explored.bound_s, self.chosen.step_s),
             "is_complete": self.explored.is_complete,
+            "grouped": [{"layers": count, "groups": self.groups} for count in self.layers],
             "found_by": self.explored.asked_by[one.shape],
             "num_planned": self.explored.num_asked,
             "alternatives": [

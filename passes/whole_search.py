@@ -26,11 +26,13 @@ from rhino.ir.program import Program, read_program
 from rhino.ir.reader import entry_function
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
+from rhino.passes.fold_layers import STRETCHES, FoldLayers
 from rhino.passes.micro_batch import batch_size
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import Target, begin_choice, rank_target
 from rhino.passes.recompute import Recompute
 from rhino.passes.registry import Item, before_choice
+from rhino.passes.stage_marks import BOUNDARY
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Unsolved
 from rhino.strategies.build import Builder, Choice, build
 from rhino.strategies.fitting import fit
@@ -51,13 +53,22 @@ LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
 
 
+GROUPS: Final = 64
+"""In how many groups alike layers are planned at least, where there are twice as many or more; and in two for each device."""
+
+_BY_NAME: Final = ("axis-role", "batch", "constraints", "forbid", "pad", "pin", "scope", "whole")
+"""Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
+
 MOST_OPS: Final = 150_000
 """How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What shapes are evaluated for: the step as bytecode, and the options of the passes, by name, as `before_choice` takes them."""
+    """What shapes are evaluated for: the step as bytecode, and the options of the passes, by name, as `before_choice` takes them.
+
+    `layers` is the number of alike layers in each stretch of the step that `groups` stand for, where it is folded.
+    """
 
     module: bytes
     file: str
@@ -65,6 +76,20 @@ class Setup:
     budget_bytes: float
     options: dict[str, str]
     schedules: tuple[str, ...] = tuple(SCHEDULES)
+    layers: tuple[int, ...] = ()
+    groups: int = 0
+
+
+def folded(setup: Setup) -> Setup:
+    """Returns a setup in which one layer of a deep step stands for several; the same where there are few, or names are spoken of."""
+    if any(setup.options.get(name) for name in _BY_NAME) or BOUNDARY.encode() in setup.module:
+        return setup
+    context, remarks = make_context(), Remarks(setup.file)
+    module = ir.Module.parse(setup.module, context)
+    groups = max(GROUPS, 2 * load_cluster(setup.cluster).num_devices)
+    build_pass_manager([FoldLayers(num_groups=groups)], context, remarks).run(module.operation)
+    layers = remarks.statistics.get(STRETCHES, ())
+    return replace(setup, module=bytecode(module), layers=layers, groups=groups) if layers else setup
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, WHILE, YIELD, Graph, TensorType, materialized
+from rhino.ir.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, TensorType, materialized
 from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
 from rhino.strategies.candidates import State, keeps, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
@@ -323,9 +323,15 @@ class Builder:
         source = self.giver[value]
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
-        use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times[time])
+        use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times_moved(value, time))
         self.edges.setdefault(pair, []).append(use)
         self.copies.append((pair, use, value, time))
+
+    def times_moved(self, value: int, time: int) -> int:
+        """Returns how often a value is brought to an op or the end in a step: once for each that it stands for."""
+        repeats = self.graph.repeats
+        hands_on = time == self.graph.num_ops or self.graph.cls(time).name in HANDS_ON
+        return self.times[time] * (int(repeats.copies[value]) if repeats is not None and hands_on else 1)
 
     def edge_tables(self) -> tuple[Ints, Ints, Ints]:
         """Returns ends and tables of all edges that cost anything [edges]."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph import COPIED_UPDATE, Graph, OpClass, TensorType
+from rhino.ir.graph import COPIED_UPDATE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
 from rhino.strategies.joining import joined
@@ -55,6 +55,12 @@ class _Form:
     order: Arranged = None
 
 
+_Layer = tuple[int, int, int]
+"""How many layers an op stands for, the number of their run and of their group; see `rhino.ir.graph.Repeats`."""
+
+_NO_LAYER: Final = (1, 0, -1)
+
+
 @dataclass(eq=False)
 class _Writer:
     plan: Plan
@@ -81,6 +87,8 @@ class _Writer:
     orders: dict[tuple[int, int, int], Arranged] = field(default_factory=dict)
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
     rearranged: dict[tuple[int, Arranged], int] = field(default_factory=dict)
+    layers: list[_Layer] = field(default_factory=list)
+    copies_of: list[int] = field(default_factory=list)
     waiting: dict[int, list[int]] = field(default_factory=dict)
     """What scatters read that are written where their results are added to something."""
 
@@ -91,6 +99,7 @@ class _Writer:
         self.is_free = [op >= 0 and graph.classes[self.class_of[op]].free for op in graph.value_op.tolist()]
         self.scatter_of = self.scatters_into_terms()
         self.waits = set(self.scatter_of.values())
+        self.layer = _NO_LAYER
 
     def run(self) -> Graph:
         """Writes all ops, and returns the graph of what was written."""
@@ -99,9 +108,14 @@ class _Writer:
             self.add_value(self.number(_local(graph.type_of(value), plan.specs[value], plan.sizes)), -1)
             self.stored.append(value)
         for op in range(graph.num_ops):
+            self.layer = self.layer_of(op)
             self.op(op)
+        self.layer = _NO_LAYER
         returns = [self.move(v, self.stored[v], plan.specs[v], spec) for v, spec in zip(graph.returns, plan.returned, strict=True)]
-        written = Graph(
+        if graph.repeats is not None:
+            for value, written in [*enumerate(self.stored[: len(graph.arguments)]), *zip(graph.returns, returns, strict=True)]:
+                self.copies_of[written] = int(graph.repeats.copies[value])
+        found = Graph(
             classes=tuple(self.classes),
             types=tuple(self.types),
             op_class=_ints(self.op_class),
@@ -116,8 +130,21 @@ class _Writer:
             fixed={},
             loops=tuple([replace(loop, op=self.place[loop.op], end=self.place[loop.end]) for loop in graph.loops]),
             zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
+            repeats=self.repeats(),
         )
-        return joined(written, self.all_reduces)
+        return joined(found, self.all_reduces) if found.repeats is None else found
+
+    def repeats(self) -> Repeats | None:
+        """Returns for what stands what was written."""
+        if self.graph.repeats is None:
+            return None
+        columns = np.array(self.layers, dtype=np.int64).reshape(-1, 3).T
+        return Repeats(columns[0], _ints(self.copies_of), columns[1], columns[2])
+
+    def layer_of(self, op: int) -> _Layer:
+        """Returns the layers that an op of the plan stands for."""
+        repeats = self.graph.repeats
+        return _NO_LAYER if repeats is None else (int(repeats.times[op]), int(repeats.run[op]), int(repeats.group[op]))
 
     # Ops
 
@@ -130,10 +157,12 @@ class _Writer:
             self.waiting[op] = operands
             self.stored.append(operands[0])  # nothing reads it but the sum
             return
-        results = self.results(op, operands)
+        results, repeats = self.results(op, operands), self.graph.repeats
         for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
             self.stored.append(result)
             self.stored[value] = self.move(value, result, comes, self.plan.specs[value])
+            if repeats is not None:
+                self.copies_of[result] = self.copies_of[self.stored[value]] = int(repeats.copies[value])
 
     def results(self, op: int, operands: list[int]) -> Sequence[int]:
         """Returns the results of an op, written as XLA has it."""
@@ -260,6 +289,7 @@ class _Writer:
         """Writes an op and returns its results."""
         op, first = len(self.op_class), len(self.value_type)
         self.op_class.append(form.cls)
+        self.layers.append(self.layer)
         self.uses += operands
         self.use_start.append(len(self.uses))
         self.result_start.append(first)
@@ -271,6 +301,7 @@ class _Writer:
         """Adds a value of a type, made by `op`."""
         self.value_type.append(kind)
         self.value_op.append(op)
+        self.copies_of.append(self.layer[0])
 
     def form_of(self, op: int) -> _Form:
         """Returns how an op of the plan is written."""

@@ -48,7 +48,8 @@ class HandedOn:
 class Handing:
     """A program whose micro-batches are cut in programs.
 
-    Shapes: `num_bytes` [values] on one device; `alone` [ops] says which run without waiting for other devices, all where it is None.
+    Shapes: `num_bytes` [values] on one device, of all that each stands for; `alone` [ops] says which run without waiting for other devices,
+    all where it is None.
     """
 
     def __init__(self, graph: Graph, parts: Parts, num_bytes: Floats | Ints, alone: Bools | None = None) -> None:
@@ -86,7 +87,7 @@ class Handing:
         last: dict[int, int] = {}
         for op in np.flatnonzero(self.parts.body & ~self.parts.free).tolist():
             last.update(dict.fromkeys(self._made_of(op, anywhere, 0), op))
-        whole_bytes = self.graph.value_bytes().tolist()
+        whole_bytes = (self.graph.value_bytes() * self.graph.copies()).tolist()
         change = np.zeros((2, self.graph.num_ops + 1))
         for value, end in last.items():
             start, size = self.value_op[value], whole_bytes[value]

@@ -29,8 +29,9 @@ def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
     if count <= 1:
         return problem
     begin, end = _times(graph, loop)
+    copies: list[int] = graph.copies().tolist()
     node_of = {(node.kind, node.number): number for number, node in enumerate(choice.nodes)}
-    tables, number_of = list(problem.tables), dict[tuple[int, int, int], int]()
+    tables, number_of = list(problem.tables), dict[tuple[int, int, int, int], int]()
     added: list[tuple[int, int]] = []
     for value in _handed_on(graph, loop):
         op, kind = int(graph.value_op[value]), graph.type_of(value)
@@ -40,11 +41,11 @@ def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
         if node is None:
             continue  # It is free: who reads it makes it for itself.
         states = choice.nodes[node].states
-        key = (id(states), result, int(graph.value_type[value]))
+        key = (id(states), result, int(graph.value_type[value]), copies[value])
         if key not in number_of:
             number_of[key] = len(tables)
             parts = np.array([num_parts(state.comes[result], choice.model.sizes) for state in states], dtype=np.float64)
-            tables.append((count - 1) * kind.num_bytes / parts)
+            tables.append((count - 1) * copies[value] * kind.num_bytes / parts)
         added.append((node, number_of[key]))
     owner, table = np.array(added, dtype=np.int64).reshape(-1, 2).T
     more = Residents(owner, table, np.full(len(added), begin), np.full(len(added), end))
@@ -59,7 +60,7 @@ def _joined(one: Residents, other: Residents) -> Residents:
 def _handed_on(graph: Graph, loop: Loop) -> list[int]:
     """Returns the values that would be handed on if a micro-batch were two programs, which part where most is held."""
     unknown: Floats = np.zeros(graph.num_ops)
-    handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes())
+    handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes() * graph.copies())
     turn, _ = handing.turns()
     kept = handing.between((np.arange(graph.num_ops) > turn).astype(np.int64), 0, 1).kept
     return [value for value in kept if graph.type_of(value).shape]

@@ -19,6 +19,7 @@ from rhino.ir.graph import BARRIER, UPDATES, WHILE, Graph, TensorType
 from rhino.ir.spec import Spec
 from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.candidates import State
+from rhino.strategies.copies import copies_held
 from rhino.strategies.nodes import Node, Use
 from rhino.strategies.problem import Floats, Residents
 from rhino.strategies.schedule import schedule_of
@@ -65,6 +66,7 @@ class Memory:
         self.graph = graph = draft.graph
         self.schedule = schedule_of(graph)
         self.num_times = self.schedule.num_times
+        self.copies: list[int] = copies_held(graph, self.schedule).tolist()
         self.kinds = [graph.types[number] for number in graph.value_type.tolist()]
         self.maker: list[int] = graph.value_op.tolist()
         self.operands = _rows(graph.uses.tolist(), graph.use_start.tolist())
@@ -125,7 +127,7 @@ class Memory:
             lies = self.lies_then(value)
             if value in self.results and made:  # its buffer is there from the start
                 yield *lies, 0, made - 1
-            yield maker, self.bytes_table(maker, kind, "comes", value - self.first_result[op]), made, made
+            yield maker, self.kept_bytes(maker, value, "comes", value - self.first_result[op]), made, made
             if plan.end[value] > made:
                 yield *lies, made + 1, plan.end[value]
 
@@ -133,7 +135,7 @@ class Memory:
         """Returns the owner and the table of bytes of a value that its op has made: brought to where its one reader needs it, or stored."""
         if value in self.moved_to:
             reader, use = self.moved_to[value]
-            return reader, self.bytes_table(reader, self.kinds[value], "needs", use.operand)
+            return reader, self.kept_bytes(reader, value, "needs", use.operand)
         node = self.draft.giver[value]
         return node, self.stored_bytes(node, value)
 
@@ -289,16 +291,20 @@ class Memory:
 
     def stored_bytes(self, node: int, value: int, exact: bool = False) -> int:
         """Returns the table of bytes of a value as its node stores it."""
-        return self.bytes_table(node, self.kinds[value], "comes", self.draft.offset[value], exact)
+        return self.kept_bytes(node, value, "comes", self.draft.offset[value], exact)
 
-    def bytes_table(self, node: int, kind: TensorType, side: str, place: int, exact: bool = False) -> int:
+    def kept_bytes(self, node: int, value: int, side: str, place: int, exact: bool = False) -> int:
+        """Returns the table of bytes of all that a value stands for; see `bytes_table`."""
+        return self.bytes_table(node, self.kinds[value], side, place, exact, self.copies[value])
+
+    def bytes_table(self, node: int, kind: TensorType, side: str, place: int, exact: bool = False, copies: int = 1) -> int:
         """Returns the table of bytes of what a node's states "needs" as an operand, or what "comes" of them; rounded up as buffers are."""
 
         def count(state: State) -> int:
             size = self.draft.local_bytes(kind, (state.needs if side == "needs" else state.comes)[place])
-            return size if exact else rounded(size)
+            return copies * (size if exact else rounded(size))
 
-        return self.table_of(node, (side, place, kind, exact), count)
+        return self.table_of(node, (side, place, kind, exact, copies), count)
 
     def table_of(self, node: int, key: object, count: Callable[[State], int]) -> int:
         """Returns the table of what `count` says of each state of a node."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from rhino.ir.graph import BARRIER, REDUCE, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.buffers import aligned, selection_sizes
+from rhino.strategies.copies import copies_held
 from rhino.strategies.device_graph import device_graph
 from rhino.strategies.fusion import Fused, fuse
 from rhino.strategies.memory import written_in_place
@@ -45,8 +46,7 @@ class Lives:
         self.num_times = plan.num_times
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
         self.maker: list[int] = graph.value_op.tolist()
-        sizes = [kind.num_bytes for kind in graph.types]
-        self.num_bytes = [sizes[number] for number in graph.value_type.tolist()]
+        self.num_bytes: list[int] = (graph.value_bytes() * copies_held(graph, plan)).tolist()
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and self.classes[op].free for op in self.maker]
         self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}

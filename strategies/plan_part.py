@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino.ir.graph import Argument, Graph
+from rhino.ir.graph import Argument, Graph, Repeats
 from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import Plan
@@ -51,6 +51,9 @@ def plan_of(plan: Plan, part: Part) -> Plan:
         loops=tuple([replace(loop, op=place[loop.op], end=place[loop.end]) for loop in graph.loops if loop.op in place]),
         zeros=frozenset([number[value] for value in sorted(graph.zeros) if value in number]),
     )
+    if (repeats := graph.repeats) is not None:
+        ops = list(part.ops)
+        found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops], repeats.group[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
     return Plan(found, plan.sizes, tuple(states), tuple(specs), tuple(part.returns.values()))
 
@@ -77,8 +80,9 @@ def structure(plan: Plan) -> object:
 
 
 def bytes_of(plan: Plan, value: int, spec: Spec) -> float:
-    """Returns the bytes of a value on one device that lies so."""
-    return plan.graph.type_of(value).num_bytes / num_parts(spec, plan.sizes)
+    """Returns the bytes of all that a value stands for, on one device, where it lies so."""
+    repeats = plan.graph.repeats
+    return (1 if repeats is None else int(repeats.copies[value])) * plan.graph.type_of(value).num_bytes / num_parts(spec, plan.sizes)
 
 
 def _starts(first: int, counts: Iterator[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -78,7 +78,8 @@ def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, l
     own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
     kept = own + problem.held.size @ problem.held.present(device, num_stages)
     asked_ops = (staging.node >= 0) & asked[staging.node]
-    needs = StageNeeds(sharded.plan, Handing(graph, parts, value_bytes, alone), by_op, asked_ops, tuple(kept.tolist()))
+    handing = Handing(graph, parts, value_bytes * graph.copies(), alone)
+    needs = StageNeeds(sharded.plan, handing, by_op, asked_ops, tuple(kept.tolist()))
     return StageEstimate(times, needs)
 
 

@@ -67,8 +67,8 @@ def make_staging(
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
-    `value_bytes` [values] is what each value takes where that is not its whole size, `alone` [ops] which ops wait for no other device.
-    `link` is what one array takes from a stage to another: with it transfers cost seconds, without it bytes.
+    `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size, `alone` [ops] which ops wait for no
+    other device. `link` is what one array takes from a stage to another: with it transfers cost seconds, without it bytes.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
     return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, alone).build()
@@ -94,6 +94,7 @@ class _Builder:
         self.link, self.alone = link, alone
         self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
+        self.held_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
         self.value_op: list[int] = graph.value_op.tolist()
         self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
         self.carried: dict[int, int] = {}
@@ -143,7 +144,7 @@ class _Builder:
         np.add.at(work, node[body], self.parts.seconds[body])
         for value, returned in self.carried.items():
             if (op := self.value_op[returned]) >= 0 and node[op] >= 0 and self.roots[value] == value:
-                own_bytes[node[op]] += self.value_bytes[value]
+                own_bytes[node[op]] += self.held_bytes[value]
         pinned = np.full(num_nodes, OPEN, dtype=np.int64)
         for op, stage in self.pins.items():
             pinned[node[op]] = stage
@@ -260,7 +261,7 @@ class _Builder:
         sent = [(users, float(self.value_bytes[value]), 1 if value in once_sent else times) for value, users in in_loop.items()]
         sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
         outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
-        return [one for one in sent if one[1]], ((users, float(self.value_bytes[value])) for value, users in outside.items())
+        return [one for one in sent if one[1]], ((users, float(self.held_bytes[value])) for value, users in outside.items())
 
     def _made_before(self, node: Ints) -> Iterator[tuple[list[int], float]]:
         """Yields what is made before the loop, such as casts of parameters: each stage that reads it has its own, beside the argument."""
@@ -277,7 +278,7 @@ class _Builder:
                 if 0 <= made_by < loop.op and not self.parts.free[made_by]:
                     users.setdefault(start, []).append(int(node[op]))
         for value, nodes in users.items():
-            yield nodes, float(self.value_bytes[value])
+            yield nodes, float(self.held_bytes[value])
 
     def _summands(self) -> set[int]:
         """Returns the values that are added up to a sum over micro-batches, and nothing else: each rank adds up its own."""
@@ -318,10 +319,10 @@ class _Builder:
 
         That is what would be handed on if the step were two programs, which part where most is held, with who needs it.
         """
-        handing = Handing(self.graph, self.parts, np.array(self.value_bytes), self.alone)
+        handing = Handing(self.graph, self.parts, np.array(self.held_bytes), self.alone)
         peak, turn = handing.turns()
         handed = handing.between((np.arange(self.graph.num_ops) > peak).astype(np.int64), 0, 1)
-        saved = [([int(node[op]) for op in ops], float(self.value_bytes[value])) for value, ops in handed.kept.items()]
+        saved = [([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in handed.kept.items()]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
         return _behind(peak, ops, node), _behind(turn, ops, node), saved
 

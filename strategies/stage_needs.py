@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rhino.ir.instructions import Phase, Task
-from rhino.ir.spec import Spec
+from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.handed_on import HandedOn, Handing
 from rhino.strategies.plan import Plan
 from rhino.strategies.plan_part import Part, bytes_of, plan_of, structure, temporary_bytes
@@ -102,9 +102,15 @@ class StageNeeds:
             held = set(self.waiting(stage) if phase == "weight-gradient" else self.handed_on(stage).kept)
             reads = {value: self.plan.specs[value] for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)}
             gives = {value: spec for value, spec in part.returns.items() if value not in part.into}
-            crossing = sum(bytes_of(self.plan, value, spec) for value, spec in {**reads, **gives}.items() if value not in held)
-            self.passing[key] = self.temporary_bytes(part) + crossing
+            stays = set(self.waiting(stage) if phase == "input-gradient" else ())
+            crossing = {value: spec for value, spec in {**reads, **gives}.items() if value not in held}
+            sizes = [bytes_of(self.plan, v, spec) if v in stays else self.sent_bytes(v, spec) for v, spec in crossing.items()]
+            self.passing[key] = self.temporary_bytes(part) + sum(sizes)
         return self.passing[key]
+
+    def sent_bytes(self, value: int, spec: Spec) -> float:
+        """Returns the bytes of a value as it goes from one stage to another: of the tensors that it stands for, one does."""
+        return self.plan.graph.type_of(value).num_bytes / num_parts(spec, self.plan.sizes)
 
     def temporary_bytes(self, part: Part) -> float:
         """Returns the bytes of a program's temporaries; those of equal programs, as of alike layers, are worked out once."""
@@ -120,7 +126,8 @@ class StageNeeds:
         """Returns the bytes that a program of the micro-batch reads of other stages."""
         part = self.program(phase, stage)
         found = [value for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)]
-        return sum(self.handing.num_bytes[v] for v in found if self.device(int(self.plan.graph.value_op[v])) != stage)
+        received = [value for value in found if self.device(int(self.plan.graph.value_op[value])) != stage]
+        return sum(self.sent_bytes(value, self.plan.specs[value]) for value in received)
 
     def waiting_bytes(self, stage: int) -> float:
         """Returns what is held of a micro-batch between the halves of its way back."""
