@@ -11,7 +11,8 @@ which a plan was found, and once with too little. Per device:
     ratio      predicted / xla
     step       predicted seconds of the step
 
-Models are those of examples/zoo.py, whose tensors are so small that XLA's rounding shows, and larger ones (`mid_models`). Without
+Models are those of examples/zoo.py, whose tensors are so small that XLA's rounding shows, and larger ones (`mid_models`); with `-real`,
+those of `quality.py`, which have layers of a real size (as vgg-1m-real), and are not among those that are taken by default. Without
 `--cluster` it is one whose devices are slow and whose links are fast, so that everything is split where it can be; with a preset, small
 models are split by nothing but the budget.
 Exit code: with `--check`, 1 if a prediction is under XLA's, or more than 10 % over it, or if a tighter budget gives a faster step, or a
@@ -33,6 +34,7 @@ from typing import Any, Final
 
 import jax
 from planning import Planned, plan_step, zoo, zoo_step
+from quality import step_text as real_step
 from traffic import splitting_cluster
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
@@ -44,6 +46,8 @@ from rhino.runtime.executable import compile_module
 _MOST_OVER: Final = 1.10
 
 _CLOSE: Final = 1.1
+
+_REAL: Final = "-real"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ def step_text(name: str) -> bytes:
     """Returns the training step of a model by name as StableHLO text."""
     if name in zoo():
         return zoo_step(name)
+    if name.endswith(_REAL):
+        return real_step(name.removesuffix(_REAL))
     from training import export_step  # noqa: PLC0415 - found beside the zoo
 
     return export_step(mid_models()[name]).encode()
@@ -129,8 +135,8 @@ def row(name: str, mesh: str, budget: int | None, plan: Planned) -> Row:
 
 
 def least_budget(name: str, mesh: str, cluster: str, ample: int) -> int:
-    """Returns a budget for which there is a plan, at most a tenth above one for which none was found, or a 64th of `ample`."""
-    low, high = ample / 64, float(ample)
+    """Returns a budget for which there is a plan, at most a tenth above one for which none was found, or an eighth of `ample`."""
+    low, high = ample / 8, float(ample)
     while high > low * _CLOSE:
         middle = sqrt(low * high)
         if planned(name, mesh, cluster, int(middle)) is None:
@@ -179,7 +185,7 @@ def faults(found: Sequence[Row]) -> list[str]:
 def run(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--models", help="names in examples/zoo.py or of this file (default: all)")
+    parser.add_argument("--models", help="names in examples/zoo.py or of this file (default: all), or of quality.py and -real")
     parser.add_argument("--meshes", default="8,2x4", help="mesh sizes")
     parser.add_argument("--cluster", help="a preset's name or a cluster file (default: one on which everything is split)")
     parser.add_argument("--budgets", type=int, default=0, help="how many budgets below the ample one (default: none)")

@@ -1,6 +1,6 @@
 """How right the cost model is after `rhino-profile`: predicted against measured step time and memory, on host CPU devices.
 
-    python bench/predict.py [--devices=2,4,8] [--pairs=gpt] [--profiles=FOLDER] [--rounds=3] [--check] [--json=FILE]
+    python bench/predict.py [--devices=2,4,8] [--pairs=gpt] [--profiles=FOLDER] [--rounds=3 | --memory] [--check] [--json=FILE]
 
 For each number of devices the machine is measured (`--profiles` keeps the cluster files, and takes those that are there), and pairs of a
 model and a plan are compiled and run: what the search finds, what experts would pin (`quality.py`), everything whole on every device,
@@ -8,8 +8,8 @@ gradients accumulated over micro-batches, and pipelines under the executor. Step
 lower quartile of a pair's steps counts, as in a profile. Memory is the peak of a device as XLA has assigned buffers; of a pipeline, what
 the list of instructions keeps on a rank, with XLA's temporaries of the program that runs.
 
-Nothing else should run on the machine. Exit code: with `--check`, 1 if the rank correlation over all pairs is less than 0.9, if there are
-fewer than 20, or if a peak is predicted to be less than XLA's.
+Nothing else should run on the machine, but with `--memory`, which times nothing. Exit code: with `--check`, 1 if the rank correlation over
+all pairs is less than 0.9, if there are fewer than 20, or if a peak is predicted to be less than XLA's.
 """
 
 from __future__ import annotations
@@ -55,30 +55,45 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a pair was predicted to take, and took: seconds of a step, bytes of the fullest device."""
+    """What a pair was predicted to take, and took: seconds of a step (None: not timed), bytes of the fullest device."""
 
     model: str
     num_devices: int
     mesh: str
     plan: str
     predicted_s: float
-    measured_s: float
+    measured_s: float | None
     predicted_bytes: int
     xla_bytes: int
 
     @property
+    def seconds(self) -> tuple[float, float]:
+        """The predicted and the measured time of a pair that was timed."""
+        assert self.measured_s is not None, "the pair was not timed"
+        return self.predicted_s, self.measured_s
+
+    @property
     def error(self) -> float:
         """How far the predicted time is off, as a share of the measured one."""
-        return abs(self.predicted_s - self.measured_s) / self.measured_s
+        predicted_s, measured_s = self.seconds
+        return abs(predicted_s - measured_s) / measured_s
 
     def cells(self) -> list[str]:
         """Returns the cells of the row."""
-        times = [format_seconds(self.predicted_s), format_seconds(self.measured_s), f"{self.predicted_s / self.measured_s:.2f}"]
         sizes = [format_bytes(self.predicted_bytes), format_bytes(self.xla_bytes), f"{self.predicted_bytes / self.xla_bytes:.2f}"]
-        return [self.model, str(self.num_devices), self.mesh, self.plan, *times, *sizes]
+        return [self.model, str(self.num_devices), self.mesh, self.plan, *self.times(), *sizes]
+
+    def times(self) -> list[str]:
+        """Returns the cells for the time of a step, none where it was not timed."""
+        if self.measured_s is None:
+            return []
+        predicted_s, measured_s = self.seconds
+        return [format_seconds(predicted_s), format_seconds(measured_s), f"{predicted_s / measured_s:.2f}"]
 
 
-_HEAD: Final = ("model", "devices", "mesh", "plan", "predicted", "measured", "ratio", "peak predicted", "XLA", "ratio")
+_PAIR: Final = ("model", "devices", "mesh", "plan")
+_TIMES: Final = ("predicted", "measured", "ratio")
+_SIZES: Final = ("peak predicted", "XLA", "ratio")
 
 
 def pairs() -> tuple[Pair, ...]:
@@ -127,7 +142,7 @@ class Ready:
 
     def row(self) -> Row:
         """Returns the pair's row, once all rounds are over."""
-        pair, measured_s = self.pair, quantiles(self.times_s, n=4, method="inclusive")[0]
+        pair, measured_s = self.pair, quantiles(self.times_s, n=4, method="inclusive")[0] if self.times_s else None
         sizes = (self.predicted_bytes, self.xla_bytes)
         return Row(pair.model, pair.num_devices, pair.mesh, pair.plan, self.predicted_s, measured_s, *sizes)
 
@@ -274,19 +289,29 @@ def measured(num_devices: int, folder: Path, options: argparse.Namespace) -> lis
 # What is said
 
 
+def is_timed(rows: Sequence[Row]) -> bool:
+    """Says whether steps were timed."""
+    return any(row.measured_s is not None for row in rows)
+
+
 def table(rows: Sequence[Row]) -> str:
     """Returns the rows as a Markdown table."""
-    lines = [list(_HEAD), ["---", "---", "---", "---", *["---:"] * 6], *(row.cells() for row in rows)]
+    figures = [*(_TIMES if is_timed(rows) else ()), *_SIZES]
+    lines = [[*_PAIR, *figures], [*["---"] * len(_PAIR), *["---:"] * len(figures)], *(row.cells() for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def correlation(rows: Sequence[Row]) -> float:
     """Returns Spearman's rank correlation of predicted and measured times."""
-    return float(spearmanr([row.predicted_s for row in rows], [row.measured_s for row in rows]).statistic) if len(rows) > 2 else 1.0
+    return float(spearmanr(*zip(*(row.seconds for row in rows), strict=True)).statistic) if len(rows) > 2 else 1.0
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Returns the errors over all rows, and over those of each number of devices and kind of plan."""
+    """Returns the errors over all rows, and those of time over those of each number of devices and kind of plan."""
+    ratios = [row.predicted_bytes / row.xla_bytes for row in rows]
+    memory = f"peak memory, predicted over XLA's: {min(ratios):.3f} to {max(ratios):.3f}, {mean(ratios):.3f} in the mean"
+    if not is_timed(rows):
+        return memory
     counts = {f"{count} devices": [row for row in rows if row.num_devices == count] for count in sorted({row.num_devices for row in rows})}
     kinds = {
         kind: [row for row in rows if row.plan.startswith("pipeline") == (kind == "pipelines")] for kind in ("no pipeline", "pipelines")
@@ -297,9 +322,7 @@ def summary(rows: Sequence[Row]) -> str:
             errors = [row.error for row in some]
             figures = f"relative error {mean(errors):.0%} in the mean, {median(errors):.0%} in the median, {max(errors):.0%} at most"
             lines.append(f"{name}: {len(some)} pairs, {figures}; rank correlation {correlation(some):.3f}")
-    ratios = [row.predicted_bytes / row.xla_bytes for row in rows]
-    lines.append(f"peak memory, predicted over XLA's: {min(ratios):.3f} to {max(ratios):.3f}, {mean(ratios):.3f} in the mean")
-    return "\n".join(lines)
+    return "\n".join([*lines, memory])
 
 
 def faults(rows: Sequence[Row]) -> list[str]:
@@ -307,7 +330,7 @@ def faults(rows: Sequence[Row]) -> list[str]:
     wrong = [f"{row.model} {row.mesh} {row.plan}: peak under XLA's" for row in rows if row.predicted_bytes < row.xla_bytes]
     if len(rows) < LEAST_PAIRS:
         wrong.append(f"{len(rows)} pairs, and {LEAST_PAIRS} are wanted")
-    if correlation(rows) < LEAST_CORRELATION:
+    if is_timed(rows) and correlation(rows) < LEAST_CORRELATION:
         wrong.append(f"rank correlation under {LEAST_CORRELATION}")
     return wrong
 
@@ -319,6 +342,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--pairs", default="", help="only pairs whose name has this in it")
     parser.add_argument("--profiles", help="folder of cluster files cpuN.toml, made where they are missing (default: measure anew)")
     parser.add_argument("--rounds", type=int, default=3, help="how often all pairs are run in turn")
+    parser.add_argument("--memory", action="store_const", const=0, dest="rounds", help="time nothing: only what the pairs take of memory")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--check", action="store_true", help="fail where a target is missed")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)

@@ -1,22 +1,28 @@
 """The best choice whose program fits a device: the search goes by rows, and is told how far these are from what a plan really takes.
 
 Rows (`rhino.strategies.memory`) count before anything is chosen, the peak (`rhino.strategies.peak`) is that of the chosen program. So what
-rows may take is the budget times what they are more than the peak of the best choice found so far, and is corrected until a choice fits.
-The bound of an answer is that of the choices whose rows stay within the last such limit.
+rows may take is the budget times what they are more than the peak of the best choice of all. That is corrected until a choice fits: lowered
+by as much as a choice is over the budget, the next time twice that and so on, for a little less of rows may be no less of the peak; between
+a limit that nothing stays within and one whose choice does not fit, the middle is tried. The bound of an answer is that of the choices
+whose rows stay within the last limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf, sqrt
 from typing import Final
 
 from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved
 from rhino.strategies.problem import Ints
 from rhino.strategies.search import Search
 
-_CORRECTIONS: Final = 4
-"""How often the limit of rows is corrected."""
+_TRIES: Final = 5
+"""How many limits of rows are tried."""
+
+_CLOSE: Final = 1.01
+"""Between limits that are so close no other is tried."""
 
 _WIDER: Final = 1.125
 """By how much the limit is widened, once, where nothing stays within it: rows are farther from the peaks of other choices."""
@@ -33,19 +39,24 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
     limit = first = budget_bytes * free.peak_bytes / best.peak_bytes
+    too_little, too_much, power = 0.0, inf, 1
     refused: Infeasible | Unsolved | None = None
-    for _ in range(_CORRECTIONS):
+    for _ in range(_TRIES):
         found = search.within(limit, free)
         if isinstance(found, Answer):
             answer = told(found, peak_of)
             if answer.peak_bytes <= budget_bytes:
                 return answer
-            limit = min(limit, found.peak_bytes) * budget_bytes / answer.peak_bytes * (1 - 1e-9)
-        elif refused is None:
-            refused = _in_terms_of(found, budget_bytes / limit)
-            limit = max(limit, first) * _WIDER
+            too_much = min(limit, found.peak_bytes)
+            limit = too_much * (budget_bytes / answer.peak_bytes) ** power * (1 - 1e-9)
+            power *= 2
         else:
+            refused = refused or _in_terms_of(found, budget_bytes / limit)
+            too_little, limit = limit, first * _WIDER
+        if too_little * _CLOSE >= min(too_much, limit):
             break
+        if too_little and too_much < inf:
+            limit = sqrt(too_little * too_much)
     return refused or Unsolved(best.bound, best.peak_bytes)
 
 

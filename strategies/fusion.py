@@ -10,7 +10,8 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
 - a constant of a type that collectives have in another order of dims is copied for what a convolution reads, which so reads two operands;
 - a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to three factors that
   nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
-  it reads lies in memory, constants too.
+  it reads lies in memory, constants too; but not the one that such a product is scaled by if that has dims of one element, for without
+  these it is not the constant that the gradient reads.
 
 A view that is read from memory lies where its operand does, unless that is computed inside it: then it lies by itself.
 """
@@ -177,6 +178,8 @@ class _Fusion:
             product = self.maker[factor]
             if product >= 0 and self.classes[product].name == PRODUCT and self.num_readers[factor] == 1:
                 self.take(product, maker)
+            elif self.is_constant(factor) and 1 in self.graph.type_of(factor).shape:
+                self.inside.add((product, maker))
 
     def chain_to_reduction(self, value: int) -> list[int]:
         """Returns the ops that repeat the result of a reduction, from the last up to it; none where there is something else."""

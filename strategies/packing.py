@@ -33,10 +33,11 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a program takes of a device, in bytes: throughout, and at most as a heap of temporaries."""
+    """What a program takes of a device, in bytes: throughout, as a heap of temporaries, and what of these is there at most at a time."""
 
     kept_bytes: float
     heap_bytes: float
+    live_bytes: float
 
 
 def packed(buffers: Sequence[Buffer], vacant: Sequence[Buffer], num_times: int) -> Packed:
@@ -47,7 +48,7 @@ def packed(buffers: Sequence[Buffer], vacant: Sequence[Buffer], num_times: int) 
     small = ~housed & (sizes * _LEAST_SHARE < sizes[~housed].max(initial=0.0))
     large = ~housed & ~small
     heap = _sum(sizes[small], start[small], end[small]) + heap_bytes(sizes[large], start[large], end[large])
-    return Packed(float(sizes[throughout].sum()), heap)
+    return Packed(float(sizes[throughout].sum()), heap, _sum(sizes[~housed], start[~housed], end[~housed]))
 
 
 def _columns(buffers: Sequence[Buffer]) -> tuple[Floats, Ints, Ints]:

@@ -20,9 +20,11 @@ from rhino.strategies.packing import Buffer, packed
 from rhino.strategies.plan import Plan
 from rhino.strategies.schedule import Schedule, schedules_fused
 
-_MARGINS: Final = (17, 100)
-"""One part in so many of what temporaries take is added, for what is not told as XLA has it: in the order that is most often XLA's, and in
-the other one. docs/memory.md has the figures."""
+_HEAP_SHARE: Final = 2 / 3
+_MARGINS: Final = (0.075, 0.015)
+"""What temporaries are told to take is so much of the heap in which they are packed and, for the rest, what of them is there at most at a
+time, for how far apart XLA's two are is half an accident. To this is added, for what is not told as XLA has it, the first of the margins in
+the order that is most often XLA's, the second in the other one. docs/memory.md has the figures."""
 
 
 def predicted_peak(plan: Plan) -> float:
@@ -32,10 +34,10 @@ def predicted_peak(plan: Plan) -> float:
     return max(_peak(Lives(graph, fused, plan), margin) for plan, margin in zip(schedules_fused(graph, fused), _MARGINS, strict=False))
 
 
-def _peak(lives: Lives, margin: int) -> float:
-    """Returns the bytes that a program takes in one order; one part in `margin` is added to its heap."""
+def _peak(lives: Lives, margin: float) -> float:
+    """Returns the bytes that a program takes in one order, with a margin, as a share of its temporaries."""
     found = packed([*lives.buffers()], [*lives.vacant()], lives.num_times)
-    return found.kept_bytes + found.heap_bytes * (1 + 1 / margin)
+    return found.kept_bytes + (_HEAP_SHARE * found.heap_bytes + (1 - _HEAP_SHARE) * found.live_bytes) * (1 + margin)
 
 
 class Lives:

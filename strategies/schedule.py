@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import inf
 
 from rhino.ir.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph, materialized
 from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
@@ -79,8 +80,9 @@ class _Scheduler:
         self.operands = [uses[a:b] for a, b in pairwise(starts)]
         first = graph.result_start.tolist()
         self.results = [range(a, b) for a, b in pairwise(first)]
+        returned = frozenset[int]() if fused is None else frozenset(graph.returns)  # computed there too, if it is computed anywhere
         self.runs = [
-            cls.name in (WHILE, YIELD) or (not cls.free and any(in_memory[r.start : r.stop]))
+            cls.name in (WHILE, YIELD) or (any(in_memory[r.start : r.stop]) and not (cls.free and returned.isdisjoint(r)))
             for cls, r in zip(self.classes, self.results, strict=True)
         ]
         self.region = regions(graph)
@@ -265,7 +267,8 @@ class _Scheduler:
                 self.need(op, value, needs)
         root = graph.num_ops
         for value in graph.returns:
-            for source in [value] if self.stands(value) else self.sources[value]:
+            made = self.value_op[value] >= 0 and self.runs[self.value_op[value]]
+            for source in [value] if made else self.sources[value]:
                 if self.value_op[source] >= 0:
                     needs[root][self.value_op[source]] = None
         readers = [0] * graph.num_ops
@@ -363,18 +366,20 @@ class _Scheduler:
             found = below(op)
             return [*found[1:2], *found[:1], *found[2:]] if op == root else found
 
-        first = below(root)[:1]  # nothing where an argument is returned alone
-        is_close = root == self.graph.num_ops and any(_times_cap(op, needs, sizes, sums) < _CERTAIN for op in first)
+        several = below(root) if root == self.graph.num_ops and len(needs[root]) > 1 else []
+        is_close = any(_times_cap(op, needs, sizes, sums) < _CERTAIN for op in several[:1])
         return [post_order(root, order) for order in ((below, changed_over) if is_close else (below,))]
 
 
 def _times_cap(op: int, needs: Sequence[dict[int, None]], sizes: Mapping[int, int], sums: Mapping[int, tuple[int, int]]) -> float:
-    """Returns how many times its cap is what an op needs; where the largest of that is at its cap already, how many times that is there."""
+    """Returns how many times its cap is what an op needs; where the largest part comes to it alone, how many times that is there."""
     while True:
         needed, cap = sums[op]
         parts = [sizes[other] for other in needs[op]]
-        if not parts or needed - sum(parts) + max(parts) < cap:
+        if needed - sum(parts) + max(parts, default=0) < cap:
             return needed / cap
+        if not parts:
+            return inf
         op = max(needs[op], key=sizes.__getitem__)
 
 

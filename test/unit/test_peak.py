@@ -14,6 +14,7 @@ from rhino.strategies.fitting import fit
 from rhino.strategies.fusion import fuse
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import Plan, implied
+from rhino.strategies.schedule import schedules_fused
 
 # What is computed inside what
 
@@ -53,21 +54,23 @@ def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, insi
     assert (makers["reduce"] in found.library) == (columns == 512)
 
 
-def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from():
-    """With the product of matrices before it, scaled by a constant that lies in memory."""
-    kind, rows = tensor((64, 64)), tensor((64,))
+@pytest.mark.parametrize(("shape", "inside"), [((2, 64, 64), False), ((1, 64, 64), True)])
+def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from(shape, inside):
+    """With the product of matrices before it, scaled by a constant that lies in memory, unless a dim has but one element."""
+    kind, rows = tensor(shape), tensor(shape[:2])
     body = f"""%o = stablehlo.constant dense<0xFF800000> : tensor<f32>
       %s = stablehlo.constant dense<0.5> : {kind}
-      %p = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}
+      %p = stablehlo.dot_general %x, %v, batching_dims = [0] x [0], contracting_dims = [2] x [1] : ({kind}, {kind}) -> {kind}
       %q = stablehlo.multiply %p, %s : {kind}
-      %m = {SUM.format(value="%q", how="maximum", kind=kind, rows=rows)}
-      %r = stablehlo.broadcast_in_dim %m, dims = [0] : ({rows}) -> {kind}
+      %m = {SUM.format(value="%q", how="maximum", kind=kind, rows=rows).replace("[1]", "[2]")}
+      %r = stablehlo.broadcast_in_dim %m, dims = [0, 1] : ({rows}) -> {kind}
       %d = stablehlo.subtract %q, %r : {kind}
       %y = stablehlo.exponential %d : {kind}"""
     found, in_memory, makers = fused(body, {"x": kind, "v": kind}, {"y": kind})
     held = {name for name, lies in in_memory.items() if lies and name != "constant"}
     assert held == {"exponential"}
     assert {makers[name] for name in ("dot_general", "multiply", "reduce", "exponential")} <= found.library
+    assert ((makers["multiply"], 1) in found.uses) == inside
 
 
 # The program of a device
@@ -184,6 +187,41 @@ def test_how_operands_of_products_are_arranged(left, right, dims, result, orders
     assert (arranged(cls, 0, left), arranged(cls, 1, right)) == orders
 
 
+# The order
+
+
+def times(body, arguments, results):
+    """When ops of a device's program run, by name, in each order that there may be; names are those of the results."""
+    graph = program_of(function(body, arguments, results)).graph
+    made = {name: graph.value_op[value] for name, value in zip(results, graph.returns, strict=True)}
+    return [{name: plan.start[op] for name, op in made.items()} for plan in schedules_fused(graph, fuse(graph))]
+
+
+@pytest.mark.parametrize(("first", "orders"), [("%x", 2), ("%p", 1)])
+def test_a_second_order_is_there_where_it_is_close_which_result_comes_first(first, orders):
+    """What two products need comes to the cap, all that was visited, by nothing to spare; not so if they share a third."""
+    kind = tensor((8, 8))
+    product = f"stablehlo.dot_general {{}}, {{}}, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
+    body = f"""%p = {product.format("%x", "%x")}
+      %a = {product.format(first, "%x")}
+      %b = {product.format(first.replace("x", "v"), "%v")}
+      %y = {product.format("%a", "%b")}
+      %z = {product.format("%v", "%x")}"""
+    found = times(body, {"x": kind, "v": kind}, {"y": kind, "z": kind})
+    assert [one["y"] < one["z"] for one in found] == [True, False][:orders]
+
+
+def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
+    kind, number = tensor((8, 8)), tensor(())
+    total = f"stablehlo.reduce(%{{}} init: %o) applies stablehlo.add across dimensions = [0, 1] : ({kind}, {number}) -> {number}"
+    body = f"""%o = stablehlo.constant dense<0.0> : {number}
+      %a = {total.format("x")}
+      %b = {total.format("v")}
+      %y = stablehlo.add %a, %b : {number}"""
+    for found in times(body, {"x": kind, "v": kind}, {"y": number, "a": number, "b": number}):
+        assert found["y"] > max(found["a"], found["b"])
+
+
 # Budgets
 
 
@@ -219,6 +257,21 @@ def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
     search = Rows(SECOND, THIRD)
     found = fit(search, budget, FREE, lambda states: PEAKS[int(states[0])])
     assert (int(found.states[0]), found.peak_bytes) == (chosen, PEAKS[chosen])
+    assert search.limits == pytest.approx(limits)
+
+
+@pytest.mark.parametrize(
+    ("answers", "budget", "limits"),
+    [
+        ([(118.0, 62.0), (113.0, 61.5), (90.0, 50.0)], 60, [120, 118 * 60 / 62, 113 * (60 / 61.5) ** 2]),  # a little less is not enough
+        ([(110.0, 90.0), (80.0, 50.0)], 60, [120, 110 * 60 / 90, (110 * 60 / 90 * 110) ** 0.5]),  # and much less is too little
+    ],
+)
+def test_the_limit_of_rows_is_lowered_ever_more_and_raised_again_where_nothing_fits(answers, budget, limits):
+    search = Rows(*(answer(number, 2.0, rows) for number, (rows, _) in enumerate(answers, 1)))
+    peaks = [100.0, *(peak for _, peak in answers)]
+    found = fit(search, budget, FREE, lambda states: peaks[int(states[0])])
+    assert found.peak_bytes == 50.0
     assert search.limits == pytest.approx(limits)
 
 
