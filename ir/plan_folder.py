@@ -58,6 +58,19 @@ class WholePlan:
     results: tuple[Boundary, ...]
     about: Mapping[str, Any]
 
+    @property
+    def is_one_program(self) -> bool:
+        """Says whether a program is the whole step."""
+        return any(isinstance(one, Run) and one.task.phase == "step" for one in self.step.instructions)
+
+    def form(self) -> str:
+        """Returns how the step is cut, in words."""
+        parts = self.about["micro_batches"]
+        taken = f", {parts} micro-batch{'es' if parts != 1 else ''}"
+        if self.is_one_program:
+            return f"one program on mesh {self.step.mesh}{taken if parts > 1 else ''}"
+        return f"{self.about['stages']} stages on {self.step.num_ranks} ranks of mesh {self.step.mesh}{taken}, {self.about['schedule']}"
+
 
 def write_plan(plan: WholePlan, folder: Path) -> None:
     """Writes a plan as a folder, whole or not at all; a plan that is there is replaced.
@@ -119,7 +132,7 @@ def _files(plan: WholePlan) -> dict[str, str]:
     files = {_STEP: step_text(plan.step), **{_file_of(name): text for name, text in sorted(plan.modules.items())}}
     manifest = {
         "format": _FORMAT,
-        "version": VERSIONS[any(isinstance(one, Run) and one.task.phase == "step" for one in plan.step.instructions)],
+        "version": VERSIONS[plan.is_one_program],
         "about": dict(plan.about),
         "arguments": [_boundary_json(one) for one in plan.arguments],
         "results": [_boundary_json(one) for one in plan.results],

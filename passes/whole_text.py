@@ -20,6 +20,7 @@ from rhino.ir.timeline import render
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.whole_plan import costs_of
 from rhino.strategies.simulate import Simulation, simulate
+from rhino.strategies.whole.base import Shape
 
 Placed = tuple[str, int, str]
 """An argument's name, its bytes on a device, and how it lies, in words."""
@@ -71,8 +72,7 @@ def explain_whole(plan: WholePlan, num_rows: int = 20) -> str:
     simulation = simulate(plan.step, costs_of(plan))
     about = plan.about
     lines = [
-        f"{about['source']}: {about['stages']} stages on {plan.step.num_ranks} ranks of mesh {plan.step.mesh}, {about['micro_batches']} "
-        f"micro-batches, schedule {about['schedule']}, for {about['cluster']}",
+        f"{about['source']}: {plan.form()}, for {about['cluster']}",
         f"  step   {format_seconds(simulation.timeline.end_s)}",
         f"  memory {format_bytes(max(one.peak_bytes for one in simulation.memory))} per device at most",
         "ranks:",
@@ -176,9 +176,7 @@ def lost(search: dict[str, Any]) -> Iterator[tuple[str, float | None, str]]:
 
 def shape_text(one: dict[str, Any]) -> str:
     """Returns a shape of a report in words."""
-    mesh = "x".join(map(str, one["mesh"]))
-    kept = f", {one['keep']:.0%} of the activations kept" if one["keep"] < 1 else ""
-    return f"{one['stages']} stages of {mesh}, {one.get('micro_batches', '?')} micro-batches{kept}"
+    return str(Shape(one["stages"], tuple(one["mesh"]), one["micro_batches"], one["keep"]))
 
 
 def _ranks(plan: WholePlan, simulation: Simulation) -> list[str]:
@@ -312,9 +310,8 @@ class _Outline:
 def _outline(plan: SpmdPlan | WholePlan) -> _Outline:
     if isinstance(plan, WholePlan):
         about = plan.about
-        what = f"{about['stages']} stages on {about['ranks']} ranks of mesh {about['mesh']}, {about['micro_batches']} micro-batches"
         names = frozenset(one.name for one in plan.arguments)
-        return _Outline(what, about["predicted_step_s"], max(about["predicted_peak_bytes"]), names, tuple(_placed(plan)))
+        return _Outline(plan.form(), about["predicted_step_s"], max(about["predicted_peak_bytes"]), names, tuple(_placed(plan)))
     mesh, said = dict(plan.mesh), plan.predicted
     placed = tuple((one.path, one.num_bytes // num_parts(one, mesh), dims_text(one.dims)) for one in plan.arguments)
     what = f"one program on mesh {', '.join(f'{name}={size}' for name, size in plan.mesh)}"

@@ -91,8 +91,5 @@ def _summary(made: Made) -> str:
         for rank, memory in enumerate(made.simulation.memory)
     ]
     moved = len(timeline.moves)
-    head = (
-        f"{about['stages']} stages, {about['micro_batches']} micro-batches, {about['schedule']}: step {format_seconds(timeline.end_s)}, "
-        f"{moved} transfers"
-    )
+    head = f"{made.plan.form()}: step {format_seconds(timeline.end_s)}, {moved} transfers"
     return "\n".join([head, *rows])

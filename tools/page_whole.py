@@ -46,7 +46,7 @@ def whole_page(plan: WholePlan, reasons: Sequence[Why] = ()) -> Page:
     end_s = timeline.end_s or 1.0
     return Page(
         title=str(about["source"]),
-        subtitle=f"{about['stages']} stages, {about['micro_batches']} micro-batches, {about['schedule']}, for {about['cluster']}",
+        subtitle=f"{plan.form()}, for {about['cluster']}",
         tiles=(
             ("step", format_seconds(timeline.end_s), bound),
             ("idle", share_text(end_s - busy, end_s), "of the step, in the mean of the ranks"),

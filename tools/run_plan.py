@@ -227,12 +227,11 @@ def _gathered_events(folder: Path, num_processes: int) -> list[Event]:
 
 
 def _headline(plan: WholePlan, processes: int | None) -> tuple[str, ...]:
-    about, step = plan.about, plan.step
+    about = plan.about
     where = f" in {processes} processes" if processes else ""
     peaks = [format_bytes(size) for size in about["predicted_peak_bytes"]]
     return (
-        f"plan: {about['stages']} stages on {step.num_ranks} ranks of {step.mesh.num_devices}, {about['micro_batches']} micro-batches, "
-        f"schedule {about['schedule']}{where}",
+        f"plan: {plan.form()}{where}",
         f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}, peak per device {', '.join(peaks)}",
     )
 

@@ -288,7 +288,7 @@ def test_a_plan_in_stages_says_why(staged: Any, tmp_path: Path):
 def test_plans_of_both_kinds_compare(staged: Any):
     plan = staged.plan(*SHAPES)
     text = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0).plan(*SHAPES).diff(plan)
-    assert text.startswith("one program on mesh x=4 -> 2 stages on 2 ranks of mesh x=2, 4 micro-batches\nstep: ")
+    assert text.startswith("one program on mesh x=4 -> 2 stages on 2 ranks of mesh x=2, 4 micro-batches, 1f1b\nstep: ")
     assert "argument batch: [{}, {}] -> rank 0 [{}, {}]" in text
     about = plan.facts.about
     asked = {"pipeline": {**about["pipeline"], "pin": "w0=[{}, {}]"}, "predicted_step_s": about["predicted_step_s"] * (1 + 1e-12)}

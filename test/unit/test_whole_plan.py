@@ -127,6 +127,7 @@ def test_a_step_in_one_stage_is_one_program_with_its_micro_batches(folder: Path)
     code, out, err = launch(str(together), "--compare", str(folder / "gpt.mlir"), "--steps=2", "--timeline")
     assert code == 0, err
     assert "the results agree with the one-device program" in out
+    assert "plan: one program on mesh x=2, 4 micro-batches" in out
     assert "T step" in out
 
 
@@ -150,7 +151,7 @@ def test_a_plan_runs_and_is_compared_and_traced(folder: Path):
     original = str(folder / "gpt.mlir")
     code, out, err = launch(str(folder / "plan"), "--compare", original, "--steps=2", "--timeline", "--trace", str(trace))
     assert (code, err) == (0, "")
-    assert "2 stages on 2 ranks of 1, 4 micro-batches, schedule 1f1b" in out
+    assert "2 stages on 2 ranks of mesh x=1, 4 micro-batches, 1f1b" in out
     assert re.search(r"rank 1 \|.*% idle", out)
     assert "the results agree with the one-device program" in out
     names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "process_name"}
