@@ -7,6 +7,8 @@ constants alone (a mask, say), it need not carry: computed in the body it is fus
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from rhino.ir.accumulation import MICRO_BATCHES
@@ -15,6 +17,8 @@ from rhino.ir.mlir import func, ir, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES
 from rhino.ir.program import CARRIED
 from rhino.ir.reader import maker_of, walk
+
+Value = ir.Value[Any]
 
 _LOOP: Final = "stablehlo.while"
 
@@ -43,7 +47,7 @@ def _without_constants(loop: ir.Operation) -> ir.Operation:
     """Returns a loop that computes in its body what it would carry only to read it, if that depends on constants alone."""
     if CARRIED in loop.attributes:  # its carried values have been planned
         return loop
-    condition, body = (region.blocks[0] for region in loop.regions)
+    body = loop.regions[1].blocks[0]
     *_, last = (view.operation for view in body.operations)
     made = {n: chain for n in range(len(loop.operands)) if (chain := _only_read(loop, n, last))}
     if not made:
@@ -51,9 +55,20 @@ def _without_constants(loop: ir.Operation) -> ir.Operation:
     start = ir.InsertionPoint.at_block_begin(body)
     for number, chain in made.items():
         before = loop.operands[number]
-        body.arguments[number].replace_all_uses_with(_copied(chain, start))
+        body.arguments[number].replace_all_uses_with(copied(chain, start)[chain[-1].results[0]])
         loop.results[number].replace_all_uses_with(before)
-    kept = [n for n in range(len(loop.operands)) if n not in made]
+    new = without(loop, made)
+    for op in reversed(dict.fromkeys(op for chain in made.values() for op in chain)):  # who reads before what is read
+        if not any(list(result.uses) for result in op.results):
+            op.erase()
+    return new
+
+
+def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
+    """Returns a loop without some of what it carries, which its body hands on at most, and nobody reads."""
+    kept = [n for n in range(len(loop.operands)) if n not in dropped]
+    condition, body = (region.blocks[0] for region in loop.regions)
+    *_, last = (view.operation for view in body.operations)
     with ir.InsertionPoint(last), last.location:
         stablehlo.ReturnOp([last.operands[n] for n in kept])
     last.erase()
@@ -64,13 +79,10 @@ def _without_constants(loop: ir.Operation) -> ir.Operation:
     for number, one in enumerate(kept):
         loop.results[one].replace_all_uses_with(new.results[number])
     for block, region in zip((condition, body), new.regions, strict=True):
-        for number in reversed(made):
+        for number in sorted(dropped, reverse=True):
             block.erase_argument(number)
         block.append_to(region)
     loop.erase()
-    for op in reversed(dict.fromkeys(op for chain in made.values() for op in chain)):  # who reads before what is read
-        if not any(list(result.uses) for result in op.results):
-            op.erase()
     return new
 
 
@@ -95,15 +107,15 @@ def _is_made_of_constants(value: ir.Value[Any], chain: dict[ir.Operation, None])
     return True
 
 
-def _copied(chain: list[ir.Operation], at: ir.InsertionPoint) -> ir.Value[Any]:
-    """Copies ops to a place, and returns what the last one makes there."""
-    copies: dict[ir.Value[Any], ir.Value[Any]] = {}
+def copied(chain: Iterable[ir.Operation], at: ir.InsertionPoint, known: Mapping[Value, Value] = MappingProxyType({})) -> dict[Value, Value]:
+    """Copies ops to a place; returns what stands there for each of their results, and what is known to."""
+    copies = dict(known)
     for op in chain:
         copy = op.clone(ip=at)
         for number, operand in enumerate(copy.operands):
             copy.operands[number] = copies.get(operand, operand)
         copies.update(zip(op.results, copy.results, strict=True))
-    return copies[chain[-1].results[0]]
+    return copies
 
 
 def _source(value: ir.Value[Any]) -> ir.Value[Any]:

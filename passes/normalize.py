@@ -3,7 +3,8 @@
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
           start from their identity, branches as selections and loops, common subexpressions merged, dead code gone, loops with
-          values of their own (passes/loop_values.py), parts by hand over all axes (passes/manual_regions.py).
+          values of their own (passes/loop_values.py) and no stacks that follow from others (passes/loop_stashes.py), parts by hand over
+          all axes (passes/manual_regions.py).
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-SHARD-001 a part by hand in another that cannot be honoured.
 """
@@ -24,6 +25,7 @@ from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.shardings import module_meshes
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.branches import BRANCHES, split_branches
+from rhino.passes.loop_stashes import shrink_stashes
 from rhino.passes.loop_values import own_values
 from rhino.passes.manual_regions import widen_regions
 from rhino.passes.shardy_ops import plain_shardy_ops
@@ -59,6 +61,7 @@ class Normalize(Pass):
         del ops  # no handle of an op outlives what erases it
         _nested(module, "symbol-dce,func.func(cse)")
         if has_loops:
+            shrink_stashes(entry)
             own_values(entry)
 
 
