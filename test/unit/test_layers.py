@@ -1,0 +1,104 @@
+"""A deep step planned as a shallow one: layers that stand for several count as often, in seconds, traffic and memory."""
+
+import dataclasses
+from collections import Counter
+from functools import cache
+
+import gpt
+import pytest
+import t5
+from training import export_step
+from zoo import GPT, T5
+
+from rhino.ir.manual import bytecode
+from rhino.ir.mesh import mesh_of_shape
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.program import read_program
+from rhino.ir.reader import entry_function, read_module
+from rhino.ir.repeats import FOLDED
+from rhino.passes import whole_search
+from rhino.passes.base import Remarks
+from rhino.passes.fold_layers import STRETCHES, FoldLayers
+from rhino.passes.normalize import Normalize
+from rhino.passes.rules import run_on_functions
+from rhino.passes.whole_search import Evaluator, Setup, folded
+from rhino.strategies.whole.base import Shape
+
+DEEP_GPT = dataclasses.replace(GPT, layers=9, hidden=256, vocab=512, seq=128, batch=16)
+"""Eight of its layers are alike one by one: the last one's end belongs to the loss."""
+
+
+@cache
+def step(model):
+    """Returns a normalized training step as bytecode."""
+    made = gpt.model(model) if isinstance(model, gpt.GPTConfig) else t5.model(model)
+    module = read_module(export_step(made).encode(), "step", make_context())
+    with module.context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks("step"))
+    return bytecode(module)
+
+
+def fold(code, groups):
+    """Returns a module in which alike layers are `groups`, and how many there were in each stretch."""
+    module, remarks = ir.Module.parse(code, make_context()), Remarks("step")
+    with module.context, ir.Location.unknown():
+        FoldLayers(num_groups=groups).run(module.operation, remarks)
+    assert module.operation.verify()
+    return module, remarks.statistics.get(STRETCHES, ())
+
+
+def graph_of(module):
+    with module.context, ir.Location.unknown():
+        run_on_functions(module.operation, "sdy-populate-op-sharding-rules")
+        return read_program(entry_function(module), mesh_of_shape((1,))).graph
+
+
+def work(graph):
+    """Returns how often ops of each kind and size run; what depends on constants alone is left out."""
+    found = Counter()
+    for op, times in enumerate(graph.times().tolist()):
+        cls = graph.cls(op)
+        if not cls.free:
+            found[cls.name, cls.results] += times
+    return found
+
+
+def argument_bytes(graph):
+    return int((graph.value_bytes() * graph.copies())[: len(graph.arguments)].sum())
+
+
+@pytest.mark.parametrize(("model", "groups", "stretches"), [(DEEP_GPT, 3, (8,)), (dataclasses.replace(T5, layers=6), 2, (4, 4))])
+def test_groups_stand_for_the_work_and_the_arguments_of_all_layers(model, groups, stretches):
+    module, found = fold(step(model), groups)
+    deep, shallow = graph_of(ir.Module.parse(step(model), make_context())), graph_of(module)
+    assert found == stretches
+    assert shallow.num_ops < 0.7 * deep.num_ops
+    assert work(shallow) == work(deep)
+    assert argument_bytes(shallow) == argument_bytes(deep)
+
+
+def test_a_step_with_too_few_alike_layers_stays_as_it_is():
+    module, found = fold(step(DEEP_GPT), 5)
+    assert not found
+    assert FOLDED not in module.operation.attributes
+    assert bytecode(module) == step(DEEP_GPT)
+
+
+@pytest.mark.parametrize(
+    ("shape", "off_s", "off_bytes"),
+    [(Shape(1, (8,), 2, 0.5), 0.005, 0.05), (Shape(2, (4,), 4), 0.05, 0.08)],
+)
+def test_shapes_come_to_what_they_do_with_all_layers(shape, off_s, off_bytes):
+    deep = Setup(step(DEEP_GPT), "step", "v100x8", 1e12, {}, ("1f1b",))
+    shallow = dataclasses.replace(deep, module=bytecode(fold(step(DEEP_GPT), 4)[0]))
+    one, other = (Evaluator(setup).outcome(shape) for setup in (deep, shallow))
+    assert other.step_s == pytest.approx(one.step_s, rel=off_s)
+    assert other.peak_bytes == pytest.approx(one.peak_bytes, rel=off_bytes)
+
+
+def test_a_step_of_which_something_is_said_by_name_is_compared_as_it_is(monkeypatch):
+    monkeypatch.setattr(whole_search, "GROUPS", 4)
+    setup = Setup(step(DEEP_GPT), "step", "cpu2", 1e12, {})
+    assert (folded(setup).layers, folded(setup).groups) == ((8,), 4)
+    pinned = dataclasses.replace(setup, options={"pin": "state.params.*=[{}]"})
+    assert folded(pinned) is pinned
