@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -91,6 +92,19 @@ def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
         ]
         graph = replace(graph, repeats=repeats_of(graph, *marks))
     return Program(graph, entry, reader.ops, file)
+
+
+def ops_of(entry: func.FuncOp) -> list[ir.Operation]:
+    """Returns the ops of `entry` as its graph numbers them."""
+    return list(_in_order(entry.regions[0].blocks[0]))[:-1]
+
+
+def _in_order(block: ir.Block) -> Iterator[ir.Operation]:
+    for view in block.operations:
+        op = view.operation
+        yield op
+        if op.name == WHILE:
+            yield from _in_order(op.regions[1].blocks[0])
 
 
 @dataclass

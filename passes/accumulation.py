@@ -47,7 +47,7 @@ def make_loop(entry: func.FuncOp, parts: int, *, widen: bool) -> tuple[Carried, 
     return loop.carried()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Op:
     """An op, what it and its regions read (their own values among it), what it gives, and whether the number of the part is in it."""
 
@@ -62,7 +62,8 @@ def _read(entry: func.FuncOp) -> list[_Op]:
     found = []
     for view in entry.regions[0].blocks[0].operations:
         op = view.operation
-        name, reads, is_of_part = op.name, list(op.operands), op.name == PART
+        name, reads = op.name, list(op.operands)
+        is_of_part = name == PART
         for inner in walk(op)[1:] if len(op.regions) else ():
             reads += inner.operands
             is_of_part |= inner.name == PART

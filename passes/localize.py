@@ -43,6 +43,7 @@ from rhino.ir.shardings import (
 from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes, without_partial
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
+from rhino.passes.rules import run_on_functions
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.plan import Plan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.reshard import Step, way
@@ -115,7 +116,7 @@ def rewrite(
 
 def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan, Program]:
     """Returns the plan that the module's annotations are, and the program it is for."""
-    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+    run_on_functions(module, "sdy-populate-op-sharding-rules")
     program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
     return annotated_plan(program, mesh.shape, remarks.file), program
 

@@ -13,18 +13,18 @@ offsets (dropout masks are those of the whole batch), and passes/accumulation.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import ClassVar, Final
 
-from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.fixed_region import MANUAL
 from rhino.ir.graph import Graph
 from rhino.ir.locations import place_of
 from rhino.ir.mesh import Mesh
-from rhino.ir.mlir import func, ir, passmanager
+from rhino.ir.mlir import func, ir
 from rhino.ir.patterns import dotted, matches, nearest
 from rhino.ir.program import CONSTRAINT, Program, argument_name, read_program
 from rhino.ir.reader import entry_function, walk
@@ -39,6 +39,7 @@ from rhino.passes.localize import rewrite
 from rhino.passes.normalize import Normalize
 from rhino.passes.part_numbers import count_parts, drop_dead
 from rhino.passes.part_slices import take_slices
+from rhino.passes.rules import run_on_functions
 from rhino.passes.time_loop import Carried
 from rhino.strategies.micro_batch import Asked, Parts, Sync, as_plan, take_in_parts
 from rhino.strategies.plan import Plan
@@ -64,50 +65,39 @@ class MicroBatch(Pass):
         """Rewrites `module` in place."""
         if self.num < 1:
             raise RhinoError("RHI-BATCH-001", f"{self.num} micro-batches", Place(remarks.file), fix="ask for 1 or more")
-        Normalize().run(module, remarks)
-        entry = entry_function(module, remarks.file)
-        _refuse_shardings(entry, remarks.file)
-        sides = {side: boundary_attributes(entry, side) for side in _SIDES}
-        for side, attributes in sides.items():
-            unsharded = [{name: one for name, one in given.items() if not name.startswith("sdy.")} for given in attributes]
-            set_boundary_attributes(entry, side, unsharded)
-        meshes = _take_meshes(module)
-        divided = self.divide(module, remarks)
-        entry = entry_function(module)
-        if divided.found.copied:
-            unmark(entry)
-        take_slices(entry, divided.batch, self.num)
-        count_parts(entry.operation)
-        drop_dead(entry.regions[0].blocks[0])
-        passmanager.PassManager.parse("builtin.module(func.func(cse))", module.context).run(module)
-        entry = entry_function(module)
-        carried = make_loop(entry, self.num, widen=self.widen)
-        _take_meshes(module)
-        for mesh in meshes:
-            ir.Operation.parse(mesh).clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
-        for side, attributes in sides.items():
-            set_boundary_attributes(entry, side, attributes)
-        _remark(entry, divided.batch, carried, self.num, remarks)
+        boundary = begin(module, remarks)
+        self.divide(module, boundary, lambda: self.decide(module, remarks), remarks)
 
-    def divide(self, module: ir.Operation, remarks: Remarks) -> Parts:
-        """Rewrites `module` into the program of one micro-batch; returns how it takes its batch in parts."""
+    def divide(self, module: ir.Operation, boundary: Boundary, read: Callable[[], tuple[Program, Parts]], remarks: Remarks) -> None:
+        """Rewrites a module that was begun with, as `read` says: its program, and how that takes its batch in parts."""
         mesh = Mesh(((_AXIS, self.num),))
         decided: list[Parts] = []
 
-        def read() -> tuple[Plan, Program]:
-            program, parts = self.decide(module, mesh, remarks)
+        def planned() -> tuple[Plan, Program]:
+            program, parts = read()
             decided.append(parts)
             _write_batch(module, program, mesh, parts.batch)
-            return as_plan(parts.found), program
+            return replace(as_plan(parts.found), sizes=mesh.shape), program
 
-        rewrite(module, _MESH, mesh.names, read, remarks)
-        return decided[0]
+        rewrite(module, _MESH, mesh.names, planned, remarks)
+        entry = entry_function(module)
+        if decided[0].found.copied:
+            unmark(entry)
+        take_slices(entry, decided[0].batch, self.num)
+        count_parts(entry.operation)
+        drop_dead(entry.regions[0].blocks[0])
+        run_on_functions(module, "cse")
+        entry = entry_function(module)
+        carried = make_loop(entry, self.num, widen=self.widen)
+        boundary.put_back(module, entry)
+        _remark(entry, decided[0].batch, carried, self.num, remarks)
 
-    def decide(self, module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Program, Parts]:
+    def decide(self, module: ir.Operation, remarks: Remarks) -> tuple[Program, Parts]:
         """Returns the program, in which is copied what has to be known whole early, and how it takes its batch in parts."""
+        mesh = Mesh(((_AXIS, self.num),))
         batch: Mapping[int, int] = {}
         while True:
-            passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+            run_on_functions(module, "sdy-populate-op-sharding-rules")
             program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
             asked = self.asked(program, remarks)
             outcome = take_in_parts(program.graph, replace(asked, batch=batch or asked.batch))
@@ -136,6 +126,38 @@ class MicroBatch(Pass):
         return Asked(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, tested(program))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Boundary:
+    """What stood at the boundary of a step, and is put back when its batch is taken in parts: attributes by side, and meshes."""
+
+    sides: Mapping[Side, list[Attributes]]
+    meshes: Sequence[str]
+
+    def put_back(self, module: ir.Operation, entry: func.FuncOp) -> None:
+        """Puts it back, in the place of what there is."""
+        _take_meshes(module)
+        for mesh in self.meshes:
+            ir.Operation.parse(mesh).clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
+        for side, attributes in self.sides.items():
+            set_boundary_attributes(entry, side, attributes)
+
+
+def begin(module: ir.Operation, remarks: Remarks) -> Boundary:
+    """Normalizes a step, and takes off what its boundary says of shardings.
+
+    Raises:
+        RhinoError: RHI-BATCH-006, RHI-READ-005, RHI-READ-006.
+    """
+    Normalize().run(module, remarks)
+    entry = entry_function(module, remarks.file)
+    _refuse_shardings(entry, remarks.file)
+    sides = {side: boundary_attributes(entry, side) for side in _SIDES}
+    for side, attributes in sides.items():
+        unsharded = [{name: one for name, one in given.items() if not name.startswith("sdy.")} for given in attributes]
+        set_boundary_attributes(entry, side, unsharded)
+    return Boundary(sides, _take_meshes(module))
+
+
 def batch_size(module: ir.Operation, options: Mapping[str, str]) -> int:
     """Returns how many parts a normalized step's batch can be taken in at most; `options` are those of `MicroBatch` on what the batch is.
 
@@ -144,7 +166,7 @@ def batch_size(module: ir.Operation, options: Mapping[str, str]) -> int:
     """
     micro = make_pass(MicroBatch, {**options, "num": "1"})
     assert isinstance(micro, MicroBatch)
-    program, parts = micro.decide(module, Mesh(((_AXIS, 1),)), Remarks())
+    program, parts = micro.decide(module, Remarks())
     return gcd(*(program.graph.type_of(number).shape[dim] for number, dim in parts.batch.items()))
 
 

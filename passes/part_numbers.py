@@ -92,7 +92,13 @@ def drop_dead(block: ir.Block) -> None:
     """Removes the ops of a block, and of loops in it, that nobody reads."""
     for view in reversed(list(block.operations)):
         op = view.operation
-        if op.name == WHILE:
+        name, results = op.name, list(op.results)
+        if name == WHILE:
             drop_dead(op.regions[1].blocks[0])
-        elif op.results and op.name != CUSTOM_CALL and not any(list(result.uses) for result in op.results):
+        elif results and name != CUSTOM_CALL and not any(is_used(result) for result in results):
             op.erase()
+
+
+def is_used(value: Value) -> bool:
+    """Says whether anybody reads a value."""
+    return next(iter(value.uses), None) is not None

@@ -26,8 +26,9 @@ from rhino.ir.program import Program, read_program
 from rhino.ir.reader import entry_function
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
+from rhino.passes.divider import Divider
 from rhino.passes.fold_layers import STRETCHES, FoldLayers
-from rhino.passes.micro_batch import batch_size
+from rhino.passes.micro_batch import MicroBatch, batch_size
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import Target, begin_choice, rank_target
 from rhino.passes.recompute import Recompute
@@ -102,10 +103,12 @@ class Evaluator:
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
     programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
+    divider: Divider = field(init=False)
 
     def __post_init__(self) -> None:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
+        self.divider = Divider(self.context)
 
     def outcome(self, shape: Shape, cutoff_s: float = inf) -> Outcome:
         """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
@@ -138,7 +141,10 @@ class Evaluator:
         """
         *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
         again = [one for one in rewriting if isinstance(one, Recompute)]
-        divided = self.made(f"{shape.micro_batches}", self.setup.module, [one for one in rewriting if not isinstance(one, Recompute)])
+        others = [one for one in rewriting if not isinstance(one, Recompute)]
+        at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
+        step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
+        divided = self.made(f"{shape.micro_batches}", step, others[at:])
         module = ir.Module.parse(self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate]), self.context)
         build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
         return module
@@ -155,9 +161,16 @@ class Evaluator:
 
     def rewritten(self, start: bytes, items: Sequence[Item], file: Path | None) -> bytes | RhinoError:
         """Returns what `items` make of a module, and puts it into `file`."""
-        module = ir.Module.parse(start, self.context)
+        first, *rest = items
+        remarks = Remarks(self.setup.file)
         try:
-            build_pass_manager(items, self.context, Remarks(self.setup.file)).run(module.operation)
+            if isinstance(first, MicroBatch):
+                module = self.divider.divided(start, first, remarks)
+            else:
+                module, rest = ir.Module.parse(start, self.context), [first, *rest]
+            manager = build_pass_manager(rest, self.context, remarks)
+            manager.enable_verifier(False)  # who parses what comes out verifies it
+            manager.run(module.operation)
         except RhinoError as error:
             return error
         found = bytecode(module)

@@ -19,11 +19,13 @@ from training import export_step
 from zoo import TOWERS
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.manual import wrap_manual
+from rhino.ir.manual import bytecode, wrap_manual
 from rhino.ir.mlir import make_context
 from rhino.ir.reader import entry_function, read_module, walk
 from rhino.passes.base import Remarks
+from rhino.passes.divider import Divider
 from rhino.passes.localize import localized_copy
+from rhino.passes.micro_batch import MicroBatch
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.time_loop import MICRO_BATCHES
 from rhino.runtime.compare import differences, worst
@@ -174,6 +176,15 @@ def test_negatives_from_the_batch_are_refused_at_their_op():
 def test_same_input_gives_the_same_bytes():
     texts = {str(in_parts(step("moe"), 4)[0]) for _ in range(3)}
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("name", ["bert", "moe"])
+def test_what_is_decided_once_gives_the_bytes_of_each_number(name: str):
+    divider = Divider(make_context())
+    for num in (2, 4):
+        module = divider.divided(step(name), MicroBatch(num), Remarks("step.mlir"))
+        assert bytecode(module) == bytecode(in_parts(step(name), num)[0]), num
+    assert len(divider.decided) == 1
 
 
 def test_border_is_a_least_cut():
