@@ -81,7 +81,7 @@ class Problem:
 
     def num_states(self) -> Ints:
         """Returns the number of states of every node [nodes]."""
-        return np.array([len(self.tables[t]) for t in self.node_table], dtype=np.int64)
+        return np.array(list(map(len, self.tables)), dtype=np.int64)[self.node_table]
 
     @cached_property
     def _flat(self) -> tuple[Floats, Ints, Ints]:

@@ -14,7 +14,7 @@ import numpy as np
 from rhino.strategies.answer import Answer
 from rhino.strategies.ascent import Ascent, Start
 from rhino.strategies.batches import AnyElimination, BatchElimination, elimination_of
-from rhino.strategies.eliminate import TableStore, TooWideError
+from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.guide import narrowed
 from rhino.strategies.lift import Lifted
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
@@ -116,7 +116,8 @@ class Solver:
     store: TableStore = field(default_factory=TableStore)
     statistics: Statistics = field(default_factory=Statistics)
     order: list[int] | None = None
-    """The order in which the first solve removed the nodes; prices change tables, not the graph, so later solves follow it."""
+    """The order in which the first solve removed the nodes; prices change tables, not the graph, so later solves follow it (in batches it
+    is found anew)."""
     is_wide: bool = False
     """Whether elimination was found to be too wide."""
     last: Ints | None = None
@@ -136,7 +137,8 @@ class Solver:
         With `costs` off, the prices are all that is charged.
         """
         prices = prices or {}
-        elimination = elimination_of(self.problem, self.store, *self._charged(prices, costs))
+        charged = self._charged(prices, costs) if prices or not costs else (None, None)
+        elimination = elimination_of(self.problem, self.store, *charged)
         dropped = elimination.drop_dominated()
         if self.order is None:
             elimination.remove_chains()
@@ -182,7 +184,7 @@ class Solver:
         try:
             if self.order is None or isinstance(elimination, BatchElimination):
                 elimination.run(limit)
-                self.order = elimination.order
+                self.order = elimination.order if isinstance(elimination, Elimination) else []
             else:
                 elimination.replay(self.order, limit)
         except TooWideError:
