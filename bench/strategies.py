@@ -43,6 +43,7 @@ CASES: Final = {
     "t5": (Row("t5", "t5", 8, (("layers", 4), ("batch", 64))), "v100x8"),
     "t5-16": (Row("t5", "t5", 16, (("layers", 4), ("batch", 64))), "v100x8x2"),
     "wide-resnet": (Row("wr-1.3b", "wide-resnet", 8), "v100x8"),
+    "wide-resnet-16": (Row("wr-1.3b", "wide-resnet", 16, (("batch", 64),)), "v100x8x2"),
 }
 """Models and the clusters that they are planned for."""
 
