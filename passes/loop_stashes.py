@@ -120,10 +120,18 @@ def _is_open(loop: ir.Operation) -> bool:
 def _element(value: Value) -> Value:
     """Returns what an update adds dims of one element to."""
     made = maker_of(value)
-    while made is not None and (made.name == _RESHAPE or (made.name in REPEATS and _bytes(made.operands[0]) == _bytes(value))):
+    while made is not None and (made.name == _RESHAPE or _adds_dims(made)):
         value = made.operands[0]
         made = maker_of(value)
     return value
+
+
+def _adds_dims(op: ir.Operation) -> bool:
+    """Says whether an op is a broadcast that repeats nothing, and leaves dims in their order."""
+    if op.name not in REPEATS or _bytes(op.operands[0]) != _bytes(op.results[0]) or "broadcast_dimensions" not in op.attributes:
+        return False
+    dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
+    return dims == sorted(dims)
 
 
 def _counts(loop: ir.Operation, indices: list[Value]) -> bool:
