@@ -14,7 +14,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.numerics import FUSIBLE, SOURCES
-from rhino.ir.reader import captured_by, maker_of
+from rhino.ir.reader import captured_by, end_of, maker_of
 from rhino.ir.trips import constant_of, step_of, trip_count
 
 if TYPE_CHECKING:
@@ -66,13 +66,6 @@ class Accumulation:
         for number, (kind, argument) in enumerate(zip(self.carried, self.loop.regions[1].blocks[0].arguments, strict=True)):
             if kind is None:
                 yield number, argument, self.following[number]
-
-
-def end_of(block: ir.Block) -> ir.Operation:
-    """Returns the op that ends a block."""
-    *_, last = block.operations
-    operation: ir.Operation = last.operation
-    return operation
 
 
 def read_accumulation(entry: func.FuncOp, file: str = "") -> Accumulation:

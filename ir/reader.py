@@ -173,6 +173,13 @@ def maker_of(value: ir.Value[Any]) -> ir.Operation | None:
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
+def end_of(block: ir.Block) -> ir.Operation:
+    """Returns the op that ends a block."""
+    ops = block.operations
+    last: ir.Operation = ops[len(ops) - 1].operation  # makes no object of those before it
+    return last
+
+
 def captured_by(op: ir.Operation) -> list[ir.Value[Any]]:
     """Returns the values that an op's regions read from around it, in order of first use."""
     inner = [one for one in walk(op) if one != op]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rhino.ir.mlir import ir
-from rhino.ir.reader import maker_of
+from rhino.ir.reader import end_of, maker_of
 
 _MIRRORED: Final = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
@@ -87,8 +87,7 @@ def step_of(body: ir.Block, counter: int) -> int | None:
 
 
 def _returned(block: ir.Block) -> list[ir.Value[ir.Type]]:
-    *_, last = block.operations
-    return list(last.operands)
+    return list(end_of(block).operands)
 
 
 def _argument_number(value: ir.Value[ir.Type], block: ir.Block) -> int | None:

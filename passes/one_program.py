@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from rhino.ir.accumulation import MICRO_BATCHES, STAGE, end_of
+from rhino.ir.accumulation import MICRO_BATCHES, STAGE
 from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir import func, ir
-from rhino.ir.reader import walk
+from rhino.ir.reader import end_of, walk
 from rhino.ir.shardings import SHARDING
 from rhino.ir.staged_module import ALIAS, Part, argument_names, declare_step, program_boundary, write_staged
 

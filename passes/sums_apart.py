@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rhino.ir.accumulation import STAGE, Accumulation, AnyValue, end_of
+from rhino.ir.accumulation import STAGE, Accumulation, AnyValue
 from rhino.ir.identity import make_constant
 from rhino.ir.mlir import ir, sdy, stablehlo
 from rhino.ir.program import CARRIED
-from rhino.ir.reader import maker_of
+from rhino.ir.reader import end_of, maker_of
 from rhino.ir.shardings import SHARDING, per_value_attribute
 
 _ADD = "stablehlo.add"
