@@ -101,7 +101,7 @@ class Builder:
         self.op_class = graph.op_class.tolist()
         self.in_memory = self.has_memory.tolist()
         self.lies = lies_in_memory(graph, self.in_memory)
-        self.times = [*graph.times().tolist(), 1]
+        self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
