@@ -5,7 +5,7 @@
 The case is one of `bench/plan.py`, on so many devices of one of its platforms. The first budget is what the cluster's devices have; each
 next one is that share of what the plan before takes, down to where no plan fits. Printed for each: the plan; on how many of a rank's
 devices, in the mean, parameters and the rest of the state (the optimizer's) are split; step and peak; and why it is no longer the plan
-before: what that needs, or what else it loses by.
+before: what that needs, or what else it loses by. Where the search says nothing of it, for it had no need to look, it is made again.
 
 Exit code: with `--check`, 1 if less memory gives a faster step (by more than 0.1 %), a plan is over its budget, or the plan before has no
 reason against it.
@@ -83,16 +83,21 @@ def split_over(plan: WholePlan, *, parameters: bool) -> float:
     return whole / held if held else 1.0
 
 
+def planned(file: Path, cluster: Path, budget: float, *words: str) -> str:
+    """Plans the step in `file` to the folder `plan` beside it; returns why there is no plan, empty where there is one."""
+    said = io.StringIO()
+    common = (str(file), "--auto-parallel", f"--cluster={cluster}", f"--budget={budget:.0f}", f"--plan={file.with_name('plan')}")
+    code = opt.run([*common, *words], io.BytesIO(), io.BytesIO(), said)
+    return "" if code == ExitCode.OK else said.getvalue().strip()
+
+
 def plans(file: Path, cluster: Path, share: float, steps: int, jobs: int) -> Iterator[Kept | str]:
     """Yields the plans, and last why there is none, if it came to that."""
     budget = float(load_cluster(str(cluster)).device.usable_hbm_bytes)
     folder, summary = file.with_name("plan"), file.with_name("plan.json")
     for _ in range(steps):
-        said = io.StringIO()
-        words = [str(file), "--auto-parallel", f"--cluster={cluster}", f"--budget={budget:.0f}", f"--jobs={jobs}"]
-        code = opt.run([*words, f"--plan={folder}", f"--plan-json={summary}"], io.BytesIO(), io.BytesIO(), said)
-        if code != ExitCode.OK:
-            yield said.getvalue().strip()
+        if none := planned(file, cluster, budget, f"--plan-json={summary}", f"--jobs={jobs}"):
+            yield none
             return
         plan = read_plan(folder)
         kept = Kept(budget, json.loads(summary.read_text()), split_over(plan, parameters=True), split_over(plan, parameters=False))
@@ -101,7 +106,7 @@ def plans(file: Path, cluster: Path, share: float, steps: int, jobs: int) -> Ite
 
 
 def reason(before: Kept, now: Kept) -> str:
-    """Returns why the plan before is not the plan any more; empty where nothing is said of it."""
+    """Returns why the plan before is not the plan any more, as the search for the plan now says; empty where that says nothing of it."""
     if before.shape == now.shape:
         return f"as before it takes {format_bytes(before.peak_bytes)}"
     for row in now.data["refused"]:
@@ -115,15 +120,27 @@ def reason(before: Kept, now: Kept) -> str:
             return f"the one before: takes {format_seconds(row['bound_s'])} at least if it is to fit"
     for row in now.data["refused"]:  # of the same devices, perhaps in other rows, with less in memory at a time
         other = _shape(row)
-        if (other.stages, other.keep) == (before.shape.stages, before.shape.keep) and other.micro_batches >= before.shape.micro_batches:
+        less = other.keep <= before.shape.keep and other.micro_batches >= before.shape.micro_batches
+        if other.stages == before.shape.stages and less:
             return f"even {other} {row['why']}"
     return ""
+
+
+def asked(before: Kept, now: Kept, file: Path, cluster: Path) -> str:
+    """Returns what the plan before comes to under the budget now; it has one stage, or the schedule is that of 1F1B."""
+    shape = before.shape
+    words = (f"--stages={shape.stages}", f"--mesh={'x'.join(map(str, shape.mesh))}", f"--micro-batches={shape.micro_batches}")
+    none = planned(file, cluster, now.budget, *words, *((f"--recompute={shape.keep:g}",) if shape.keep < 1 else ()))
+    if none:
+        return f"the one before, made again: {none.splitlines()[0].partition('] ')[2]}"
+    step_s = read_plan(file.with_name("plan")).about["predicted_step_s"]
+    return f"the one before: {format_seconds(step_s)} if it is to fit" if step_s >= now.step_s else ""
 
 
 HEAD: Final = ["budget", "plan", "parameters over", "other state over", "step", "peak", "why"]
 
 
-def cells(before: Kept | None, now: Kept) -> list[str]:
+def cells(now: Kept, why: str) -> list[str]:
     """Returns a line of the table."""
     schedule = now.data["plan"]["schedule"]
     return [
@@ -133,17 +150,17 @@ def cells(before: Kept | None, now: Kept) -> list[str]:
         f"{now.rest:.1f}",
         format_seconds(now.step_s),
         format_bytes(now.peak_bytes),
-        reason(before, now) if before else "",
+        why,
     ]
 
 
-def _faults(before: Kept | None, now: Kept) -> Iterator[str]:
+def _faults(before: Kept | None, now: Kept, why: str) -> Iterator[str]:
     if now.peak_bytes > now.budget:
         yield f"takes {format_bytes(now.peak_bytes)} of {format_bytes(now.budget)}"
     if before and now.step_s < before.step_s * (1 - TOLERANCE):
         yield f"under {format_bytes(now.budget)} a step is faster than under {format_bytes(before.budget)}"
-    if before and not reason(before, now):
-        yield f"under {format_bytes(now.budget)} nothing is said of the plan before"
+    if before and not why:
+        yield f"under {format_bytes(now.budget)} nothing is known against the plan before"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -169,8 +186,9 @@ def run(argv: Sequence[str]) -> int:
             if isinstance(now, str):
                 print(f"\nthen none: {now}")
                 break
-            print(f"| {' | '.join(cells(before, now))} |", flush=True)
-            faults += _faults(before, now)
+            why = (reason(before, now) or asked(before, now, file, cluster)) if before else ""
+            print(f"| {' | '.join(cells(now, why))} |", flush=True)
+            faults += _faults(before, now, why)
             before = now
     print(*faults, sep="\n", file=sys.stderr, end="\n" if faults else "")
     return int(options.check and bool(faults))
