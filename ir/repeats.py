@@ -51,6 +51,7 @@ def repeats_of(graph: Graph, ops: Sequence[Mark | None], arguments: Sequence[Mar
     """Returns for what a graph's ops and values stand by the marks of `ops` [ops] and `arguments` [arguments], None where one is new."""
     values = [mark or NOWHERE for mark in arguments]
     found: list[Mark] = []
+    begin = {loop.end: loop.op for loop in graph.loops}
     for op, mark in enumerate(ops):
         if graph.cls(op).name in HANDS_ON:
             found.append(NOWHERE)
@@ -58,9 +59,9 @@ def repeats_of(graph: Graph, ops: Sequence[Mark | None], arguments: Sequence[Mar
         else:
             found.append(mark or _mark_of_read(graph, op, values))
             values += [found[-1]] * len(graph.results(op))
-    for loop in graph.loops:  # what a loop carries is of the group of what its body makes of it
-        for value, returned in zip(graph.results(loop.op), graph.operands(loop.end).tolist(), strict=True):
-            values[value] = values[returned]
+        if op in begin:  # what a loop carries is of the group of what its body makes of it
+            for value, returned in zip(graph.results(begin[op]), graph.operands(op).tolist(), strict=True):
+                values[value] = values[returned]
     sizes = [[mark.size for mark in side] for side in (found, values)]
     columns = (*sizes, [_run(mark) for mark in found], [mark.group for mark in found])
     return Repeats(*(np.array(column, dtype=np.int64) for column in columns))
