@@ -10,6 +10,7 @@ from problems import random_budget, random_problem
 
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.brute import brute_force
+from rhino.strategies.prices import PricedSearch
 from rhino.strategies.problem import Problem, Residents
 from rhino.strategies.recombine import recombination
 from rhino.strategies.search import Limits, Search
@@ -266,8 +267,20 @@ def test_small_tensors_are_mixed_under_a_large_budget():
     tables = tuple(map(np.array, ([0.0], [large], [2.0, 0.0], [3.0, 0.0], [0.0, small])))
     kept = Residents(ints(0, 1, 2), ints(1, 4, 4), ints(0, 0, 0), ints(0, 0, 0))
     problem = Problem(tables, ints(0, 2, 3), ints(), ints(), ints(), 1, np.zeros(1), kept)
-    mixed = recombination(problem, ints(0, 0, 0), ints(0, 1, 1), large + small)
-    assert list(mixed) == [0, 0, 1]
+    for times in ((), (0,)):  # known from before to bind, or found out
+        assert list(recombination(problem, ints(0, 0, 0), ints(0, 1, 1), large + small, times)) == [0, 0, 1]
+
+
+def test_a_mixture_fits_at_every_time_and_not_only_where_its_choices_are_worst():
+    """Two choices take 9 at time 0 or at time 2, where each makes a row, and both 8 between; so a mixture of them takes 8 there."""
+    tables = tuple(map(np.array, ([0.0, 1.0, 2.0], [9.0, 1.0, 0.0], [8.0, 8.0, 0.0], [1.0, 9.0, 0.0])))
+    kept = Residents(ints(0, 0, 0), ints(1, 2, 3), ints(0, 2, 4), ints(0, 2, 4))
+    problem = Problem(tables, ints(0), ints(), ints(), ints(), 5, np.zeros(5), kept)
+    search = PricedSearch(Solver(problem), 6.0, Answer(ints(0), 0.0, 0.0, 9.0, ""), times=[0, 4])
+    search.columns = [(ints(state), float(state), problem.memory([state])) for state in range(3)]
+    cost, prices = search.master()
+    assert cost == pytest.approx(19 / 32)  # 21, 3 and 8 parts of 32; by the times 0 and 4 alone 5 and 3 of 8 would do, for 3 / 8
+    assert 2 in prices
 
 
 def fitting(problem, budget, seed):
