@@ -267,8 +267,9 @@ class _Scheduler:
                 self.need(op, value, needs)
         root = graph.num_ops
         for value in graph.returns:
-            made = self.value_op[value] >= 0 and self.runs[self.value_op[value]]
-            for source in [value] if made else self.sources[value]:
+            op = self.value_op[value]
+            is_made = self.stands(value) or (self.classes[op].free and self.runs[op])
+            for source in [value] if is_made else self.sources[value]:
                 if self.value_op[source] >= 0:
                     needs[root][self.value_op[source]] = None
         readers = [0] * graph.num_ops
