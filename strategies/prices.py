@@ -65,10 +65,11 @@ class PricedSearch:
 
     def search(self) -> Outcome:
         """Returns what `run` does, unless it is interrupted."""
+        most, begun = self.solver.limits.prices, self.solver.statistics.solves
         infeasible = self.seek_feasible()
         if infeasible is not None:
             return infeasible
-        for _ in range(self.solver.limits.prices - self.solver.statistics.solves):
+        for _ in range(max(most - (self.solver.statistics.solves - begun), most // 2)):
             if self.is_cut_off:
                 break
             value, prices = self.master()
