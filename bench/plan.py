@@ -4,10 +4,12 @@
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there (`m8` has eight in a
 node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of Aceso's Table 2 on 32 V100s, batch 1024 in
-16 bits. An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel
-ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that
-of `bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous. An
-expert's plan that is proven to take longer than the best of them so far, or than `NEAR` times ours, is not planned to its end.
+16 bits. `--cases=gpt-1024 --no-experts`, of no paper, is for the time that a deep step's search takes.
+
+An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel ranks is
+kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that of
+`bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous. An expert's
+plan that is proven to take longer than the best of them so far, or than `NEAR` times ours, is not planned to its end.
 
 Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search (wall, and
 processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert comes near ours, what none of
@@ -45,7 +47,7 @@ from rhino.ir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Evaluator, Setup, make_space
+from rhino.passes.whole_search import Evaluator, Setup, folded, make_space
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.whole import explore
 from rhino.strategies.whole.base import Estimate, Explored, Outcome, Shape, Space
@@ -80,7 +82,10 @@ def _rows() -> dict[str, Row]:
     return found
 
 
-ROWS: Final = _rows()
+PAPERS: Final = _rows()
+_DEEP: Final = (("layers", 1024), ("hidden", 512), ("heads", 8), ("ffn", 2048), ("seq", 512), ("batch", 256))
+ROWS: Final = {**PAPERS, "gpt-1024": Row("gpt", "gpt", 8, _DEEP)}
+"""The papers' rows, and one of many layers for the time that its search takes."""
 
 CLUSTERS: Final = {"m8": "v100x8x2", "s1": "s1x8"}
 """Platforms of the papers, by the preset that says what they are made of."""
@@ -169,6 +174,7 @@ def found(who: str, one: Estimate) -> Found:
 
 def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
     """Returns what the search of whole plans finds, and where it searched."""
+    setup = folded(setup)
     space = make_space(setup)
     workers = Workers(setup, jobs)
     try:
@@ -308,7 +314,7 @@ HEAD: Final = ["case", "devices", "plan", "step", "MFU", "peak", "wall, processo
 def run(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(ROWS), help=f"default all: {', '.join(ROWS)}")
+    parser.add_argument("--cases", default=",".join(PAPERS), help=f"of {', '.join(ROWS)}; default the papers'")
     parser.add_argument("--clusters", default="m8", help="m8, s1 or both (default m8)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that search (default one a core)")
     parser.add_argument("--no-experts", action="store_true", help="only search")
