@@ -4,7 +4,7 @@ Reads     a normalized step of unrolled layers on one device (strategies/layers.
 Writes    the same with `num-groups` layers in each stretch of alike ones, marked on ops and arguments (ir/repeats.py). It computes
           something else and is not for running: seconds, traffic and memory are those of the step that it was, where all layers of a group
           lie alike.
-Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
+Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no number of layers.
 Source    TAP IV-C (folding), on whole training steps.
 """
 
@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, set_boundary_attributes
-from rhino.ir.diagnostics import Place
-from rhino.ir.mlir import func, ir, passmanager
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.mlir import func, ir
 from rhino.ir.program import Program
 from rhino.ir.reader import walk
-from rhino.ir.repeats import FOLDED, GROUP, mark_attribute
+from rhino.ir.repeats import FOLDED, GROUP, Mark, mark_attribute
 from rhino.ir.staged_module import ALIAS
 from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.part_numbers import drop_dead
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.layers import Shorter, shorten, stretches_of
 
@@ -36,12 +37,15 @@ class FoldLayers(Pass):
     """Keep one of several alike layers, which stands for them in what the step takes."""
 
     name: ClassVar[str] = "rhino-fold-layers"
-    errors: ClassVar[tuple[str, ...]] = WHOLE_ERRORS
+    errors: ClassVar[tuple[str, ...]] = ("RHI-PASS-001", *WHOLE_ERRORS)
 
     num_groups: int = opt(64, "how many layers to keep where there are at least twice as many alike ones")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
+        if self.num_groups < 1:
+            what = f"pass '{self.name}' keeps 1 layer or more, not {self.num_groups}"
+            raise RhinoError("RHI-PASS-001", what, fix="num-groups=1, or more")
         with whole_program(module, remarks) as program:
             stretches = stretches_of(program.graph, 2 * self.num_groups)
             shorter = shorten(program.graph, stretches, self.num_groups) if stretches else None
@@ -50,7 +54,6 @@ class FoldLayers(Pass):
         if shorter is None:
             return
         module.attributes[FOLDED] = ir.UnitAttr.get(module.context)
-        passmanager.PassManager.parse("builtin.module(func.func(cse))", module.context).run(module)  # what only left layers needed
         remarks.statistics[STRETCHES] = tuple(len(stretch.ops) for stretch in stretches)
         for stretch in stretches:
             text = f"{len(stretch.ops):,} layers of {stretch.ops.shape[1]:,} ops are kept as {self.num_groups:,}"
@@ -76,6 +79,7 @@ def _write(program: Program, shorter: Shorter) -> None:
         if number < furthest:
             program.ops[number].move_after(program.ops[before])
         furthest = max(furthest, number)
+    drop_dead(entry.regions[0].blocks[0])  # what only left layers needed; two ops that are now the same are two, as they were
     _declare(program, shorter)
 
 
@@ -97,20 +101,22 @@ def _return(entry: func.FuncOp, values: list[ir.Value[Any]]) -> None:
 
 
 def _declare(program: Program, shorter: Shorter) -> None:
-    """Leaves out the arguments that nothing reads any more, and says which groups the others belong to."""
+    """Leaves out the arguments that nothing reads any more, and says which groups the others belong to, and for how many they stand."""
     graph, entry = program.graph, program.entry
     block = entry.regions[0].blocks[0]
     inputs, outputs = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     result_of = {result: number for number, result in enumerate(shorter.returned)}
     once_read = np.isin(np.arange(len(inputs)), [*graph.uses.tolist(), *graph.returns])
     kept = [number for number, value in enumerate(entry.arguments) if not once_read[number] or any(True for _ in value.uses)]
+    left_out = np.delete(np.arange(len(inputs)), kept)
+    size = 1 + np.bincount(shorter.argument[left_out], minlength=len(inputs))
     for number in kept:
         alias, group = graph.arguments[number].alias, int(shorter.argument_group[number])
         inputs[number].pop(ALIAS, None)
         if alias in result_of:
             inputs[number][ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result_of[alias])
         if group >= 0:
-            inputs[number][GROUP] = mark_attribute(shorter.mark(group))
+            inputs[number][GROUP] = mark_attribute(Mark(group, int(size[number])))
     for number in reversed(range(len(inputs))):
         if number not in kept:
             block.erase_argument(number)

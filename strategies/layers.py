@@ -49,8 +49,9 @@ class Shorter:
     """A program with fewer layers.
 
     Shapes: `kept` [ops] says which ops it has, and `order` in which order, each after what it reads; `uses` [uses] what each of their uses
-    reads, `group` [ops] and `argument_group` [arguments] the group of each, -1 for none; `size` [groups] how many layers each group has;
-    `is_back` [ops] in which ops later layers come first; `returned` which results it has.
+    reads, `group` [ops] and `argument_group` [arguments] the group of each, -1 for none; `argument` [arguments] which one stands for each
+    that is left out; `size` [groups] how many layers each group has; `is_back` [ops] in which ops later layers come first; `returned`
+    which results it has.
     """
 
     kept: Bools
@@ -58,12 +59,13 @@ class Shorter:
     uses: Ints
     group: Ints
     argument_group: Ints
+    argument: Ints
     size: tuple[int, ...]
     is_back: Bools
     returned: tuple[int, ...]
 
-    def mark(self, group: int, is_back: bool = False) -> Mark:
-        """Returns what is said of an op or an argument of a group."""
+    def mark(self, group: int, is_back: bool) -> Mark:
+        """Returns what is said of an op of a group."""
         return Mark(group, self.size[group], is_back) if group >= 0 else NOWHERE
 
 
@@ -136,7 +138,8 @@ def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter 
     """Returns a program in which each stretch has so many layers; None where two ops would each read what follows from the other."""
     stands = np.arange(graph.num_ops)
     kept, is_back = np.ones(graph.num_ops, dtype=bool), np.zeros(graph.num_ops, dtype=bool)
-    group, argument_group = np.full(graph.num_ops, OUTSIDE, dtype=np.int64), np.full(len(graph.arguments), OUTSIDE, dtype=np.int64)
+    group, argument_group = (np.full(number, OUTSIDE, dtype=np.int64) for number in (graph.num_ops, len(graph.arguments)))
+    argument = np.arange(len(graph.arguments))
     sizes: list[int] = []
     for stretch in stretches:
         edges = np.linspace(0, len(stretch.ops), num_groups + 1).round().astype(np.int64)
@@ -149,7 +152,8 @@ def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter 
         sizes += np.diff(edges).tolist()
     uses = graph.uses.copy()
     for stretch in stretches:
-        _read_of_groups(graph, stretch, group, uses, argument_group)
+        _read_of_groups(graph, stretch, group, uses)
+        _arguments_of_groups(graph, stretch, group, argument, argument_group)
     made = graph.value_op[uses]
     of_op = made >= 0
     uses[of_op] = uses[of_op] - graph.result_start[made[of_op]] + graph.result_start[stands[made[of_op]]]
@@ -158,21 +162,29 @@ def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter 
         return None
     maker = graph.value_op[list(graph.returns)]
     returned = tuple(np.flatnonzero((maker < 0) | kept[np.maximum(maker, 0)]).tolist())
-    return Shorter(kept, order, uses, group, argument_group, tuple(sizes), is_back, returned)
+    return Shorter(kept, order, uses, group, argument_group, argument, tuple(sizes), is_back, returned)
 
 
-def _read_of_groups(graph: Graph, stretch: Stretch, group: Ints, uses: Ints, argument_group: Ints) -> None:
-    """Writes into `uses` what the layers that stand for groups read, before others stand for its makers; and whose arguments are whose."""
+def _read_of_groups(graph: Graph, stretch: Stretch, group: Ints, uses: Ints) -> None:
+    """Writes into `uses` what the layers that stand for groups read, before others stand for its makers."""
     num_layers = len(stretch.ops)
     standing = [layer for layer in range(num_layers) if group[stretch.ops[layer, 0]] != OUTSIDE]
-    own = stretch.reads[0] != stretch.reads[1]  # an argument that each layer has for itself
     for layer, behind in zip(standing, [*standing[1:], num_layers], strict=True):
         reads = stretch.reads[layer].copy()
         reads[stretch.way == 1] = stretch.reads[behind - 1][stretch.way == 1]  # the standing layer is its group's first
         places = np.concatenate([np.arange(graph.use_start[op], graph.use_start[op + 1]) for op in stretch.ops[layer].tolist()])
         uses[places] = reads
-        arguments = reads[own & (graph.value_op[reads] < 0)]
-        argument_group[arguments] = group[stretch.ops[layer, 0]]
+
+
+def _arguments_of_groups(graph: Graph, stretch: Stretch, group: Ints, argument: Ints, argument_group: Ints) -> None:
+    """Writes whose the arguments are that not all layers read, and which one stands for each."""
+    given = (stretch.way == _ELSEWHERE) & (graph.value_op[stretch.reads] < 0).all(0) & (stretch.reads != stretch.reads[0]).any(0)
+    standing = 0
+    for layer, reads in enumerate(stretch.reads[:, given]):
+        if group[stretch.ops[layer, 0]] != OUTSIDE:
+            standing = layer
+            argument_group[reads] = group[stretch.ops[layer, 0]]
+        argument[reads] = stretch.reads[standing, given]
 
 
 def _in_order(graph: Graph, kept: Bools, uses: Ints) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ import t5
 from training import export_step
 from zoo import GPT, T5
 
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.manual import bytecode
 from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir, make_context
@@ -75,6 +76,35 @@ def test_groups_stand_for_the_work_and_the_arguments_of_all_layers(model, groups
     assert shallow.num_ops < 0.7 * deep.num_ops
     assert work(shallow) == work(deep)
     assert argument_bytes(shallow) == argument_bytes(deep)
+
+
+def read_elsewhere(layers=9):
+    """Returns layers whose weights are read once more after them, by ops that are not alike from layer to layer."""
+    kind = "tensor<8x8xf32>"
+    dot = "stablehlo.dot_general {}, {}, contracting_dims = [1] x [0] : (" + f"{kind}, {kind}) -> {kind}"
+    body = []
+    for n in range(layers):
+        body += [f"%p{n} = {dot.format(f'%h{n}', f'%w{n}')}", f"%h{n + 1} = stablehlo.tanh %p{n} : {kind}"]
+    for n in range(layers):
+        body += [f"%c{n} = {dot.format(f'%w{n}', '%s0')}", f"%s{n + 1} = stablehlo.add %s{n}, %c{n} : {kind}"]
+    arguments = ", ".join(f"%{name}: {kind}" for name in ["h0", "s0", *(f"w{n}" for n in range(layers))])
+    rest = "\n".join([*body, f"return %h{layers}, %s{layers} : {kind}, {kind}"])
+    return f"func.func @main({arguments}) -> ({kind}, {kind}) {{ {rest} }}"
+
+
+def test_what_is_read_elsewhere_counts_once():
+    code = bytecode(ir.Module.parse(read_elsewhere(), make_context()))
+    module, found = fold(code, 2)
+    deep, shallow = graph_of(ir.Module.parse(code, make_context())), graph_of(module)
+    assert found == (6,)
+    assert work(shallow) == work(deep)
+    assert argument_bytes(shallow) == argument_bytes(deep)
+
+
+@pytest.mark.parametrize("groups", [0, -1])
+def test_no_layers_are_refused(groups):
+    with pytest.raises(RhinoError, match="RHI-PASS-001"):
+        fold(read_elsewhere(), groups)
 
 
 def test_a_step_with_too_few_alike_layers_stays_as_it_is():
