@@ -8,6 +8,7 @@ reads is computed there, and its stack is gone. It is the same program, with the
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -23,6 +24,7 @@ from rhino.ir.trips import constant_of, step_of, trip_count
 from rhino.passes.loop_values import Value, copied, without
 
 _SLICE, _UPDATE, _DIVIDE, _RESHAPE = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice", "stablehlo.divide", "stablehlo.reshape"
+_CUSTOM_CALL: Final = "stablehlo.custom_call"
 _CHEAP: Final = FUSIBLE - COSTLY - (MOVES - REPEATS)
 _MOST_READ: Final = 2
 """So many times a value's own bytes may be read instead of it: its stack is written twice and read once."""
@@ -68,22 +70,22 @@ def _shrink(loop: ir.Operation, stacks: list[_Stack]) -> None:
             dropped.append(stack)
     if not dropped:
         return
-    chains = {stack: _chain(stack.element, {one.element for one in kept}) for stack in dropped}
     unread: dict[ir.Operation, list[int]] = {}
     for stack in dropped:
+        leaves = _leaves(stack, kept)
+        chain = _chain(stack.element, leaves)
+        assert chain is not None
         for reader in stack.readers:
-            _compute(stack, reader, chains[stack] or [], kept)
+            _compute(stack, reader, chain, leaves)
             unread.setdefault(reader.loop, []).append(reader.number)
     for other, numbers in unread.items():
         without(other, numbers)
     for stack in dropped:
         stack.update.results[0].replace_all_uses_with(loop.regions[1].blocks[0].arguments[stack.number])
-        _erase(stack.update)
+        _erase([stack.update])
     starts = [maker_of(loop.operands[stack.number]) for stack in dropped]
     without(loop, [stack.number for stack in dropped])
-    for start in dict.fromkeys(starts):
-        if start is not None and not _is_used(start):
-            _erase(start)
+    _erase([start for start in dict.fromkeys(starts) if start is not None and not _is_needed(start)])
 
 
 # What is stacked
@@ -171,28 +173,34 @@ def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
 
 def _follows(stack: _Stack, others: list[_Stack]) -> bool:
     """Says whether whoever reads a stack could compute its elements from those of others, and reads little for it."""
-    leaves = {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
-    chain = _chain(stack.element, set(leaves))
+    leaves = _leaves(stack, others)
+    chain = _chain(stack.element, leaves)
     if chain is None:
         return False
     read = {operand for op in chain for operand in op.operands if operand in leaves} or {stack.element}
     return sum(map(_bytes, read)) <= _MOST_READ * _bytes(stack.element)
 
 
-def _chain(value: Value, leaves: set[Value]) -> list[ir.Operation] | None:
+def _leaves(stack: _Stack, others: list[_Stack]) -> dict[Value, _Stack]:
+    """Returns the stacks that whoever reads `stack` reads too, by their elements."""
+    return {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
+
+
+def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
     """Returns the ops that compute a value from leaves and constants, first those that others read; None where there is more to it."""
     chain: dict[ir.Operation, None] = {}
-    return list(chain) if _extend(value, leaves, chain) else None
-
-
-def _extend(value: Value, leaves: set[Value], chain: dict[ir.Operation, None]) -> bool:
-    made = maker_of(value)
-    if value in leaves or made in chain:
-        return True
-    if made is None or not _is_cheap(made) or not all(_extend(operand, leaves, chain) for operand in made.operands):
-        return False
-    chain[made] = None
-    return True
+    wanted = [value]
+    while wanted:  # a body may be long: no recursion
+        made = maker_of(wanted[-1])
+        if wanted[-1] in leaves or made in chain:
+            wanted.pop()
+        elif made is None or not _is_cheap(made):
+            return None
+        elif missing := [operand for operand in made.operands if operand not in leaves and maker_of(operand) not in chain]:
+            wanted += reversed(missing)
+        else:
+            chain[made] = None
+    return list(chain)
 
 
 def _is_cheap(op: ir.Operation) -> bool:
@@ -209,17 +217,17 @@ def _bytes(value: Value) -> int:
 # What is written
 
 
-def _compute(stack: _Stack, reader: _Reader, chain: list[ir.Operation], kept: list[_Stack]) -> None:
+def _compute(stack: _Stack, reader: _Reader, chain: list[ir.Operation], leaves: dict[Value, _Stack]) -> None:
     """Computes in a loop what it reads of a stack."""
     read = {operand for op in chain for operand in op.operands} | {stack.element}
-    leaves = [one for one in kept if one.element in read]
+    used = {element: one for element, one in leaves.items() if element in read}
     for part in reader.slices:
         place = maker_of(part.operands[1])
         assert place is not None
-        parts = [_part(one, reader.loop, part, place) for one in leaves]
+        parts = [_part(one, reader.loop, part, place) for one in used.values()]
         at = ir.InsertionPoint(part)
         with at, part.location:
-            known = {one.element: _as(value, one.element.type) for one, value in zip(leaves, parts, strict=True)}
+            known = {element: _as(value, element.type) for element, value in zip(used, parts, strict=True)}
             found = copied(chain, at, known)[stack.element]
             part.results[0].replace_all_uses_with(_as(found, part.results[0].type))
         part.erase()
@@ -249,15 +257,15 @@ def _as(value: Value, kind: ir.Type) -> Value:
     return viewed
 
 
-def _erase(op: ir.Operation) -> None:
-    """Erases an op, and what was computed for it alone."""
-    unused = [op]
+def _erase(unused: list[ir.Operation]) -> None:
+    """Erases ops, and what was computed for them alone."""
     while unused:
         one = unused.pop()
         makers = dict.fromkeys(maker for operand in one.operands if (maker := maker_of(operand)) is not None)
         one.erase()
-        unused += [maker for maker in makers if not _is_used(maker)]
+        unused += [maker for maker in makers if not _is_needed(maker)]
 
 
-def _is_used(op: ir.Operation) -> bool:
-    return any(list(result.uses) for result in op.results)
+def _is_needed(op: ir.Operation) -> bool:
+    """Says whether an op is read, or might do more than compute."""
+    return op.name == _CUSTOM_CALL or any(list(result.uses) for result in op.results)
