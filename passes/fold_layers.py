@@ -21,7 +21,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir import func, ir
 from rhino.ir.program import Program
 from rhino.ir.reader import walk
-from rhino.ir.repeats import FOLDED, GROUP, Mark, mark_attribute
+from rhino.ir.repeats import FOLDED, GROUP, mark_attribute
 from rhino.ir.staged_module import ALIAS
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.part_numbers import drop_dead
@@ -101,22 +101,20 @@ def _return(entry: func.FuncOp, values: list[ir.Value[Any]]) -> None:
 
 
 def _declare(program: Program, shorter: Shorter) -> None:
-    """Leaves out the arguments that nothing reads any more, and says which groups the others belong to, and for how many they stand."""
+    """Leaves out the arguments that nothing reads any more, and says which groups the others belong to."""
     graph, entry = program.graph, program.entry
     block = entry.regions[0].blocks[0]
     inputs, outputs = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     result_of = {result: number for number, result in enumerate(shorter.returned)}
     once_read = np.isin(np.arange(len(inputs)), [*graph.uses.tolist(), *graph.returns])
     kept = [number for number, value in enumerate(entry.arguments) if not once_read[number] or any(True for _ in value.uses)]
-    left_out = np.delete(np.arange(len(inputs)), kept)
-    size = 1 + np.bincount(shorter.argument[left_out], minlength=len(inputs))
     for number in kept:
         alias, group = graph.arguments[number].alias, int(shorter.argument_group[number])
         inputs[number].pop(ALIAS, None)
         if alias in result_of:
             inputs[number][ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result_of[alias])
         if group >= 0:
-            inputs[number][GROUP] = mark_attribute(Mark(group, int(size[number])))
+            inputs[number][GROUP] = mark_attribute(shorter.mark(group))
     for number in reversed(range(len(inputs))):
         if number not in kept:
             block.erase_argument(number)

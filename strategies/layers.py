@@ -2,7 +2,8 @@
 
 The classes of a program's segments (strategies/fold.py) repeat where its layers do. A *stretch* is such a place: layers of as many segments
 each, with as many ops; what stands in a column is alike, and reads alike: each operand of a column is made by one other column of its own
-layer, of the layer before or of the one behind it, or comes from outside. Where that does not hold there is no stretch.
+layer, of the layer before or of the one behind it, or comes from outside; an argument is read by one layer or by all. Where that does not
+hold there is no stretch.
 
 In a shorter program one layer stands for several neighbours, a *group*. It reads of the layer before what the group's first layer did, and
 of the layer behind what the group's last did, each where it is now: at the layer that stands for it.
@@ -49,9 +50,8 @@ class Shorter:
     """A program with fewer layers.
 
     Shapes: `kept` [ops] says which ops it has, and `order` in which order, each after what it reads; `uses` [uses] what each of their uses
-    reads, `group` [ops] and `argument_group` [arguments] the group of each, -1 for none; `argument` [arguments] which one stands for each
-    that is left out; `size` [groups] how many layers each group has; `is_back` [ops] in which ops later layers come first; `returned`
-    which results it has.
+    reads, `group` [ops] and `argument_group` [arguments] the group of each, -1 for none; `size` [groups] how many layers each group has;
+    `is_back` [ops] in which ops later layers come first; `returned` which results it has.
     """
 
     kept: Bools
@@ -59,13 +59,12 @@ class Shorter:
     uses: Ints
     group: Ints
     argument_group: Ints
-    argument: Ints
     size: tuple[int, ...]
     is_back: Bools
     returned: tuple[int, ...]
 
-    def mark(self, group: int, is_back: bool) -> Mark:
-        """Returns what is said of an op of a group."""
+    def mark(self, group: int, is_back: bool = False) -> Mark:
+        """Returns what is said of an op or an argument of a group."""
         return Mark(group, self.size[group], is_back) if group >= 0 else NOWHERE
 
 
@@ -131,15 +130,29 @@ def _stretch(graph: Graph, ops: Ints) -> Stretch | None:
         alike &= what == what[num_layers // 2]
     alike[0] |= (way == -1) & (away[0] == _ELSEWHERE)
     alike[-1] |= (way == 1) & (away[-1] == _ELSEWHERE)
-    return Stretch(ops, reads, way) if alike.all() and np.isin(way, (-1, 0, 1, _ELSEWHERE)).all() else None
+    if not alike.all() or not np.isin(way, (-1, 0, 1, _ELSEWHERE)).all():
+        return None
+    given = reads[:, _given_apart(graph, reads)]
+    reader = np.full(len(graph.arguments), OUTSIDE, dtype=np.int64)
+    reader[given] = np.arange(num_layers)[:, None]
+    return Stretch(ops, reads, way) if (reader[given] == np.arange(num_layers)[:, None]).all() else None
+
+
+def _given_apart(graph: Graph, reads: Ints) -> Bools:
+    """Says which operands of a layer are arguments that not all layers read [operands of a layer]."""
+    return (graph.value_op[reads] < 0).all(0) & (reads != reads[0]).any(0)
 
 
 def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter | None:
-    """Returns a program in which each stretch has so many layers; None where two ops would each read what follows from the other."""
+    """Returns a program in which each stretch has so many layers; None where there is none.
+
+    There two ops would each read what follows from the other, or something else reads a layer's argument too: that would be two arguments,
+    free to lie in two ways, as it would be where several layers read it.
+    """
     stands = np.arange(graph.num_ops)
     kept, is_back = np.ones(graph.num_ops, dtype=bool), np.zeros(graph.num_ops, dtype=bool)
     group, argument_group = (np.full(number, OUTSIDE, dtype=np.int64) for number in (graph.num_ops, len(graph.arguments)))
-    argument = np.arange(len(graph.arguments))
+    left_out = np.zeros(len(graph.arguments), dtype=bool)
     sizes: list[int] = []
     for stretch in stretches:
         edges = np.linspace(0, len(stretch.ops), num_groups + 1).round().astype(np.int64)
@@ -153,16 +166,18 @@ def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter 
     uses = graph.uses.copy()
     for stretch in stretches:
         _read_of_groups(graph, stretch, group, uses)
-        _arguments_of_groups(graph, stretch, group, argument, argument_group)
+        _arguments_of_groups(graph, stretch, group, left_out, argument_group)
     made = graph.value_op[uses]
     of_op = made >= 0
+    if left_out[uses[np.repeat(kept, np.diff(graph.use_start)) & ~of_op]].any():
+        return None
     uses[of_op] = uses[of_op] - graph.result_start[made[of_op]] + graph.result_start[stands[made[of_op]]]
     order = _in_order(graph, kept, uses)
     if order is None:
         return None
     maker = graph.value_op[list(graph.returns)]
     returned = tuple(np.flatnonzero((maker < 0) | kept[np.maximum(maker, 0)]).tolist())
-    return Shorter(kept, order, uses, group, argument_group, argument, tuple(sizes), is_back, returned)
+    return Shorter(kept, order, uses, group, argument_group, tuple(sizes), is_back, returned)
 
 
 def _read_of_groups(graph: Graph, stretch: Stretch, group: Ints, uses: Ints) -> None:
@@ -176,15 +191,11 @@ def _read_of_groups(graph: Graph, stretch: Stretch, group: Ints, uses: Ints) -> 
         uses[places] = reads
 
 
-def _arguments_of_groups(graph: Graph, stretch: Stretch, group: Ints, argument: Ints, argument_group: Ints) -> None:
-    """Writes whose the arguments are that not all layers read, and which one stands for each."""
-    given = (stretch.way == _ELSEWHERE) & (graph.value_op[stretch.reads] < 0).all(0) & (stretch.reads != stretch.reads[0]).any(0)
-    standing = 0
-    for layer, reads in enumerate(stretch.reads[:, given]):
-        if group[stretch.ops[layer, 0]] != OUTSIDE:
-            standing = layer
-            argument_group[reads] = group[stretch.ops[layer, 0]]
-        argument[reads] = stretch.reads[standing, given]
+def _arguments_of_groups(graph: Graph, stretch: Stretch, group: Ints, left_out: Bools, argument_group: Ints) -> None:
+    """Writes whose the arguments are that not all layers read, and which of them are those of layers that are left out."""
+    for row, reads in zip(stretch.ops, stretch.reads[:, _given_apart(graph, stretch.reads)], strict=True):
+        left_out[reads] |= group[row[0]] == OUTSIDE
+        argument_group[reads] = group[row[0]]
 
 
 def _in_order(graph: Graph, kept: Bools, uses: Ints) -> tuple[int, ...] | None:

@@ -78,33 +78,35 @@ def test_groups_stand_for_the_work_and_the_arguments_of_all_layers(model, groups
     assert argument_bytes(shallow) == argument_bytes(deep)
 
 
-def read_elsewhere(layers=9):
-    """Returns layers whose weights are read once more after them, by ops that are not alike from layer to layer."""
-    kind = "tensor<8x8xf32>"
-    dot = "stablehlo.dot_general {}, {}, contracting_dims = [1] x [0] : (" + f"{kind}, {kind}) -> {kind}"
+KIND = "tensor<8x8xf32>"
+
+
+def product(one, other):
+    return f"stablehlo.dot_general {one}, {other}, contracting_dims = [1] x [0] : ({KIND}, {KIND}) -> {KIND}"
+
+
+def weights_used(where, layers=9):
+    """Returns layers with a weight each, which is read there alone, by the layer two before too, or once more after all layers."""
     body = []
     for n in range(layers):
-        body += [f"%p{n} = {dot.format(f'%h{n}', f'%w{n}')}", f"%h{n + 1} = stablehlo.tanh %p{n} : {kind}"]
-    for n in range(layers):
-        body += [f"%c{n} = {dot.format(f'%w{n}', '%s0')}", f"%s{n + 1} = stablehlo.add %s{n}, %c{n} : {kind}"]
-    arguments = ", ".join(f"%{name}: {kind}" for name in ["h0", "s0", *(f"w{n}" for n in range(layers))])
-    rest = "\n".join([*body, f"return %h{layers}, %s{layers} : {kind}, {kind}"])
-    return f"func.func @main({arguments}) -> ({kind}, {kind}) {{ {rest} }}"
+        body += [f"%p{n} = {product(f'%h{n}', f'%w{n}')}", f"%t{n} = stablehlo.tanh %p{n} : {KIND}"]
+        body += [f"%h{n + 1} = {product(f'%t{n}', f'%w{n + 2}' if where == 'before' else '%s0')}"]
+    for n in range(layers if where == "after" else 0):
+        body += [f"%c{n} = {product(f'%w{n}', '%s0')}", f"%s{n + 1} = stablehlo.add %s{n}, %c{n} : {KIND}"]
+    arguments = ", ".join(f"%{name}: {KIND}" for name in ["h0", "s0", *(f"w{n}" for n in range(layers + 2))])
+    rest = "\n".join([*body, f"return %h{layers}, %s{layers if where == 'after' else 0} : {KIND}, {KIND}"])
+    return bytecode(ir.Module.parse(f"func.func @main({arguments}) -> ({KIND}, {KIND}) {{ {rest} }}", make_context()))
 
 
-def test_what_is_read_elsewhere_counts_once():
-    code = bytecode(ir.Module.parse(read_elsewhere(), make_context()))
-    module, found = fold(code, 2)
-    deep, shallow = graph_of(ir.Module.parse(code, make_context())), graph_of(module)
-    assert found == (6,)
-    assert work(shallow) == work(deep)
-    assert argument_bytes(shallow) == argument_bytes(deep)
+@pytest.mark.parametrize(("where", "is_folded"), [("alone", True), ("before", False), ("after", False)])
+def test_a_weight_that_more_than_its_layer_reads_is_none_that_stands_for_others(where, is_folded):
+    assert bool(fold(weights_used(where), 2)[1]) == is_folded
 
 
 @pytest.mark.parametrize("groups", [0, -1])
 def test_no_layers_are_refused(groups):
     with pytest.raises(RhinoError, match="RHI-PASS-001"):
-        fold(read_elsewhere(), groups)
+        fold(weights_used("alone"), groups)
 
 
 def test_a_step_with_too_few_alike_layers_stays_as_it_is():
