@@ -20,6 +20,7 @@ from rhino.ir.repeats import FOLDED
 from rhino.passes import whole_search
 from rhino.passes.base import Remarks
 from rhino.passes.fold_layers import STRETCHES, FoldLayers
+from rhino.passes.localize import Localize
 from rhino.passes.normalize import Normalize
 from rhino.passes.rules import run_on_functions
 from rhino.passes.whole_search import Evaluator, Setup, folded
@@ -107,6 +108,11 @@ def test_a_weight_that_more_than_its_layer_reads_is_none_that_stands_for_others(
 def test_no_layers_are_refused(groups):
     with pytest.raises(RhinoError, match="RHI-PASS-001"):
         fold(weights_used("alone"), groups)
+
+
+def test_no_program_is_made_of_layers_that_stand_for_others():
+    with pytest.raises(RhinoError, match="for estimates alone"):
+        Localize().run(fold(weights_used("alone"), 2)[0].operation, Remarks("step"))
 
 
 def test_a_step_with_too_few_alike_layers_stays_as_it_is():
