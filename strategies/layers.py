@@ -140,7 +140,8 @@ def _stretch(graph: Graph, ops: Ints) -> Stretch | None:
 
 def _given_apart(graph: Graph, reads: Ints) -> Bools:
     """Says which operands of a layer are arguments that not all layers read [operands of a layer]."""
-    return (graph.value_op[reads] < 0).all(0) & (reads != reads[0]).any(0)
+    found: Bools = (graph.value_op[reads] < 0).all(0) & (reads != reads[0]).any(0)
+    return found
 
 
 def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter | None:
