@@ -72,8 +72,11 @@ class StageNeeds:
     def rank_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> float:
         """Returns what a device of a rank with these stages holds at most."""
         held, most = 0.0, max(self.passing_bytes("apply", stage) for stage in stages)
+        halves = any(task.phase == "weight-gradient" for task in tasks)
+        saves = {stage: self.saved_bytes(stage) for stage in stages}
+        waits = {stage: self.waiting_bytes(stage) if halves else 0.0 for stage in stages}
         for task in tasks:
-            saved = self.saved_bytes(task.stage)
+            saved = saves[task.stage]
             if task.phase == "forward":
                 held += saved
             most = max(most, held + self.passing_bytes(task.phase, task.stage))
@@ -81,9 +84,9 @@ class StageNeeds:
                 case "backward":
                     held -= saved
                 case "input-gradient":
-                    held += self.waiting_bytes(task.stage) - saved
+                    held += waits[task.stage] - saved
                 case "weight-gradient":
-                    held -= self.waiting_bytes(task.stage)
+                    held -= waits[task.stage]
         return sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages) + most
 
     def saved_bytes(self, stage: int) -> float:
