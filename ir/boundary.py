@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rhino.ir.mlir import func, ir
+from rhino.ir.reader import end_of
 
 Side = Literal["arg", "res"]
 Attributes = dict[str, ir.Attribute]
@@ -23,6 +24,13 @@ def entries(attribute: ir.Attribute) -> Attributes:
     """Returns what a dictionary attribute holds."""
     one = ir.DictAttr(attribute)
     return {one[number].name: one[number].attr for number in range(len(one))}
+
+
+def set_function_type(function: func.FuncOp) -> None:
+    """Gives a function the type that follows from what its block takes and returns."""
+    block = function.regions[0].blocks[0]
+    kind = ir.FunctionType.get([value.type for value in block.arguments], [value.type for value in end_of(block).operands])
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)
 
 
 def set_boundary_attributes(function: func.FuncOp, side: Side, attributes: list[Attributes]) -> None:

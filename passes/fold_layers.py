@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from rhino.ir.boundary import boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir import func, ir
 from rhino.ir.program import Program
-from rhino.ir.reader import walk
+from rhino.ir.reader import end_of, walk
 from rhino.ir.repeats import FOLDED, GROUP, mark_attribute
 from rhino.ir.staged_module import ALIAS
 from rhino.passes.base import Pass, Remarks, opt
@@ -94,10 +94,10 @@ def _read(op: ir.Operation, position: int, old: ir.Value[Any], new: ir.Value[Any
 
 def _return(entry: func.FuncOp, values: list[ir.Value[Any]]) -> None:
     """Has a function return other values."""
-    *_, last = entry.regions[0].blocks[0].operations
-    with ir.InsertionPoint(last), last.location:
+    end = end_of(entry.regions[0].blocks[0])
+    with ir.InsertionPoint(end), end.location:
         func.ReturnOp(values)
-    last.operation.erase()
+    end.erase()
 
 
 def _declare(program: Program, shorter: Shorter) -> None:
@@ -118,8 +118,6 @@ def _declare(program: Program, shorter: Shorter) -> None:
     for number in reversed(range(len(inputs))):
         if number not in kept:
             block.erase_argument(number)
-    kinds = [value.type for value in block.arguments]
-    *_, last = block.operations
-    entry.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kinds, [value.type for value in last.operands]))
+    set_function_type(entry)
     set_boundary_attributes(entry, "arg", [inputs[number] for number in kept])
     set_boundary_attributes(entry, "res", [outputs[number] for number in shorter.returned])

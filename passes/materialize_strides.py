@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph import WHILE, YIELD
 from rhino.ir.locations import place_of
@@ -147,8 +147,7 @@ class _Rewriter:
         self.read(terminator, graph.returns, results)
         _set_boundary(self.program, "arg", arguments)
         _set_boundary(self.program, "res", results)
-        kind = ir.FunctionType.get([value.type for value in entry.arguments], [value.type for value in terminator.operands])
-        entry.attributes["function_type"] = ir.TypeAttr.get(kind)
+        set_function_type(entry)
 
     def shape(self, value: int) -> Shape:
         return self.program.graph.type_of(value).shape

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE
-from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import end_of, walk
 from rhino.ir.shardings import SHARDING
@@ -57,9 +57,7 @@ def _passed_on(
 
 def _write_boundary(entry: func.FuncOp, arguments: Sequence[Attributes], results: Sequence[Attributes], given: Sequence[int]) -> None:
     """Makes the function that is left a program: with a name of its own, and aliases that count the results that it gives."""
-    end = end_of(entry.regions[0].blocks[0])
-    kind = ir.FunctionType.get([value.type for value in entry.regions[0].blocks[0].arguments], [value.type for value in end.operands])
-    entry.attributes["function_type"] = ir.TypeAttr.get(kind)
+    set_function_type(entry)
     entry.attributes["sym_name"] = ir.StringAttr.get(_NAME)
     entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
     places = {number: place for place, number in enumerate(given)}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import isnan, prod
 from typing import Any, ClassVar
 
-from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.cluster import load_cluster
 from rhino.ir.constraints import Pad, parse_pad, read_constraints
 from rhino.ir.diagnostics import Place, RhinoError
@@ -195,8 +195,7 @@ class _Rewriter:
             self.mask(terminator, position, self.own(graph.returns[position]), None, 0)
         self.boundary("arg", range(len(graph.arguments)), [self.stored(number) for number in range(len(graph.arguments))])
         self.boundary("res", graph.returns, shapes)
-        kind = ir.FunctionType.get([value.type for value in entry.arguments], [value.type for value in terminator.operands])
-        entry.attributes["function_type"] = ir.TypeAttr.get(kind)
+        set_function_type(entry)
 
     def own(self, value: int) -> Shape:
         return self.program.graph.type_of(value).shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rhino.ir.boundary import set_function_type
 from rhino.ir.mlir import func, ir, stablehlo
 from rhino.passes.time_loop import corner, reshape
 
@@ -32,8 +33,7 @@ def take_slices(entry: func.FuncOp, batch: Mapping[int, int], parts: int) -> Non
                     reader.erase()
                 else:
                     reader.operands[use.operand_number] = mine
-    kinds = [value.type for value in entry.arguments]
-    entry.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kinds, entry.type.results))
+    set_function_type(entry)
 
 
 def _widen(argument: Value, dim: int, parts: int) -> None:

@@ -21,6 +21,7 @@ from rhino.ir.program import argument_name
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
+from rhino.ir.staged_module import ALIAS
 from rhino.ir.views import PADDED, logical_shape, padded_shape
 from rhino.passes.annotations import boundary_dims, read_annotations
 from rhino.passes.base import Remarks, make_pass, option_names
@@ -46,7 +47,6 @@ ANNOTATED: Final = "annotated"
 REWRITING: Final = ("num", "keep", "batch", "pad", "parts")
 """Options that change the program for which shardings are chosen."""
 
-ALIAS: Final = "tf.aliasing_output"
 RESULT_INFO: Final = "jax.result_info"
 
 

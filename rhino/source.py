@@ -15,7 +15,8 @@ from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import entry_function, read_module
 from rhino.ir.shardings import module_mesh
 from rhino.ir.spmd_plan import Tensor
-from rhino.passes.spmd_search import ALIAS, Sides, Whole, boundary
+from rhino.ir.staged_module import ALIAS
+from rhino.passes.spmd_search import Sides, Whole, boundary
 from rhino.traced import Traced, key_dims
 
 SIDES: Final[tuple[Side, ...]] = ("arg", "res")
