@@ -104,13 +104,17 @@ class Repeats:
     """For how many alike ones ops and values stand: those of the same group of layers.
 
     Shapes: `times` [ops] and `copies` [values], how many at most; `run` [ops] is equal for ops of one group on the same way, 0 for those of
-    none; `group` [ops] for those of one group, -1 for those of none.
+    none. The runs of group g are 2g + 1 and 2g + 2.
     """
 
     times: Ints
     copies: Ints
     run: Ints
-    group: Ints
+
+    @property
+    def group(self) -> Ints:
+        """The group of each op, -1 for none [ops]."""
+        return (self.run - 1) // 2
 
 
 WHILE, YIELD = "stablehlo.while", "stablehlo.return"

@@ -63,7 +63,7 @@ def repeats_of(graph: Graph, ops: Sequence[Mark | None], arguments: Sequence[Mar
             for value, returned in zip(graph.results(begin[op]), graph.operands(op).tolist(), strict=True):
                 values[value] = values[returned]
     sizes = [[mark.size for mark in side] for side in (found, values)]
-    columns = (*sizes, [_run(mark) for mark in found], [mark.group for mark in found])
+    columns = (*sizes, [_run(mark) for mark in found])
     return Repeats(*(np.array(column, dtype=np.int64) for column in columns))
 
 

@@ -330,8 +330,9 @@ class Builder:
     def times_moved(self, value: int, time: int) -> int:
         """Returns how often a value is brought to an op or the end in a step: once for each that it stands for."""
         repeats = self.graph.repeats
-        hands_on = time == self.graph.num_ops or self.graph.cls(time).name in HANDS_ON
-        return self.times[time] * (int(repeats.copies[value]) if repeats is not None and hands_on else 1)
+        if repeats is not None and (time == self.graph.num_ops or self.graph.cls(time).name in HANDS_ON):
+            return self.times[time] * int(repeats.copies[value])
+        return self.times[time]
 
     def edge_tables(self) -> tuple[Ints, Ints, Ints]:
         """Returns ends and tables of all edges that cost anything [edges]."""

@@ -21,11 +21,11 @@ def copies_held(graph: Graph, plan: Schedule) -> Ints:
     for op, (start, stop) in enumerate(zip(plan.start, plan.stop, strict=True)):
         if stop == start + 1:
             runner[start // 3] = op
-    run, group = repeats.run[runner], repeats.group[runner]
+    run, group = repeats.run[runner], repeats.group
     turn = np.concatenate(([0], np.cumsum(run[1:] != run[:-1])))  # how often others ran, until a slot
     made, read = (np.array(times, dtype=np.int64) // 3 for times in ([plan.start[op] for op in graph.value_op.tolist()], plan.end))
     away = turn[read] - turn[made]
-    stays = (away > 1) | ((away == 1) & (group[read] == repeats.group[graph.value_op]))
+    stays = (away > 1) | ((away == 1) & (group[runner[read]] == group[graph.value_op]))
     stays[: len(graph.arguments)] = True
     stays[list(graph.returns)] = True
     for loop in graph.loops:

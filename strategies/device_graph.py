@@ -55,10 +55,10 @@ class _Form:
     order: Arranged = None
 
 
-_Layer = tuple[int, int, int]
-"""How many layers an op stands for, the number of their run and of their group; see `rhino.ir.graph.Repeats`."""
+_Layer = tuple[int, int]
+"""How many layers an op stands for, and the number of their run; see `rhino.ir.graph.Repeats`."""
 
-_NO_LAYER: Final = (1, 0, -1)
+_NO_LAYER: Final = (1, 0)
 
 
 @dataclass(eq=False)
@@ -138,13 +138,13 @@ class _Writer:
         """Returns for what stands what was written."""
         if self.graph.repeats is None:
             return None
-        columns = np.array(self.layers, dtype=np.int64).reshape(-1, 3).T
-        return Repeats(columns[0], _ints(self.copies_of), columns[1], columns[2])
+        times, run = np.array(self.layers, dtype=np.int64).reshape(-1, 2).T
+        return Repeats(times, _ints(self.copies_of), run)
 
     def layer_of(self, op: int) -> _Layer:
         """Returns the layers that an op of the plan stands for."""
         repeats = self.graph.repeats
-        return _NO_LAYER if repeats is None else (int(repeats.times[op]), int(repeats.run[op]), int(repeats.group[op]))
+        return _NO_LAYER if repeats is None else (int(repeats.times[op]), int(repeats.run[op]))
 
     # Ops
 

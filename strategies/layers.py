@@ -16,11 +16,11 @@ from itertools import chain
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rhino.ir.graph import Graph, Ints
 from rhino.ir.repeats import NOWHERE, Mark
 from rhino.strategies.segments import segments_of
+from rhino.strategies.stage_problem import Bools
 
 MOST_SEGMENTS: Final = 64
 """Layers of more segments are not looked for."""
@@ -28,8 +28,6 @@ MOST_SEGMENTS: Final = 64
 OUTSIDE: Final = -1
 _ELSEWHERE: Final = 2
 """The way of an operand that comes from outside; else it is -1, 0 or 1 layers away."""
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
