@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import HANDS_ON, Graph, Repeats
 from rhino.ir.mlir import ir
 
@@ -32,6 +33,13 @@ class Mark:
 
 
 NOWHERE: Final = Mark()
+
+
+def refuse_folded(module: ir.Operation, file: str) -> None:
+    """Raises RHI-LOCAL-001 where layers of `module` stand for several each: its programs would compute something else."""
+    if FOLDED in module.attributes:
+        what, fix = "the module's layers stand for several each, which is for estimates alone", "leave rhino-fold-layers out"
+        raise RhinoError("RHI-LOCAL-001", what, Place(file), fix=fix)
 
 
 def mark_attribute(mark: Mark) -> ir.Attribute:

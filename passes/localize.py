@@ -30,7 +30,7 @@ from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
 from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
 from rhino.ir.program import CARRIED, COST, RULE, Program, read_program
 from rhino.ir.reader import entry_function, maker_of, walk
-from rhino.ir.repeats import FOLDED
+from rhino.ir.repeats import refuse_folded
 from rhino.ir.shardings import (
     FORBIDDEN,
     SAID,
@@ -75,9 +75,7 @@ class Localize(Pass):
             raise RhinoError(
                 "RHI-LOCAL-001", "the module is the program of one device already", Place(remarks.file), fix="localize the annotated module"
             )
-        if FOLDED in module.attributes:
-            what, fix = "the module's layers stand for several each, which is for estimates alone", "leave rhino-fold-layers out"
-            raise RhinoError("RHI-LOCAL-001", what, Place(remarks.file), fix=fix)
+        refuse_folded(module, remarks.file)
         found = module_mesh(module)
         if found is None:
             raise RhinoError(

@@ -10,7 +10,7 @@ Writes    the module as `rhino.ir.staged_module` describes it. Equal functions a
           A step in one stage (`rhino.num_stages = 1`) is one program, its loop with it (passes/one_program.py).
 Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be, RHI-READ-005 no entry
           function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
-          shardings around it.
+          shardings around it, or layers that stand for several.
 Source    Rhino 6.1.
 """
 
@@ -41,6 +41,7 @@ from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE
 from rhino.ir.program import CARRIED
 from rhino.ir.reader import entry_function, maker_of, walk
+from rhino.ir.repeats import refuse_folded
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import MICRO_BATCH
 from rhino.ir.staged_module import ALIAS, NUM_STAGES, Part, argument_names, declare_step, program_boundary, write_staged
@@ -69,6 +70,7 @@ class SplitStages(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Splits `module` in place."""
+        refuse_folded(module, remarks.file)
         if NUM_STAGES in module.attributes and ir.IntegerAttr(module.attributes[NUM_STAGES]).value == 1:
             make_one_program(module, entry_function(module, remarks.file))
             return

@@ -1,5 +1,5 @@
 // RUN: rhino-opt --rhino-localize --split-input-file --verify-diagnostics %s
-// What is localized needs a mesh, an entry, shardings that the mesh has, and strategies that the ops have.
+// What is localized needs a mesh, an entry, shardings that the mesh has, strategies that the ops have, and layers that stand for themselves.
 
 // expected-error@unknown {{[RHI-LOCAL-001] the module has no mesh}}
 // expected-note@unknown {{to fix: annotate it first, for example with rhino-opt --auto-shard}}
@@ -35,4 +35,14 @@ func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   // expected-note@+1 {{to fix: annotate the module anew}}
   %y = stablehlo.tanh %x {rhino.strategy = "q"} : tensor<8xf32>
   return %y : tensor<8xf32>
+}
+
+// -----
+
+// expected-error@unknown {{[RHI-LOCAL-001] the module's layers stand for several each}}
+// expected-note@unknown {{to fix: leave rhino-fold-layers out}}
+module attributes {rhino.folded} {
+  func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    return %x : tensor<4xf32>
+  }
 }

@@ -110,3 +110,13 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %end#1 : tensor<4xf32>
 }
 }
+
+// -----
+
+// expected-error@unknown {{[RHI-LOCAL-001] the module's layers stand for several each}}
+// expected-note@unknown {{to fix: leave rhino-fold-layers out}}
+module attributes {rhino.folded} {
+  func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    return %x : tensor<4xf32>
+  }
+}
