@@ -33,7 +33,7 @@ from rhino.ir.accumulation import (
     read_accumulation,
     reads_of,
 )
-from rhino.ir.boundary import boundary_attributes, set_boundary_attributes
+from rhino.ir.boundary import boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Phase
 from rhino.ir.locations import place_of
@@ -363,8 +363,7 @@ class _Writer:
         returned = [self.value(value) for value in draft.gives.values()]
         with self.end, ir.Location.unknown():
             func.ReturnOp(returned)
-        kind = ir.FunctionType.get([value.type for value in self.block.arguments], [value.type for value in returned])
-        self.function.attributes["function_type"] = ir.TypeAttr.get(kind)
+        set_function_type(self.function)
         self.write_boundary()
         return Part(draft.phase, draft.stage, draft.label, tuple(self.reads), tuple(draft.gives))
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph import COPIED_UPDATE, Graph, OpClass, Repeats, TensorType
+from rhino.ir.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
 from rhino.strategies.joining import joined
@@ -26,6 +26,7 @@ from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, way
 from rhino.strategies.schedule import is_scattered
+from rhino.strategies.stack_order import gathered_dims
 
 ALL_TO_ALL: Final = "all_to_all"
 _ALL_REDUCE: Final = "all_reduce"
@@ -100,6 +101,7 @@ class _Writer:
         self.scatter_of = self.scatters_into_terms()
         self.waits = set(self.scatter_of.values())
         self.layer = _NO_LAYER
+        self.gathered = gathered_dims(self.plan)
 
     def run(self) -> Graph:
         """Writes all ops, and returns the graph of what was written."""
@@ -180,8 +182,18 @@ class _Writer:
     def read(self, op: int, position: int, value: int, need: Spec) -> int:
         """Returns an operand as an op reads it."""
         found = self.move(value, self.stored[value], self.plan.specs[value], need)
-        is_arranged = self.graph.classes[self.class_of[op]].name in (PRODUCT, CONVOLUTION)
-        return self.rearrange(op, position, found) if is_arranged else found
+        name = self.graph.classes[self.class_of[op]].name
+        if name == WHILE:
+            return self.turn_stack(self.graph.results(op)[position], found)
+        return self.rearrange(op, position, found) if name in (PRODUCT, CONVOLUTION) else found
+
+    def turn_stack(self, carried: int, value: int) -> int:
+        """Returns what a loop starts with, with its dims in the order in which its body reads it."""
+        if carried not in self.gathered:
+            return value
+        kind = self.value_type[value]
+        order = _outermost(self.gathered[carried], len(self.types[kind].shape))
+        return self.in_order(value, order, self.plain(_COPY, kind, kind, self.is_made_free(value)))
 
     def rearrange(self, op: int, position: int, value: int) -> int:
         """Returns an operand of a product or convolution, or a convolution's result, with its dims in the order that XLA computes in."""
@@ -271,8 +283,11 @@ class _Writer:
             return (made,)
         dim = step.source if step.kind == "all_gather" else step.target
         assert dim is not None, step
-        order = (dim, *(other for other in range(len(whole.shape)) if other != dim))
-        return replace(self.plain(_COPY, before, before, False), order=order), made, self.plain(_COPY, after, after, False)
+        return (
+            replace(self.plain(_COPY, before, before, False), order=_outermost(dim, len(whole.shape))),
+            made,
+            self.plain(_COPY, after, after, False),
+        )
 
     def exchange(self, before: int, after: int, count: int) -> tuple[_Form, ...]:
         """Returns the ops that an all-to-all among `count` devices is."""
@@ -332,6 +347,11 @@ class _Writer:
             self.type_number[kind] = len(self.types)
             self.types.append(kind)
         return self.type_number[kind]
+
+
+def _outermost(dim: int, rank: int) -> tuple[int, ...]:
+    """Returns the order of dims with one before all others."""
+    return (dim, *(other for other in range(rank) if other != dim))
 
 
 def _local(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> TensorType:

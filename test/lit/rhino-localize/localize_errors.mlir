@@ -1,5 +1,5 @@
 // RUN: rhino-opt --rhino-localize --split-input-file --verify-diagnostics %s
-// What is localized needs a mesh, an entry, shardings that the mesh has, strategies that the ops have, and layers that stand for themselves.
+// What is localized needs a mesh, an entry, shardings that the mesh has, strategies that ops have, and layers that stand for themselves.
 
 // expected-error@unknown {{[RHI-LOCAL-001] the module has no mesh}}
 // expected-note@unknown {{to fix: annotate it first, for example with rhino-opt --auto-shard}}
