@@ -9,6 +9,7 @@ from rhino.ir.graph import COPIED_UPDATE
 from rhino.ir.spec import split
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.buffers import arranged
+from rhino.strategies.candidates import State
 from rhino.strategies.device_graph import device_graph
 from rhino.strategies.fitting import fit
 from rhino.strategies.fusion import fuse
@@ -108,6 +109,38 @@ def test_what_two_collectives_read_in_one_order_is_copied_once():
     body = f"%y = stablehlo.tanh %x : {kind}\n%z = stablehlo.reverse %y, dims = [1] : {kind}"
     found, _ = local(body, {"x": kind}, {"y": kind, "z": kind}, {0: S1, 1: S1, 2: R}, (R, R))
     assert found == ["tanh", "transpose", "all_gather", "transpose", "reverse", "all_gather", "transpose"]
+
+
+@pytest.mark.parametrize(("other", "loops", "before"), [("", 2, ["transpose"]), ("%n = stablehlo.negate %part : PART", 1, [])])
+def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other, loops, before):
+    """The dim that is gathered is not its outermost. Where something else reads the parts too, it stays as it is."""
+    stack, part, row, count = tensor((3, 4, 8)), tensor((1, 4, 8)), tensor((4, 8)), "tensor<i32>"
+    body = "\n".join(f"%{name} = stablehlo.constant dense<{number}> : {count}" for name, number in (("zero", 0), ("one", 1), ("most", 3)))
+    for number in range(loops):
+        body += f"""
+          %v{number + 1}:3 = stablehlo.while(%i = %zero, %v = %v{number}{"#1" if number else ""}, %s = %x) : {count}, {row}, {stack} cond {{
+            %more = stablehlo.compare LT, %i, %most : ({count}, {count}) -> tensor<i1>
+            stablehlo.return %more : tensor<i1>
+          }} do {{
+            %part = stablehlo.dynamic_slice %s, %i, %zero, %zero, sizes = [1, 4, 8] : ({stack}, {count}, {count}, {count}) -> {part}
+            {other.replace("PART", part)}
+            %w = stablehlo.reshape %part : ({part}) -> {row}
+            %y = stablehlo.add %v, %w : {row}
+            %j = stablehlo.add %i, %one : {count}
+            stablehlo.return %j, %y, %s : {count}, {row}, {stack}
+          }}"""
+    graph = program_of(function(body, {"x": stack, "v0": row}, {f"v{loops}#1": row})).graph
+    stored = [S1 if len(kind.shape) == 3 else R for kind in map(graph.type_of, range(graph.num_values))]
+    states = []
+    for op in range(graph.num_ops):
+        values, results = graph.operands(op).tolist(), graph.results(op)
+        needs = [R if graph.cls(op).name == "stablehlo.reshape" else stored[value] for value in values]
+        states.append(State((-1,), tuple(needs), tuple(stored[value] for value in results)))
+    written = device_graph(Plan(graph, (2,), tuple(states), tuple(stored), (R,)))
+    names = [written.cls(op).name.removeprefix("stablehlo.") for op in range(written.num_ops)]
+    in_loop = ["while", "dynamic_slice", *["negate"] * bool(other), "all_gather", "reshape", "add", "add", "return"]
+    assert names == ["constant"] * 3 + before + in_loop * loops
+    assert all(int(written.operands(loop.op)[2]) == (written.results(3).start if before else 0) for loop in written.loops)
 
 
 @pytest.mark.parametrize(("stored", "again"), [(R, True), (split(3), False)])
