@@ -127,20 +127,14 @@ class Lives:
             yield from (Buffer(size, start, stop) for size in outputs)
 
     def repeated(self) -> Iterator[Buffer]:
-        """Yields the constants that libraries read from memory: one of each type, from the first such reader to the last of any kind."""
-        read: dict[int, int] = {}
-        until: dict[int, int] = {}
-        for op, values in enumerate(self.operands):
-            for position, value in enumerate(values):
-                if self.is_free[value]:
-                    until[value] = max(until.get(value, 0), self.plan.stop[op])
-                    if op in self.fused.library and (op, position) not in self.fused.uses and not self.classes[op].free:
-                        read[value] = min(read.get(value, self.num_times), self.plan.start[op])
+        """Yields the constants that libraries read from memory: one of each type, from the first such reader to the last."""
         times: dict[int, tuple[int, int]] = {}
-        for value, first in read.items():
-            kind = int(self.graph.value_type[value])
-            start, end = times.get(kind, (first, until[value]))
-            times[kind] = min(start, first), max(end, until[value])
+        for op in sorted(self.fused.library):
+            for position, value in enumerate(self.operands[op]):
+                if self.is_free[value] and (op, position) not in self.fused.uses and not self.classes[op].free:
+                    kind, since, until = int(self.graph.value_type[value]), self.plan.start[op], self.plan.stop[op]
+                    start, end = times.get(kind, (since, until))
+                    times[kind] = min(start, since), max(end, until)
         for kind, (start, end) in times.items():
             yield Buffer(aligned(self.graph.types[kind].num_bytes), start, end)
 

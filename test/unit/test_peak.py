@@ -13,7 +13,7 @@ from rhino.strategies.candidates import State
 from rhino.strategies.device_graph import device_graph
 from rhino.strategies.fitting import fit
 from rhino.strategies.fusion import fuse
-from rhino.strategies.peak import predicted_peak
+from rhino.strategies.peak import Lives, predicted_peak
 from rhino.strategies.plan import Plan, implied
 from rhino.strategies.schedule import schedules_fused
 
@@ -23,13 +23,14 @@ SUM = "stablehlo.reduce({value} init: %o) applies stablehlo.{how} across dimensi
 
 
 def fused(body, arguments, results):
-    """What is fused of a body, and its values by the ops that make them, the first of each name."""
+    """What is fused of a body, its values and ops by the names of these, the first of each, and its buffers."""
     graph = program_of(function(body, arguments, results)).graph
     makers = {}
     for op in range(graph.num_ops):
         makers.setdefault(graph.cls(op).name.removeprefix("stablehlo."), op)
     found = fuse(graph)
-    return found, {name: found.in_memory[graph.results(op).start] for name, op in makers.items()}, makers
+    in_memory = {name: found.in_memory[graph.results(op).start] for name, op in makers.items()}
+    return found, in_memory, makers, Lives(graph, found, schedules_fused(graph, found)[0])
 
 
 def test_who_reads_one_operand_of_its_rank_is_computed_again():
@@ -39,7 +40,7 @@ def test_who_reads_one_operand_of_its_rank_is_computed_again():
     rest = f"%y = {product}\n%z = stablehlo.tanh %h : {kind}"
     broadcast = f"%c = stablehlo.broadcast_in_dim %b, dims = [1] : ({bias}) -> {kind}\n%h = stablehlo.add %x, %c : {kind}\n"
     for first, again in ((broadcast, True), (f"%h = stablehlo.add %x, %v : {kind}\n", False)):
-        found, in_memory, makers = fused(first + rest, {"x": kind, "v": kind, "b": bias}, {"y": kind, "z": kind})
+        found, in_memory, makers, _ = fused(first + rest, {"x": kind, "v": kind, "b": bias}, {"y": kind, "z": kind})
         assert in_memory["add"]
         assert ((makers["tanh"], 0) in found.uses) == again
 
@@ -48,7 +49,7 @@ def test_who_reads_one_operand_of_its_rank_is_computed_again():
 def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, inside):
     kind, rows = tensor((8, columns)), tensor((8,))
     body = f"%o = stablehlo.constant dense<0.0> : tensor<f32>\n%d = stablehlo.{op} %x, %v : {kind}\n"
-    found, in_memory, makers = fused(
+    found, in_memory, makers, _ = fused(
         body + "%y = " + SUM.format(value="%d", how="add", kind=kind, rows=rows), {"x": kind, "v": kind}, {"y": rows}
     )
     assert in_memory[op] != inside
@@ -57,7 +58,7 @@ def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, insi
 
 @pytest.mark.parametrize(("shape", "inside"), [((2, 64, 64), False), ((1, 64, 64), True)])
 def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from(shape, inside):
-    """With the product of matrices before it, scaled by a constant that lies in memory, unless a dim has but one element."""
+    """With the product of matrices before it, scaled by a constant, in memory for that alone, and not if a dim has but one element."""
     kind, rows = tensor(shape), tensor(shape[:2])
     body = f"""%o = stablehlo.constant dense<0xFF800000> : tensor<f32>
       %s = stablehlo.constant dense<0.5> : {kind}
@@ -66,12 +67,16 @@ def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from(
       %m = {SUM.format(value="%q", how="maximum", kind=kind, rows=rows).replace("[1]", "[2]")}
       %r = stablehlo.broadcast_in_dim %m, dims = [0, 1] : ({rows}) -> {kind}
       %d = stablehlo.subtract %q, %r : {kind}
-      %y = stablehlo.exponential %d : {kind}"""
-    found, in_memory, makers = fused(body, {"x": kind, "v": kind}, {"y": kind})
+      %y = stablehlo.exponential %d : {kind}
+      %z = stablehlo.add %y, %s : {kind}"""
+    found, in_memory, makers, lives = fused(body, {"x": kind, "v": kind}, {"y": kind, "z": kind})
     held = {name for name, lies in in_memory.items() if lies and name != "constant"}
-    assert held == {"exponential"}
+    assert held == {"exponential", "add"}
     assert {makers[name] for name in ("dot_general", "multiply", "reduce", "exponential")} <= found.library
-    assert ((makers["multiply"], 1) in found.uses) == inside
+    in_library, later = (lives.plan.stop[makers[name]] for name in ("exponential", "add"))
+    ends = [one.end for one in lives.repeated() if one.num_bytes > 64]
+    assert ends == ([] if inside else [in_library])
+    assert in_library < later
 
 
 # The program of a device
