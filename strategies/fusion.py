@@ -11,13 +11,15 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
 - a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to three factors that
   nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
   it reads lies in memory, constants too; but not the one that such a product is scaled by if that has dims of one element, for without
-  these it is not the constant that the gradient reads.
+  these it is not the constant that the gradient reads. It may go on with what reads a reduction alone, element by element, as long as that
+  has 4,096 elements too (`LibraryRewriter`): constants are read from memory there as well.
 
 A view that is read from memory lies where its operand does, unless that is computed inside it: then it lies by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -35,6 +37,15 @@ _DEEPEST_FACTOR: Final = 2
 _GATHER, _DIVIDE, _MULTIPLY, _MAXIMUM = "stablehlo.gather", "stablehlo.divide", "stablehlo.multiply", "stablehlo.maximum"
 _COPY, _ALL_GATHER, _REDUCE_SCATTER = "stablehlo.transpose", "all_gather", "reduce_scatter"
 _SUBTRACT, _EXPONENTIAL = "stablehlo.subtract", "stablehlo.exponential"
+_IN_LIBRARY: Final = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("abs", "ceil", "cosine", "convert", "exponential", "exponential_minus_one", "floor", "log", "log_plus_one", "logistic", "negate"),
+        *("round_nearest_even", "rsqrt", "sign", "sine", "sqrt", "tan", "tanh"),
+        *("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"),
+    )
+)
+"""Ops element by element that the library has (`IsElementwiseOpSupportedByYnn`)."""
 
 Use = tuple[int, int]
 """An op, and which of its operands."""
@@ -45,12 +56,13 @@ class Fused:
     """What is computed inside what.
 
     `in_memory` says which values lie in memory [values]; `uses` are those whose operand is computed inside the op; `library` are the ops
-    that a library computes.
+    that a library computes; `constants` are its uses of values that depend on constants alone and lie in memory for it.
     """
 
     in_memory: list[bool]
     uses: frozenset[Use]
     library: frozenset[int]
+    constants: frozenset[Use]
 
 
 def fuse(graph: Graph) -> Fused:
@@ -67,10 +79,11 @@ class _Fusion:
         self.ranks = [len(graph.types[number].shape) for number in graph.value_type.tolist()]
         uses: list[int] = graph.uses.tolist()
         self.operands: list[list[int]] = [uses[a:b] for a, b in pairwise(graph.use_start.tolist())]
-        self.num_readers = [0] * graph.num_values
-        for values in (*self.operands, graph.returns):
+        self.readers: list[list[int]] = [[] for _ in range(graph.num_values)]
+        for op, values in enumerate((*self.operands, graph.returns)):
             for value in dict.fromkeys(values):
-                self.num_readers[value] += 1
+                self.readers[value].append(op)
+        self.num_readers = [len(ops) for ops in self.readers]
         self.region = regions(graph)
         self.is_view = [cls.is_view and cls.name != BARRIER for cls in self.classes]
         self.is_loop = [view or cls.fusible for view, cls in zip(self.is_view, self.classes, strict=True)]
@@ -92,7 +105,7 @@ class _Fusion:
                 self.take_maximum(op)
         self.find_once()
         uses = frozenset([(op, n) for op, values in enumerate(self.operands) for n, v in enumerate(values) if self.is_inside(v, op)])
-        return Fused(self.in_memory(uses), uses, frozenset(self.library))
+        return Fused(self.in_memory(uses), uses, frozenset(self.library), self.constants(uses))
 
     # Values
 
@@ -196,6 +209,34 @@ class _Fusion:
                 break
             op = self.maker[operands[0]] if len(operands) == 1 else -1
         return []
+
+    def constants(self, uses: frozenset[Use]) -> frozenset[Use]:
+        """Returns the uses of constants that the library reads from memory."""
+        behind = {op for first in sorted(self.library) if self.classes[first].name == REDUCE for op in self.ops_behind(first)}
+        found = [
+            (op, number)
+            for op in sorted(self.library | behind)
+            for number, value in enumerate(self.operands[op])
+            if self.is_constant(value) and not self.classes[op].free and (op in behind or (op, number) not in uses)
+        ]
+        return frozenset(found)
+
+    def ops_behind(self, op: int) -> Iterator[int]:
+        """Yields the ops with which a library goes on behind a reduction: each reads the one before, and nothing else does."""
+        while self.num_readers[self.first[op]] == 1:
+            (reader,) = self.readers[self.first[op]]
+            if reader == self.graph.num_ops or reader in self.library or self.region[reader] != self.region[op] or not self.goes_on(reader):
+                return
+            yield reader
+            op = reader
+
+    def goes_on(self, op: int) -> bool:
+        """Says whether the library may compute an op behind others."""
+        cls = self.classes[op]
+        if self.is_view[op] or cls.name in REPEATS:
+            return True
+        elements = [kind.num_bytes // kind.element_bytes for kind in (*cls.operands, *cls.results)]
+        return cls.name in _IN_LIBRARY and max(elements) >= _LIBRARY_ELEMENTS and all(kind.dtype in _FLOATS for kind in cls.results)
 
     # Loops
 

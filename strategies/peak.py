@@ -129,12 +129,10 @@ class Lives:
     def repeated(self) -> Iterator[Buffer]:
         """Yields the constants that libraries read from memory: one of each type, from the first such reader to the last."""
         times: dict[int, tuple[int, int]] = {}
-        for op in sorted(self.fused.library):
-            for position, value in enumerate(self.operands[op]):
-                if self.is_free[value] and (op, position) not in self.fused.uses and not self.classes[op].free:
-                    kind, since, until = int(self.graph.value_type[value]), self.plan.start[op], self.plan.stop[op]
-                    start, end = times.get(kind, (since, until))
-                    times[kind] = min(start, since), max(end, until)
+        for op, position in sorted(self.fused.constants):
+            kind, since, until = int(self.graph.value_type[self.operands[op][position]]), self.plan.start[op], self.plan.stop[op]
+            start, end = times.get(kind, (since, until))
+            times[kind] = min(start, since), max(end, until)
         for kind, (start, end) in times.items():
             yield Buffer(aligned(self.graph.types[kind].num_bytes), start, end)
 

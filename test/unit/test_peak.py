@@ -79,6 +79,19 @@ def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from(
     assert in_library < later
 
 
+@pytest.mark.parametrize(("rows", "held"), [(4096, 1), (2048, 0)])
+def test_the_library_goes_on_behind_a_reduction_of_many_results(rows, held):
+    """What it multiplies by there lies in memory."""
+    kind, row = tensor((rows, 4)), tensor((rows,))
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %s = stablehlo.constant dense<0.5> : {row}
+      %t = {SUM.format(value="%x", how="add", kind=kind, rows=row)}
+      %n = stablehlo.negate %t : {row}
+      %y = stablehlo.multiply %n, %s : {row}"""
+    *_, lives = fused(body, {"x": kind}, {"y": row})
+    assert [one.num_bytes for one in lives.repeated() if one.num_bytes > 64] == [4 * rows] * held
+
+
 # The program of a device
 
 
