@@ -21,12 +21,12 @@ import numpy as np
 from rhino.ir.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
+from rhino.strategies.gather_order import outermost_dim, outermost_dims
 from rhino.strategies.joining import joined
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, way
 from rhino.strategies.schedule import is_scattered
-from rhino.strategies.stack_order import gathered_dims
 
 ALL_TO_ALL: Final = "all_to_all"
 _ALL_REDUCE: Final = "all_reduce"
@@ -34,7 +34,6 @@ _SUM: Final = "add"
 
 _COPY, _VIEW, _SLICE, _CUT = "stablehlo.transpose", "stablehlo.reshape", "stablehlo.slice", "stablehlo.dynamic_slice"
 _JOIN: Final = "join"
-_WITH_DIM_OUTERMOST: Final = frozenset({"all_gather", "reduce_scatter"})
 _TAKES_ALL: Final = frozenset({"stablehlo.pad", _SLICE})
 
 
@@ -101,7 +100,7 @@ class _Writer:
         self.scatter_of = self.scatters_into_terms()
         self.waits = set(self.scatter_of.values())
         self.layer = _NO_LAYER
-        self.gathered = gathered_dims(self.plan)
+        self.outermost = outermost_dims(self.plan)
 
     def run(self) -> Graph:
         """Writes all ops, and returns the graph of what was written."""
@@ -162,6 +161,8 @@ class _Writer:
         results, repeats = self.results(op, operands), self.graph.repeats
         for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
             self.stored.append(result)
+            if value in self.outermost:
+                self.rearranged[result, self.order_of(value)] = result  # it lies so
             self.stored[value] = self.move(value, result, comes, self.plan.specs[value])
             if repeats is not None:
                 self.copies_of[result] = self.copies_of[self.stored[value]] = int(repeats.copies[value])
@@ -189,11 +190,14 @@ class _Writer:
 
     def turn_stack(self, carried: int, value: int) -> int:
         """Returns what a loop starts with, with its dims in the order in which its body reads it."""
-        if carried not in self.gathered:
-            return value
+        order = self.order_of(carried)
         kind = self.value_type[value]
-        order = _outermost(self.gathered[carried], len(self.types[kind].shape))
-        return self.in_order(value, order, self.plain(_COPY, kind, kind, self.is_made_free(value)))
+        return value if order is None else self.in_order(value, order, self.plain(_COPY, kind, kind, self.is_made_free(value)))
+
+    def order_of(self, value: int) -> Arranged:
+        """Returns the order of dims in which all want a value that an op computes or a loop keeps, None for that of rows."""
+        dim = self.outermost.get(value)
+        return None if dim is None else _outermost(dim, len(self.graph.type_of(value).shape))
 
     def rearrange(self, op: int, position: int, value: int) -> int:
         """Returns an operand of a product or convolution, or a convolution's result, with its dims in the order that XLA computes in."""
@@ -279,10 +283,9 @@ class _Writer:
         made = self.form(OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0))
         if step.kind == _ALL_REDUCE:
             self.all_reduces[made.cls] = (reduction, whole.dtype, step.axes)
-        if step.kind not in _WITH_DIM_OUTERMOST or is_major(whole.shape, step, self.plan.sizes):
+        dim = outermost_dim(step)
+        if dim is None or is_major(whole.shape, step, self.plan.sizes):
             return (made,)
-        dim = step.source if step.kind == "all_gather" else step.target
-        assert dim is not None, step
         return (
             replace(self.plain(_COPY, before, before, False), order=_outermost(dim, len(whole.shape))),
             made,

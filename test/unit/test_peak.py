@@ -122,11 +122,16 @@ def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
     assert graph.type_of(graph.returns[0]).num_bytes == 128 // (1 if target == R else 2)
 
 
-def test_what_two_collectives_read_in_one_order_is_copied_once():
+@pytest.mark.parametrize(("other", "returned", "copies"), [("tanh", R, 0), ("tanh", S1, 1), ("reverse", R, 1)])
+def test_what_two_collectives_read_is_copied_once_and_not_where_all_want_it_in_their_order(other, returned, copies):
+    """What is computed from it element by element, and gathered as well, lies in the same order; what is not gathered, or moved, does not."""
     kind = tensor((4, 8))
-    body = f"%y = stablehlo.tanh %x : {kind}\n%z = stablehlo.reverse %y, dims = [1] : {kind}"
-    found, _ = local(body, {"x": kind}, {"y": kind, "z": kind}, {0: S1, 1: S1, 2: R}, (R, R))
-    assert found == ["tanh", "transpose", "all_gather", "transpose", "reverse", "all_gather", "transpose"]
+    last = f"stablehlo.{other} %y{', dims = [0]' if other == 'reverse' else ''} : {kind}"
+    body = f"%y = stablehlo.negate %x : {kind}\n%z = stablehlo.reverse %y, dims = [1] : {kind}\n%w = {last}"
+    found, _ = local(body, {"x": kind}, {"y": kind, "z": kind, "w": kind}, {0: S1, 1: S1, 2: R, 3: S1}, (R, R, returned))
+    gather = ["all_gather", "transpose"]
+    end = ["transpose", *gather] if returned == R else []
+    assert found == ["negate", *["transpose"] * copies, *gather, "reverse", other, *gather, *end]
 
 
 @pytest.mark.parametrize(("other", "loops", "before"), [("", 2, ["transpose"]), ("%n = stablehlo.negate %part : PART", 1, [])])
