@@ -124,7 +124,7 @@ def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
 
 @pytest.mark.parametrize(("other", "returned", "copies"), [("tanh", R, 0), ("tanh", S1, 1), ("reverse", R, 1)])
 def test_what_two_collectives_read_is_copied_once_and_not_where_all_want_it_in_their_order(other, returned, copies):
-    """What is computed from it element by element, and gathered as well, lies in the same order; what is not gathered, or moved, does not."""
+    """What is computed from it element by element, and gathered as well, lies in that order; what is not gathered, or moved, does not."""
     kind = tensor((4, 8))
     last = f"stablehlo.{other} %y{', dims = [0]' if other == 'reverse' else ''} : {kind}"
     body = f"%y = stablehlo.negate %x : {kind}\n%z = stablehlo.reverse %y, dims = [1] : {kind}\n%w = {last}"
