@@ -76,9 +76,9 @@ def _rows() -> dict[str, Row]:
     found = {name: Row(name, "gpt", count) for name, count in gpt.items()}
     found |= {name: Row(name, "moe", count) for name, count in moe.items()}
     found |= {name: Row(name, "wide-resnet", count) for name, count in wide.items()}
-    large = (("layers", 40), ("hidden", 5120), ("heads", 40), ("ffn", 20480), ("seq", 2048), ("batch", 1024), ("dtype", "bf16"))
+    large = (("layers", 40), ("hidden", 5120), ("heads", 40), ("ffn", 20480), ("seq", 2048), ("batch", 1024), ("dtype", "f16"))
     found["aceso-gpt-13b"] = Row("gpt", "gpt", 32, large)
-    found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "bf16"),))
+    found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "f16"),))
     return found
 
 

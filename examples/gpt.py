@@ -18,7 +18,7 @@ class GPTConfig:
     """Sizes of a GPT.
 
     `scan` rolls the layers into one loop, `fused_qkv` makes one projection of three. `dtype` is what the layers compute in:
-    parameters, their updates, normalisation, softmax and the loss are float32 in both.
+    parameters, their updates, normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 Params = dict[str, Any]
-DType = Literal["f32", "bf16"]
+DType = Literal["f32", "bf16", "f16"]
 
-DTYPES: Final = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+DTYPES: Final = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
 
 def cast(params: Params, dtype: DType) -> Params:

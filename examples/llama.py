@@ -22,7 +22,7 @@ class LlamaConfig:
 
     `scan` rolls the layers into one loop, `remat` keeps only what goes from layer to layer for the backward pass, `fused_gate_up`
     makes one projection of two. `rope_theta` is the base of the rotary positions' wave lengths. `dtype` is what the layers compute in:
-    parameters, their updates, normalisation, softmax and the loss are float32 in both.
+    parameters, their updates, normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2

@@ -12,7 +12,7 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
-from layers import Params, cross_entropy, dropout, normal, rms_norm
+from layers import DType, Params, cast, cross_entropy, dropout, normal, rms_norm
 from training import Model
 from transformer import attend, causal_mask, init_layers, run_layers
 
@@ -22,7 +22,10 @@ FARTHEST: Final = 128  # distances from here on share a bucket
 
 @dataclass(frozen=True, slots=True)
 class T5Config:
-    """Sizes of a T5; `layers`, `scan` (roll the layers into one loop) and the rest hold for encoder and decoder, but `seq` differs."""
+    """Sizes of a T5; `layers`, `scan` (roll the layers into one loop) and the rest hold for encoder and decoder, but `seq` differs.
+
+    `dtype` is what the layers compute in: parameters, their updates, normalisation, softmax and the loss are float32 in all.
+    """
 
     layers: int = 2
     hidden: int = 1024
@@ -35,6 +38,7 @@ class T5Config:
     batch: int = 16
     dropout: float = 0.0
     scan: bool = False
+    dtype: DType = "f32"
 
 
 PRESETS: Final = {
@@ -154,6 +158,7 @@ def predict(cfg: T5Config, params: Params, inputs: jax.Array, previous: jax.Arra
     The encoder reads `inputs` [batch, encoder_seq].
     """
     key_encoder, key_decoder = jax.random.split(key)
+    params = cast(params, cfg.dtype)
     embed, encoder, decoder = params["embed"], params["encoder"], params["decoder"]
     with jax.named_scope("encoder"):
         layer = partial(encoder_layer, cfg, position_bias(encoder["bias"], cfg.encoder_seq, both_ways=True))
