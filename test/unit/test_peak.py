@@ -267,6 +267,17 @@ def test_a_second_order_is_there_where_it_is_close_which_result_comes_first(firs
     assert [one["y"] < one["z"] for one in found] == [True, False][:orders]
 
 
+def test_what_arguments_take_does_not_count_in_the_order():
+    """Of two results, that comes first for which more is computed, not that which reads the larger argument."""
+    kind, tall = tensor((8, 8)), tensor((64, 8))
+    product = f"contracting_dims = [0] x [0] : ({kind}, {kind}) -> {kind}"
+    body = f"""%p = stablehlo.dot_general %x, %x, {product}
+      %y = stablehlo.dot_general %w, %w, {product.replace(kind, tall, 2)}
+      %z = stablehlo.dot_general %p, %v, {product}"""
+    found = times(body, {"w": tall, "x": kind, "v": kind}, {"y": kind, "z": kind})[0]
+    assert found["z"] < found["y"]
+
+
 def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
     kind, number = tensor((8, 8)), tensor(())
     total = f"stablehlo.reduce(%{{}} init: %o) applies stablehlo.add across dimensions = [0, 1] : ({kind}, {number}) -> {number}"
