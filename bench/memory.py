@@ -3,7 +3,7 @@
     python bench/memory.py [--models=gpt,mlp] [--meshes=8,2x4] [--cluster=FILE] [--budgets=4] [--check]
 
 For every model and mesh: planned with all the memory there is, then with ever less of it, in `--budgets` equal steps down to the least for
-which a plan was found, and once with too little. Per device:
+which a plan was found, and on by tenths until none is. Per device:
 
     budget     what the plan may take
     predicted  the peak that the plan foresees (`Answer.peak_bytes`)
@@ -161,8 +161,10 @@ def rows(name: str, mesh: str, cluster: str, num_budgets: int) -> Iterator[Row]:
         if plan is not None:
             yield row(name, mesh, budget, plan)
     too_little = int(least / _CLOSE)
-    refused = planned(name, mesh, cluster, too_little)
-    print(f"{name:<18} {mesh:<5} {format_bytes(too_little):>10} {'refused' if refused is None else 'met after all'}", flush=True)
+    while (plan := planned(name, mesh, cluster, too_little)) is not None:  # what was refused above was near to what some plan takes
+        yield row(name, mesh, too_little, plan)
+        too_little = int(too_little / _CLOSE)
+    print(f"{name:<18} {mesh:<5} {format_bytes(too_little):>10} refused", flush=True)
 
 
 def faults(found: Sequence[Row]) -> list[str]:
