@@ -174,11 +174,11 @@ def found(who: str, one: Estimate) -> Found:
 
 def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
     """Returns what the search of whole plans finds, and where it searched."""
-    setup = folded(setup)
-    space = make_space(setup)
     workers = Workers(setup, jobs)
     try:
-        return explore(space, workers.evaluate), space
+        workers.setup = folded(setup)
+        space = make_space(workers.setup)
+        return explore(space, workers.evaluate, foresee=workers.foresee), space
     finally:
         workers.close()
 

@@ -21,7 +21,7 @@ from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore
-from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused
+from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused, Space
 
 T = TypeVar("T")
 
@@ -95,22 +95,26 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
     stages = [] if said.stages is None else [max(1, said.stages // chunks)]
     _check_ranks(setup, stages, said.mesh)
-    setup = folded(setup)
-    numbers = [] if said.micro_batches is None else [said.micro_batches]
-    space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
-    if said.keep is not None:
-        space = replace(space, keeps=(said.keep,))
-    if not space.meshes:
-        what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
-        raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
     workers = Workers(setup, said.jobs or os.cpu_count() or 1)
     try:
-        explored = explore(space, workers.evaluate, told, said.strategy)
+        setup = workers.setup = folded(setup)
+        space = _space(setup, said, stages)
+        explored = explore(space, workers.evaluate, told, said.strategy, foresee=workers.foresee)
     finally:
         workers.close()
     end = _End(setup, explored, make)
     made, chosen = end.best()
     return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
+
+
+def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
+    """Returns what is left to choose from. Raises RHI-SOLVE-002 where stages are asked for, and there is no batch."""
+    numbers = [] if said.micro_batches is None else [said.micro_batches]
+    space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
+    if not space.meshes:
+        what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
+        raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
+    return space if said.keep is None else replace(space, keeps=(said.keep,))
 
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:

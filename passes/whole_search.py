@@ -42,13 +42,13 @@ from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
 from rhino.strategies.problem import Ints, Problem
 from rhino.strategies.schedules import SCHEDULES, make_order
-from rhino.strategies.schedules.base import Pipeline, Schedule
+from rhino.strategies.schedules.base import Order, Pipeline, Schedule
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.sharded import op_seconds
 from rhino.strategies.simulate import Link
-from rhino.strategies.stage_estimate import Sharded, StageEstimate, estimate_stages
+from rhino.strategies.stage_estimate import Sharded, StageEstimate, StageEstimates
 from rhino.strategies.step_time import step_seconds
-from rhino.strategies.whole.base import MOST, CutOff, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.whole.base import MOST, CutOff, Estimate, Outcome, Refused, Shape, Space, Timed
 
 LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
@@ -60,7 +60,7 @@ GROUPS: Final = 64
 _BY_NAME: Final = ("axis-role", "batch", "constraints", "forbid", "pad", "pin", "scope", "whole")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
-MOST_OPS: Final = 150_000
+MOST_OPS: Final = 250_000
 """How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
 
 
@@ -252,32 +252,27 @@ class Evaluator:
         link = Link(outer.link.fixed_s, outer.link.per_s)
         sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost)
         compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(choice.problem, answer.states))
-        cuts: dict[int, StageEstimate | None] = {}
-        found: list[Estimate] = []
-        too_large: list[float] = []
+        cuts = StageEstimates(sharded, shape.micro_batches, link)
+        timed: list[tuple[Timed, Order, StageEstimate]] = []
         for name in self.setup.schedules:
             pipeline = pipeline_of(SCHEDULES[name], shape)
-            if pipeline is None:
-                continue
-            if pipeline.num_stages not in cuts:
-                cuts[pipeline.num_stages] = estimate_stages(sharded, pipeline.num_stages, shape.micro_batches, link)
-            cut = cuts[pipeline.num_stages]
-            if cut is None:
-                continue
-            order = make_order(name, pipeline)
-            peaks = cut.needs.peak_bytes(order)
-            if max(peaks) > self.setup.budget_bytes:
-                too_large.append(max(peaks))
-                continue
-            step_s = step_seconds(order, cut.times)
-            found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, peaks))
-        if found:
-            return min(found, key=lambda one: one.step_s)
-        if too_large:
-            return Refused(
-                shape, f"its largest stage needs about {format_bytes(min(too_large))} per device", True, bounds[1], min(too_large)
-            )
-        return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
+            cut = cuts.cut(pipeline.num_stages) if pipeline else None
+            if pipeline and cut:
+                order = make_order(name, pipeline)
+                timed.append((Timed(name, step_seconds(order, cut.times)), order, cut))
+        if not timed:
+            return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
+        timed.sort(key=lambda one: one[0].step_s)
+        others = [one for one, *_ in timed]
+        for number, (one, order, cut) in enumerate(timed):  # most of the work is to tell what a schedule needs
+            peaks = cut.needs.peak_bytes(order, self.setup.budget_bytes)
+            others[number] = replace(one, peak_bytes=max(peaks))
+            if max(peaks) <= self.setup.budget_bytes:
+                del others[number]
+                return Estimate(shape, one.schedule, one.step_s, *bounds, compute_s, collectives_s, peaks, tuple(others))
+        needed = min(one.peak_bytes for one in others)
+        why = f"its largest stage needs about {format_bytes(needed)} per device"
+        return Refused(shape, why, True, bounds[1], needed, tuple(others))
 
 
 def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:

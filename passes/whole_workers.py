@@ -13,12 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rhino.passes.whole_search import Evaluator, Setup
 from rhino.strategies.whole.base import Outcome, Shape
@@ -31,12 +31,31 @@ serve(int(sys.argv[1]))
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Asked: TypeAlias = tuple[Shape, float]
+"""A shape, and the seconds that cut it off: all that its outcome depends on."""
+
+
+@dataclass(slots=True, eq=False)
 class _Worker:
-    """A process, and this end of the line to it."""
+    """A process, this end of the line to it, and what it is at."""
 
     process: subprocess.Popen[bytes]
     line: Connection[Any, Any]
+    asked: Asked | None = None
+    has_read: set[tuple[int, float]] = field(default_factory=set)
+    """The steps that the process had to read."""
+
+    def ask(self, asked: Asked) -> None:
+        """Has the process evaluate a shape."""
+        self.line.send(asked)
+        self.asked = asked
+        self.has_read.add(_step_of(asked))
+
+    def answer(self) -> tuple[Asked, Outcome]:
+        """Returns what was asked last, and what that comes to."""
+        asked, self.asked = self.asked, None
+        assert asked is not None, "nothing comes that was not asked for"
+        return asked, self.line.recv()
 
     def end(self) -> None:
         """Ends the process, whatever it is at."""
@@ -48,7 +67,7 @@ class _Worker:
 class Workers:
     """Up to so many processes that evaluate shapes; with one, or where one of them dies (of lack of memory), this process does.
 
-    To be closed.
+    They start at once, and are told what for (`setup`, which may be set until then) when they are first asked. To be closed.
     """
 
     def __init__(self, setup: Setup, num_processes: int) -> None:
@@ -57,6 +76,20 @@ class Workers:
         self.most = num_processes if num_processes > 1 and sys.executable else 0
         self.folder = TemporaryDirectory(prefix="rhino-") if self.most else None
         self.workers: list[_Worker] = []
+        self.are_told = False
+        self.foreseen: Iterator[Shape] = iter(())
+        self.early: dict[Asked, Outcome] = {}
+        """What came of shapes that were not asked for yet."""
+
+        try:
+            for _ in range(self.most):
+                self.workers.append(_started())
+        except OSError:
+            self.most = 0
+
+    def foresee(self, shapes: Iterator[Shape]) -> None:
+        """Takes shapes that are likely to be asked for after those of the next round: processes that have nothing to do begin with them."""
+        self.foreseen = shapes
 
     def evaluate(self, shapes: Sequence[Shape], cutoff_s: float = inf) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order; a shape is cut off where it is proven to take no less than `cutoff_s`."""
@@ -77,38 +110,59 @@ class Workers:
 
     def _shared(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         """Returns the outcomes of shapes, each evaluated by a process that is free. Raises OSError or EOFError where one is gone."""
-        while len(self.workers) < min(self.most, len(shapes)):
-            self._start()
-        free = [worker.line for worker in self.workers]
-        given: dict[Any, int] = {}
-        found: dict[int, Outcome] = {}
-        left = _scattered(shapes)
-        while left or given:
-            for line, number in zip(list(free), list(left), strict=False):
-                line.send((shapes[number], cutoff_s))
-                given[line] = number
-                free.remove(line)
-                left.remove(number)
-            for ready in wait(list(given)):
+        self._tell()
+        asked = [(shape, cutoff_s) for shape in shapes]
+        found = {one: self.early[one] for one in asked if one in self.early}
+        while len(found) < len(asked):
+            waiting = [one for one in asked if one not in found]
+            for worker in self.workers:
+                if worker.asked is None and (one := self._next(worker, waiting, cutoff_s)) is not None:
+                    worker.ask(one)
+            busy = {worker.line: worker for worker in self.workers if worker.asked is not None}
+            for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                found[given.pop(ready)] = ready.recv()
-                free.append(ready)
-        return [found[number] for number in range(len(shapes))]
+                one, outcome = busy[ready].answer()
+                (found if one in asked else self.early)[one] = outcome
+        return [found[one] for one in asked]
 
-    def _start(self) -> None:
-        assert self.folder is not None
-        ours, theirs = Pipe()
-        paths = json.dumps([str(path) for path in sys.path])
-        command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), paths]
-        with theirs, _interrupts_held():
-            process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        self.workers.append(_Worker(process, ours))
-        ours.send((self.setup, Path(self.folder.name)))
+    def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
+        """Returns what a process does next: of what waits, what it has read the step for comes first, and last what another reads it for.
+
+        Where nothing waits, that is what is foreseen and not known; what comes of it is of use while the cutoff is the same.
+        """
+        at = [worker.asked for worker in self.workers if worker.asked is not None]
+        steps_read = {_step_of(one) for one in at}
+
+        def turn(one: Asked) -> int:
+            return 0 if _step_of(one) in free.has_read else 2 if _step_of(one) in steps_read else 1
+
+        for one in sorted((one for one in waiting if one not in at), key=turn):
+            return one
+        foreseen = ((shape, cutoff_s) for shape in self.foreseen)
+        return next((one for one in foreseen if one not in at and one not in self.early), None)
+
+    def _tell(self) -> None:
+        """Tells the processes what shapes are evaluated for."""
+        if not self.are_told:
+            assert self.folder is not None
+            for worker in self.workers:
+                worker.line.send((self.setup, Path(self.folder.name)))
+            self.are_told = True
+
+
+def _started() -> _Worker:
+    ours, theirs = Pipe()
+    paths = json.dumps([str(path) for path in sys.path])
+    command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), paths]
+    with theirs, _interrupts_held():
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    return _Worker(process, ours)
 
 
 def serve(descriptor: int) -> None:
     """In a worker process: evaluates what comes on the line of that number, until the line ends."""
     gc.disable()  # as in rhino-opt: much is made while planning, and hardly a cycle
+    gc.freeze()  # what is imported stays
     with Connection(descriptor) as line:
         try:
             evaluator = Evaluator(*line.recv())
@@ -129,12 +183,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _scattered(shapes: Sequence[Shape]) -> list[int]:
-    """Returns the shapes by number, those with one step before the choice of shardings far apart: the second finds what the first made."""
-    seen: dict[tuple[int, float], int] = {}
-    place = []
-    for number, shape in enumerate(shapes):
-        key = (shape.micro_batches, shape.keep)
-        place.append((seen.get(key, 0), number))
-        seen[key] = seen.get(key, 0) + 1
-    return [number for _, number in sorted(place)]
+def _step_of(asked: Asked) -> tuple[int, float]:
+    """Returns what the step depends on that shardings are chosen for."""
+    return asked[0].micro_batches, asked[0].keep

@@ -81,6 +81,7 @@ class Builder:
     table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
+    sums_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], list[Use]] = field(default_factory=dict)
     copies: list[tuple[tuple[int, int], Use, int, int]] = field(default_factory=list)
     node_of_op: dict[int, int] = field(default_factory=dict)
@@ -256,9 +257,7 @@ class Builder:
         for offset, value in enumerate(results):
             self.giver[value], self.offset[value] = node, offset
             if self.has_node(value, options):
-                sums = {axis for state in options if state.monoid == "add" for axis in partial_axes(state.comes[offset])}
-                partial = tuple(sorted(sums))
-                stored = self.store("value", value, value, graph.fixed.get(value), partial)
+                stored = self.store("value", value, value, graph.fixed.get(value), self.sums(options, offset))
                 self.use(value, stored, 0, op)
                 self.giver[value], self.offset[value] = stored, 0
 
@@ -266,8 +265,17 @@ class Builder:
         """Says whether a value chooses how it is stored, beside its op."""
         if value in self.graph.fixed:
             return True
-        waits = all(state.monoid == "add" for state in options)
-        return bool(self.graph.types[self.value_type[value]].shape) and (bool(self.num_uses[value] > 1) or not waits)
+        if not self.graph.types[self.value_type[value]].shape:
+            return False
+        return bool(self.num_uses[value] > 1) or any(state.monoid != "add" for state in options)
+
+    def sums(self, options: tuple[State, ...], offset: int) -> tuple[int, ...]:
+        """Returns the axes along which some state leaves a result as a partial sum."""
+        key = (id(options), offset)  # which are kept as long as this is
+        if key not in self.sums_of:
+            given = [partial_axes(state.comes[offset]) for state in options if state.monoid == "add"]
+            self.sums_of[key] = tuple(sorted({axis for axes in given for axis in axes}))
+        return self.sums_of[key]
 
     def op_states(self, op: int, known: tuple[bool, ...], batch: frozenset[int]) -> tuple[State, ...]:
         """Returns the strategies of an op, whose factors `batch` are of the batch. A free operand is whole everywhere: no partial sum."""
@@ -337,12 +345,16 @@ class Builder:
     def edge_tables(self) -> tuple[Ints, Ints, Ints]:
         """Returns ends and tables of all edges that cost anything [edges]."""
         rows = []
+        costs: dict[int, bool] = {}
         for (u, v), uses in self.edges.items():
             key = ("edge", id(self.nodes[u].states), id(self.nodes[v].states), tuple(uses))
             table = self.remembered(key, lambda: sum((self.use_table(u, v, use) for use in uses), np.zeros(())))  # noqa: B023
             if u == v:
                 self.node_costs[u] = self.intern(self.tables[self.node_costs[u]] + np.diagonal(self.tables[table]))
-            elif self.tables[table].any():
+                continue
+            if table not in costs:
+                costs[table] = bool(self.tables[table].any())
+            if costs[table]:
                 rows.append((u, v, table))
         self.edge_number = {(u, v): number for number, (u, v, _) in enumerate(rows)}
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rhino.strategies.candidates import State
 
@@ -20,8 +21,7 @@ class Node:
     states: tuple[State, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
 
     swapped: bool

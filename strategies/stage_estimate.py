@@ -5,7 +5,7 @@ The figures are of the plan: an op takes what it takes as sharded, collectives a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_graph import make_staging
-from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
+from rhino.strategies.stage_line import Line, Stretches, cut, least_limit, lines_of, stretches
 from rhino.strategies.stage_needs import StageNeeds
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
@@ -48,55 +48,80 @@ class StageEstimate:
     needs: StageNeeds
 
 
-def estimate_stages(sharded: Sharded, num_stages: int, num_micro_batches: int, link: Link) -> StageEstimate | None:
-    """Returns the cut that moves the fewest bytes within the tolerance of the best balance; None where no line can be cut so."""
-    graph, value_bytes, alone = sharded.plan.graph, local_bytes(sharded.plan), runs_alone(sharded.plan)
-    parts = parts_of(graph, sharded.loop, sharded.seconds)
-    staging = make_staging(graph, parts, num_stages, num_micro_batches, value_bytes=value_bytes, alone=alone)
-    stage = _best_on_lines(staging.problem)
-    if stage is None:
-        return None
-    problem, device = staging.problem, staging.problem.device(stage)
-    by_op = op_stages(staging, stage)
-    apply_s = np.zeros(num_stages)
-    np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
-    work = np.bincount(stage, weights=problem.work, minlength=problem.last + 1)
-    once_s = sharded.total_s - num_micro_batches * float(work.sum()) - float(apply_s.sum())  # before the loop, and what costs nothing
-    asked = _asked_for(problem, stage)
-    asked_work = np.bincount(stage[asked], weights=problem.work[asked], minlength=problem.last + 1)
-    back = problem.last - np.arange(num_stages)
-    crossing = _crossing_bytes(problem, device) / num_micro_batches / 2  # half there, half back
-    moves_s = [float(link.latency_s + size / link.bytes_per_s) for size in crossing]
-    times = StageTimes(
-        forward_s=(*work[: num_stages - 1].tolist(), 0.0),
-        input_s=tuple(asked_work[back].tolist()),
-        weight_s=tuple((work - asked_work)[back].tolist()),
-        apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
-        there_s=tuple(moves_s),
-        back_s=tuple(moves_s),
-    )
-    own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
-    kept = own + problem.held.size @ problem.held.present(device, num_stages)
-    asked_ops = (staging.node >= 0) & asked[staging.node]
-    handing = Handing(graph, parts, value_bytes * graph.copies(), alone)
-    needs = StageNeeds(sharded.plan, handing, by_op, asked_ops, tuple(kept.tolist()))
-    return StageEstimate(times, needs)
+class StageEstimates:
+    """The cuts of a sharded step in any number of stages: those that move the fewest bytes within the tolerance of the best balance.
+
+    What the number does not change is found once. `link` is that between a stage and the next.
+    """
+
+    def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link) -> None:
+        plan = sharded.plan
+        self.sharded, self.num_micro_batches, self.link = sharded, num_micro_batches, link
+        value_bytes, alone = local_bytes(plan), runs_alone(plan)
+        parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
+        self.staging = make_staging(plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, alone=alone)
+        self.lines = lines_of(self.staging.problem)
+        self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
+        self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
+        self.temporaries: dict[object, float] = {}
+        self.found: dict[int, StageEstimate | None] = {}
+
+    def cut(self, num_stages: int) -> StageEstimate | None:
+        """Returns the cut in so many stages; None where no line can be cut so."""
+        if num_stages not in self.found:
+            problem = replace(self.staging.problem, num_stages=num_stages)
+            stage = self._best_on_lines(problem)
+            self.found[num_stages] = None if stage is None else self._estimate(problem, stage)
+        return self.found[num_stages]
+
+    def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
+        """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
+        parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
+        by_op = op_stages(replace(self.staging, problem=problem), stage)
+        apply_s = np.zeros(num_stages)
+        np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
+        work = np.bincount(stage, weights=problem.work, minlength=problem.last + 1)
+        # Before the loop, and what costs nothing.
+        once_s = self.sharded.total_s - self.num_micro_batches * float(work.sum()) - float(apply_s.sum())
+        asked = _asked_for(problem, stage)
+        asked_work = np.bincount(stage[asked], weights=problem.work[asked], minlength=problem.last + 1)
+        back = problem.last - np.arange(num_stages)
+        crossing = _crossing_bytes(problem, device) / self.num_micro_batches / 2  # half there, half back
+        moves_s = [float(self.link.latency_s + size / self.link.bytes_per_s) for size in crossing]
+        times = StageTimes(
+            forward_s=(*work[: num_stages - 1].tolist(), 0.0),
+            input_s=tuple(asked_work[back].tolist()),
+            weight_s=tuple((work - asked_work)[back].tolist()),
+            apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
+            there_s=tuple(moves_s),
+            back_s=tuple(moves_s),
+        )
+        own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
+        kept = own + problem.held.size @ problem.held.present(device, num_stages)
+        asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
+        needs = StageNeeds(self.sharded.plan, self.handing, by_op, asked_ops, tuple(kept.tolist()), self.temporaries)
+        return StageEstimate(times, needs)
+
+    def _best_on_lines(self, problem: StageProblem) -> Ints | None:
+        """Returns the virtual stage of each node in the best cut of a line, with the best balance that it can have."""
+        every = float(problem.work.sum())
+        pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
+        least = [least_limit(problem, parts, every, np.inf) for parts in pieces if cut(problem, parts, every) is not None]
+        if not least:
+            return None
+        limit_s = min(least) * (1 + TOLERANCE)
+        found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
+        moved, number = min(found)
+        best = cut(problem, pieces[number], least_limit(problem, pieces[number], limit_s, moved))
+        assert best is not None, "the least limit is one under which a cut exists"
+        return self.lines[number].stages(problem, best[1])
 
 
-def _best_on_lines(problem: StageProblem) -> Ints | None:
-    """Returns the virtual stage of each node in the best cut of a line, with the best balance that it can have."""
-    every = float(problem.work.sum())
-    lines = [(line, parts) for line in lines_of(problem) if (parts := stretches(problem, line)) is not None]
-    least = [least_limit(problem, parts, every, np.inf) for _, parts in lines if cut(problem, parts, every) is not None]
-    if not least:
-        return None
-    limit_s = min(least) * (1 + TOLERANCE)
-    found = [(one[0], number) for number, (_, parts) in enumerate(lines) if (one := cut(problem, parts, limit_s)) is not None]
-    moved, number = min(found)
-    line, parts = lines[number]
-    best = cut(problem, parts, least_limit(problem, parts, limit_s, moved))
-    assert best is not None, "the least limit is one under which a cut exists"
-    return line.stages(problem, best[1])
+def _pieces(problem: StageProblem, line: Line) -> Stretches:
+    """Returns the stretches of a line, which nothing is pinned to."""
+    found = stretches(problem, line)
+    assert found is not None, "only pins go against a line"
+    return found
 
 
 def _asked_for(problem: StageProblem, stage: Ints) -> Bools:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -33,7 +34,8 @@ class StageNeeds:
     """What devices of the stages of a step need, program by program, each told when it is first asked for.
 
     Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `asked` [ops], which ops
-    another stage waits for; `kept_bytes` [stages], what a device holds throughout a step.
+    another stage waits for; `kept_bytes` [stages], what a device holds throughout a step. `temporaries` are those of programs by their
+    structure, which cuts of one plan may share.
     """
 
     plan: Plan
@@ -41,17 +43,22 @@ class StageNeeds:
     stage: Ints
     asked: Bools
     kept_bytes: tuple[float, ...]
+    temporaries: dict[object, float] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(init=False, default_factory=dict)
     ends: dict[int, int] = field(init=False, default_factory=dict)
     """The running sum that each value is the next of."""
 
+    stage_of: list[int] = field(init=False)
+    in_body: list[bool] = field(init=False)
+    """`stage`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
+
     parts: dict[_Key, Part] = field(init=False, default_factory=dict)
     handed: dict[int, HandedOn] = field(init=False, default_factory=dict)
     passing: dict[_Key, float] = field(init=False, default_factory=dict)
-    temporaries: dict[object, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         graph, parts = self.plan.graph, self.handing.parts
+        self.stage_of, self.in_body = self.stage.tolist(), parts.body.tolist()
         for op in np.flatnonzero((parts.body | parts.apply) & ~parts.free).tolist():
             for source in dict.fromkeys(source for value in graph.operands(op).tolist() for source in self.handing.sources[value]):
                 self.readers.setdefault(source, []).append(op)
@@ -64,22 +71,34 @@ class StageNeeds:
         """The last virtual stage."""
         return 2 * len(self.kept_bytes) - 2
 
-    def peak_bytes(self, order: Order) -> tuple[float, ...]:
-        """Returns what a device of each rank holds at most as it goes through its tasks [ranks]."""
-        stages_of = [[stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))]
-        return tuple([self.rank_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)])
+    def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
+        """Returns what a device of each rank holds at most as it goes through its tasks [ranks]; of a rank over the limit, that alone.
 
-    def rank_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> float:
-        """Returns what a device of a rank with these stages holds at most."""
-        held, most = 0.0, max(self.passing_bytes("apply", stage) for stage in stages)
+        What programs need by themselves is most of the work: what is held between them is told first, and ranks come first that hold most.
+        """
+        stages_of = [[stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))]
+        held = [self.held_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)]
+        found = [0.0] * len(held)
+        for rank in sorted(range(len(held)), key=lambda one: -max(held[one].values())):
+            if max(held[rank].values()) > limit_bytes:
+                return (max(held[rank].values()),)
+            found[rank] = max(size + self.passing_bytes(*key) for key, size in held[rank].items())
+            if found[rank] > limit_bytes:
+                return (found[rank],)
+        return tuple(found)
+
+    def held_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> dict[_Key, float]:
+        """Returns what a device of a rank with these stages holds at most while each program runs, beside what that needs."""
         halves = any(task.phase == "weight-gradient" for task in tasks)
         saves = {stage: self.saved_bytes(stage) for stage in stages}
         waits = {stage: self.waiting_bytes(stage) if halves else 0.0 for stage in stages}
+        held = sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages)
+        found: dict[_Key, float] = {("apply", stage): held for stage in stages}
         for task in tasks:
-            saved = saves[task.stage]
+            key, saved = (task.phase, task.stage), saves[task.stage]
             if task.phase == "forward":
                 held += saved
-            most = max(most, held + self.passing_bytes(task.phase, task.stage))
+            found[key] = max(found.get(key, 0.0), held)
             match task.phase:
                 case "backward":
                     held -= saved
@@ -87,7 +106,7 @@ class StageNeeds:
                     held += waits[task.stage] - saved
                 case "weight-gradient":
                     held -= waits[task.stage]
-        return sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages) + most
+        return found
 
     def saved_bytes(self, stage: int) -> float:
         """Returns what is held of a micro-batch from its way forward to its way back."""
@@ -129,7 +148,7 @@ class StageNeeds:
         """Returns the bytes that a program of the micro-batch reads of other stages."""
         part = self.program(phase, stage)
         found = [value for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)]
-        received = [value for value in found if self.device(int(self.plan.graph.value_op[value])) != stage]
+        received = [value for value in found if self.device(self.handing.value_op[value]) != stage]
         return sum(self.sent_bytes(value, self.plan.specs[value]) for value in received)
 
     def waiting_bytes(self, stage: int) -> float:
@@ -142,12 +161,12 @@ class StageNeeds:
 
     def device(self, op: int) -> int:
         """Returns the stage of an op of the micro-batch."""
-        return min(int(self.stage[op]), self.last - int(self.stage[op]))
+        return min(self.stage_of[op], self.last - self.stage_of[op])
 
     def is_of_micro_batch(self, value: int) -> bool:
         """Says whether a value is made anew in each micro-batch."""
-        op = int(self.plan.graph.value_op[value])
-        return op >= 0 and bool(self.handing.parts.body[op])
+        op = self.handing.value_op[value]
+        return op >= 0 and self.in_body[op]
 
     # Programs
 
@@ -193,18 +212,18 @@ class StageNeeds:
         there = set(made)
         sums = [value for value in self.ends if value in there]
         readers = {value: self.readers_beyond(value, every, again, handed) for value in made if value not in self.ends}
-        given = sorted((min((int(self.stage[op]), op) for op in ops), value) for value, ops in readers.items() if ops)
+        given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
         returns = {value: self.plan.specs[self.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
         return Part(every, returns, {value: self.ends[value] for value in sums})
 
     def readers_beyond(self, value: int, every: Container[int], again: set[int], handed: HandedOn) -> list[int]:
         """Returns the ops of other programs to which a program gives a value that it makes."""
-        readers = [op for op in self.readers.get(value, ()) if op not in every and self.handing.parts.body[op]]
-        made = int(self.plan.graph.value_op[value])
-        here, back = int(self.stage[made]), self.last - int(self.stage[made])
+        readers = [op for op in self.readers.get(value, ()) if op not in every and self.in_body[op]]
+        made = self.handing.value_op[value]
+        here, back = self.stage_of[made], self.last - self.stage_of[made]
         if made in again:  # only the other half of the way back may take it from here
-            return [op for op in readers if self.stage[op] == back]
-        beyond = [op for op in readers if here == back or self.stage[op] != back]
+            return [op for op in readers if self.stage_of[op] == back]
+        beyond = [op for op in readers if here == back or self.stage_of[op] != back]
         return [*beyond, *(handed.kept.get(value, ()) if here < back else ())]
 
     def applied(self, stage: int) -> Part:
@@ -220,7 +239,7 @@ class StageNeeds:
                 returns[value] = self.plan.returned[result[value]]
                 if result[value] in taken:
                     into[value] = taken[result[value]]
-            elif any(self.stage[reader] != stage for reader in self.readers.get(value, ())):
+            elif any(self.stage_of[reader] != stage for reader in self.readers.get(value, ())):
                 returns[value] = self.plan.specs[value]
         return Part(every, returns, into)
 

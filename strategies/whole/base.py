@@ -61,11 +61,21 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """What a pipeline is estimated to take by a schedule, and what its largest rank needs: 0 where that was not told."""
+
+    schedule: str
+    step_s: float
+    peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a shape comes to.
 
     Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
     time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
+    `others` are the other schedules, best first.
     Shapes: `peak_bytes` [ranks].
     """
 
@@ -77,6 +87,7 @@ class Estimate:
     compute_s: float
     collectives_s: float
     peak_bytes: tuple[float, ...]
+    others: tuple[Timed, ...] = ()
 
     @property
     def idle_s(self) -> float:
@@ -93,7 +104,8 @@ class Estimate:
 class Refused:
     """Why a shape is none: `by_memory`, or for another reason that holds for all shapes with as many micro-batches or more.
 
-    `needs_bytes` is what a device would have to hold at least, where that is what stands against it.
+    `needs_bytes` is what a device would have to hold at least, where that is what stands against it; where that is told of stages, by one
+    of the `schedules`, best first.
     """
 
     shape: Shape
@@ -101,6 +113,7 @@ class Refused:
     by_memory: bool
     free_bound_s: float = 0.0
     needs_bytes: float = 0.0
+    schedules: tuple[Timed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
