@@ -205,15 +205,15 @@ class Elimination:
         self,
         problem: Problem,
         store: TableStore,
-        node_costs: Sequence[int] | None = None,
-        edge_costs: Sequence[int] | None = None,
+        node_costs: Sequence[int] | Ints | None = None,
+        edge_costs: Sequence[int] | Ints | None = None,
         masks: Sequence[Mask] | None = None,
     ) -> None:
         self.problem = problem
         self.store = store
         base = [store.intern(table) for table in problem.tables] if node_costs is None or edge_costs is None else []
-        self.unary = list(node_costs) if node_costs is not None else [base[t] for t in problem.node_table]
-        edges = edge_costs if edge_costs is not None else [base[t] for t in problem.edge_table]
+        self.unary = np.asarray(node_costs).tolist() if node_costs is not None else [base[t] for t in problem.node_table]
+        edges = np.asarray(edge_costs).tolist() if edge_costs is not None else [base[t] for t in problem.edge_table]
         self.pairs: list[dict[int, int]] = [{} for _ in range(problem.num_nodes)]
         for u, v, table in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), edges, strict=True):
             self.pairs[u][v] = table
@@ -345,20 +345,20 @@ class Elimination:
                     touched.update(dict.fromkeys(self.remove(node)))
             work = sorted(touched)
 
-    def run(self, max_entries: int) -> None:
-        """Removes every node, the one that makes the smallest table first.
+    def run(self, max_entries: int, first: int = 0) -> None:
+        """Removes every node from number `first` on, the one that makes the smallest table first.
 
         Raises:
             TooWideError: where a table would have more than `max_entries` entries; then nothing has been removed.
         """
-        for node in self._order(max_entries):
+        for node in self._order(max_entries, first):
             self.remove(node)
 
-    def _order(self, max_entries: int) -> list[int]:
+    def _order(self, max_entries: int, first: int) -> list[int]:
         """Returns the order in which `run` removes nodes, found without a table."""
         around = {node: set(self.neighbours(node)) for node, alive in enumerate(self.alive) if alive}
         sizes = list(map(len, self.masks))
-        current = {node: prod([sizes[n] for n in others]) * sizes[node] for node, others in around.items()}
+        current = {node: prod([sizes[n] for n in others]) * sizes[node] for node, others in around.items() if node >= first}
         heap = [(key, node) for node, key in current.items()]
         heapq.heapify(heap)
         order = []
@@ -374,6 +374,8 @@ class Elimination:
                 joined = around[other]
                 joined |= neighbours
                 joined -= {node, other}
+                if other < first:
+                    continue
                 fresh = prod([sizes[n] for n in joined]) * sizes[other]
                 if fresh != current[other]:
                     current[other] = fresh

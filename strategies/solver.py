@@ -6,17 +6,19 @@ tables often too wide; then `rhino.strategies.wide` finds a choice, and a bound 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 
 from rhino.strategies.answer import Answer
 from rhino.strategies.ascent import Ascent, Start
-from rhino.strategies.batches import AnyElimination, BatchElimination, elimination_of
+from rhino.strategies.batches import AnyElimination, BatchElimination, each, elimination_of, is_large, ranks
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
+from rhino.strategies.folded import LEAST_LAYERS, FoldedElimination, folded
 from rhino.strategies.guide import narrowed
 from rhino.strategies.lift import Lifted
+from rhino.strategies.periods import Stretch, find_stretch
 from rhino.strategies.problem import Floats, Ints, Problem, Residents
 from rhino.strategies.wide import Wide
 
@@ -68,7 +70,7 @@ class Reduced:
     bound reaches `cutoff`, and is content with a gap of the share `gap`.
     """
 
-    elimination: AnyElimination
+    elimination: AnyElimination | FoldedElimination
     offset: float
     gap: float
     cutoff: float
@@ -137,33 +139,67 @@ class Solver:
         With `costs` off, the prices are all that is charged.
         """
         prices = prices or {}
-        charged = self._charged(prices, costs) if prices or not costs else (None, None)
-        elimination = elimination_of(self.problem, self.store, *charged)
-        dropped = elimination.drop_dominated()
+        elimination, dropped = self._eliminated(*self._charged(prices, costs))
         if self.order is None:
-            elimination.remove_chains()
-            elimination.drop_dominated()
-            elimination.remove_chains()
             self._note(elimination, dropped)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
         gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
         return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
 
-    def _charged(self, prices: Prices, costs: bool) -> tuple[list[int], list[int]]:
+    def _eliminated(self, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination | FoldedElimination, int]:
+        """Returns an elimination with these tables, after the exact reductions, and how many states were dropped at first."""
+        elimination = self._folded(node_costs, edge_costs)
+        if elimination is None:
+            return self._unfolded(node_costs, edge_costs)
+        elimination.remove_chains()
+        return elimination, elimination.dropped
+
+    def _unfolded(self, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
+        elimination = elimination_of(self.problem, self.store, node_costs, edge_costs)
+        dropped = elimination.drop_dominated()
+        if self.order is None:
+            elimination.remove_chains()
+            elimination.drop_dominated()
+            elimination.remove_chains()
+        return elimination, dropped
+
+    def _folded(self, node_costs: Ints, edge_costs: Ints) -> FoldedElimination | None:
+        """Returns an elimination in which alike layers are one, where there are enough."""
+        if self.is_wide or not is_large(self.problem):
+            return None
+        if self.stretch is None:
+            return None
+        return folded(self.problem, self.stretch, self.store, node_costs, edge_costs, self.limits.table_entries)
+
+    @cached_property
+    def stretch(self) -> Stretch | None:
+        """The alike layers of the problem, whatever is charged."""
+        return find_stretch(self.problem, LEAST_LAYERS)
+
+    def _charged(self, prices: Prices, costs: bool) -> tuple[Ints, Ints]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
         problem, store = self.problem, self.store
-        base = [store.intern(table) for table in problem.tables]
-        plain = base if costs else [store.scale(table, 0.0) for table in base]
-        node_costs = [plain[t] for t in problem.node_table.tolist()]
-        edge_costs = [plain[t] for t in problem.edge_table.tolist()]
-        for residents, charged in ((problem.node_residents, node_costs), (problem.edge_residents, edge_costs)):
-            weight = _weights(residents, prices)
-            for row in np.flatnonzero(weight).tolist():
-                owner = int(residents.owner[row])
-                charged[owner] = store.add(charged[owner], store.scale(base[residents.table[row]], float(weight[row])))
+        base = np.array([store.intern(table) for table in problem.tables], dtype=np.int64)
+        plain = base if costs else each(base[:, None], lambda table: store.scale(table, 0.0))
+        node_costs, edge_costs = plain[problem.node_table], plain[problem.edge_table]
+        for residents, charged in ((problem.node_residents, node_costs), (problem.edge_residents, edge_costs)) if prices else ():
+            self._charge(charged, residents, base, prices)
         return node_costs, edge_costs
 
-    def _note(self, elimination: AnyElimination, dropped: int) -> None:
+    def _charge(self, charged: Ints, residents: Residents, base: Ints, prices: Prices) -> None:
+        """Adds the prices of residents to the tables `charged` [owners], one after the other; `base` [tables] are the numbers of tables."""
+        store, weight = self.store, _weights(residents, prices)
+        rows = np.flatnonzero(weight)
+        weights, number = np.unique(weight[rows], return_inverse=True)
+        seconds = weights.tolist()
+        added = each(np.column_stack([base[residents.table[rows]], number]), lambda table, at: store.scale(table, seconds[at]))
+        owners = residents.owner[rows]
+        turn = ranks(owners)
+        for one in range(int(turn.max(initial=-1)) + 1):
+            at = turn == one
+            charged[owners[at]] = each(np.column_stack([charged[owners[at]], added[at]]), store.add)
+
+    def _note(self, elimination: AnyElimination | FoldedElimination, dropped: int) -> None:
         core, s = elimination.core(), self.statistics
         s.nodes, s.edges, s.states = self.problem.num_nodes, self.problem.num_edges, int(self.problem.num_states().sum())
         s.dropped_states, s.core_nodes, s.core_edges = dropped, len(core.nodes), core.num_edges
@@ -177,10 +213,18 @@ class Solver:
             TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer in its limits.
         """
         self.statistics.solves += 1
-        if self.is_wide:
-            return self._wide(reduced)
         elimination, limit = reduced.elimination, self.limits.table_entries
-        untouched = replace(reduced, elimination=elimination.copy())
+        if isinstance(elimination, FoldedElimination):
+            try:
+                elimination.run(limit)
+            except TooWideError:
+                elimination, _ = self._unfolded(*elimination.costs)
+            else:
+                self.order = []
+                return self._solved(elimination, reduced)
+        if self.is_wide:
+            return self._wide(elimination, reduced)
+        untouched = elimination.copy()
         try:
             if self.order is None or isinstance(elimination, BatchElimination):
                 elimination.run(limit)
@@ -189,16 +233,20 @@ class Solver:
                 elimination.replay(self.order, limit)
         except TooWideError:
             if not self.problem.coordinates:
-                return _by_milp(untouched)
+                return _by_milp(untouched, reduced.offset)
             self.is_wide = True
-            return self._wide(untouched)
+            return self._wide(untouched, reduced)
+        return self._solved(elimination, reduced)
+
+    def _solved(self, elimination: AnyElimination | FoldedElimination, reduced: Reduced) -> Solved:
+        """Returns what an elimination of all nodes has found."""
         self.statistics.widest_table = max(self.statistics.widest_table, elimination.widest)
         value = elimination.constant + reduced.offset
         return Solved(elimination.read_back(), value, value)
 
-    def _wide(self, reduced: Reduced) -> Solved:
+    def _wide(self, elimination: AnyElimination, reduced: Reduced) -> Solved:
         """Returns the best choice found near a bound where elimination is too wide."""
-        elimination, limits = reduced.elimination, self.limits
+        limits = self.limits
         if self.order is not None:  # it was not too wide before, and so has not been taken as far as it goes
             elimination = narrowed(elimination)
         nodes, core = elimination.core_problem()
@@ -274,12 +322,11 @@ def _positions(elimination: AnyElimination, nodes: list[int], states: Ints) -> I
     return np.array([mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64)
 
 
-def _by_milp(reduced: Reduced) -> Solved:
-    """Solves what is left of an elimination by MILP; its bound is the solver's."""
-    elimination = reduced.elimination
+def _by_milp(elimination: AnyElimination, offset: float) -> Solved:
+    """Solves what is left of an elimination by MILP; its bound is the solver's. What costs besides comes on top: `offset`, in seconds."""
     elimination.remove_chains()
     nodes, problem = elimination.core_problem()
-    base = elimination.constant + reduced.offset
+    base = elimination.constant + offset
     if not nodes:
         return Solved(elimination.read_back(), base, base)
     from rhino.strategies.lp import solve_milp  # noqa: PLC0415 - loads LP solvers, which most searches do not need
