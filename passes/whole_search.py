@@ -103,6 +103,7 @@ class Evaluator:
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
     programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
+    num_read: int = 0
     divider: Divider = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +127,7 @@ class Evaluator:
         found = self.programs.pop(key, None)
         if found is None:
             module = self.prepared(shape)
+            self.num_read += 1
             found = module, read_program(entry_function(module), target.mesh, self.setup.file)
         if _says_nothing_of_axes(found[1].graph):
             self.programs[key] = found
@@ -220,6 +222,11 @@ class Evaluator:
         if ranks == 1:
             answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states))))
         else:  # rows count the micro-batches in flight
+            assert loop is not None, "a pipeline has micro-batches"
+            if cutoff_s < inf and free.peak_bytes > budget and (quickest := self.timed(shape, choice, free, loop)):
+                estimated_s = quickest[0][0].step_s  # idle time and all, and what memory adds is long to find
+                if estimated_s >= cutoff_s:
+                    return CutOff(shape, free_s, free_s, by_memory=True, estimated_s=estimated_s)
             answer = _heard(search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
@@ -248,21 +255,10 @@ class Evaluator:
 
     def in_stages(self, shape: Shape, choice: Choice, answer: Answer, bounds: tuple[float, float], loop: Loop) -> Outcome:
         """Returns what a sharded step comes to as a pipeline, with the best of the schedules."""
-        outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
-        link = Link(outer.link.fixed_s, outer.link.per_s)
-        sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost)
         compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(choice.problem, answer.states))
-        cuts = StageEstimates(sharded, shape.micro_batches, link)
-        timed: list[tuple[Timed, Order, StageEstimate]] = []
-        for name in self.setup.schedules:
-            pipeline = pipeline_of(SCHEDULES[name], shape)
-            cut = cuts.cut(pipeline.num_stages) if pipeline else None
-            if pipeline and cut:
-                order = make_order(name, pipeline)
-                timed.append((Timed(name, step_seconds(order, cut.times)), order, cut))
+        timed = self.timed(shape, choice, answer, loop)
         if not timed:
             return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
-        timed.sort(key=lambda one: one[0].step_s)
         others = [one for one, *_ in timed]
         for number, (one, order, cut) in enumerate(timed):  # most of the work is to tell what a schedule needs
             peaks = cut.needs.peak_bytes(order, self.setup.budget_bytes)
@@ -273,6 +269,20 @@ class Evaluator:
         needed = min(one.peak_bytes for one in others)
         why = f"its largest stage needs about {format_bytes(needed)} per device"
         return Refused(shape, why, True, bounds[1], needed, tuple(others))
+
+    def timed(self, shape: Shape, choice: Choice, answer: Answer, loop: Loop) -> list[tuple[Timed, Order, StageEstimate]]:
+        """Returns what a sharded step takes as a pipeline by each schedule, best first; none where it cannot be cut."""
+        outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
+        sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost)
+        cuts = StageEstimates(sharded, shape.micro_batches, Link(outer.link.fixed_s, outer.link.per_s))
+        found: list[tuple[Timed, Order, StageEstimate]] = []
+        for name in self.setup.schedules:
+            pipeline = pipeline_of(SCHEDULES[name], shape)
+            cut = cuts.cut(pipeline.num_stages) if pipeline else None
+            if pipeline and cut:
+                order = make_order(name, pipeline)
+                found.append((Timed(name, step_seconds(order, cut.times)), order, cut))
+        return sorted(found, key=lambda one: one[0].step_s)
 
 
 def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 from rhino.passes.whole_search import Evaluator, Setup
-from rhino.strategies.whole.base import Outcome, Shape
+from rhino.strategies.whole.base import ROUND, Outcome, Shape
 
 _SERVE: Final = """\
 import json, sys
@@ -30,6 +30,9 @@ from rhino.passes.whole_workers import serve
 serve(int(sys.argv[1]))
 """
 
+
+MOST_PROCESSES: Final = 2 * ROUND
+"""How many processes there are at most: a round, and as many to begin with what is foreseen. Each has the steps that it has read."""
 
 Asked: TypeAlias = tuple[Shape, float]
 """A shape, and the seconds that cut it off: all that its outcome depends on."""
@@ -73,7 +76,7 @@ class Workers:
     def __init__(self, setup: Setup, num_processes: int) -> None:
         self.setup = setup
         self.local: Evaluator | None = None
-        self.most = num_processes if num_processes > 1 and sys.executable else 0
+        self.most = min(num_processes, MOST_PROCESSES) if num_processes > 1 and sys.executable else 0
         self.folder = TemporaryDirectory(prefix="rhino-") if self.most else None
         self.workers: list[_Worker] = []
         self.are_told = False
@@ -167,8 +170,10 @@ def serve(descriptor: int) -> None:
         try:
             evaluator = Evaluator(*line.recv())
             while True:
+                before = evaluator.num_read
                 line.send(evaluator.outcome(*line.recv()))
-                gc.collect()  # what MLIR holds for the module of the shape
+                if evaluator.num_read > before:
+                    gc.collect()  # what MLIR holds for modules that are gone
         except (OSError, EOFError):
             return  # who asked is gone
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from rhino.strategies.whole import aceso, best, rhino, tap
-from rhino.strategies.whole.base import CutOff, Evaluate, Explored, Outcome, Refused, Shape, Space, SpentError, Strategy, Trials
+from rhino.strategies.whole.base import ROUND, CutOff, Evaluate, Explored, Outcome, Refused, Shape, Space, SpentError, Strategy, Trials
 
 __all__ = ["DEFAULT", "STRATEGIES", "explore"]
 
@@ -27,8 +27,8 @@ STRATEGIES: Final[dict[str, Strategy]] = {
 DEFAULT: Final = best.STRATEGY.name
 
 
-FORESEEN: Final = 6
-"""How many shapes are foreseen at a time: enough for the processes of a small machine."""
+FORESEEN: Final = 2 * ROUND
+"""How many shapes are foreseen at a time."""
 
 
 def explore(

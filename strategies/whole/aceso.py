@@ -60,10 +60,8 @@ def alleviate(trials: Trials, starts: list[Shape], fails: int = FAILS) -> None:
 def rank_of(outcome: Outcome) -> Rank:
     """Returns where an outcome stands among others."""
     match outcome:
-        case Estimate():
+        case Estimate() | CutOff():
             return 0, outcome.step_s
-        case CutOff():
-            return 0, outcome.bound_s
         case Refused():
             return (1, outcome.needs_bytes) if outcome.by_memory else (2, 0.0)
 

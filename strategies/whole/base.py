@@ -122,6 +122,8 @@ class CutOff:
 
     `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so far. `arithmetic_s`
     is the time of its arithmetic alone, where that is enough: it is the same on every mesh, in however many stages and micro-batches.
+    `estimated_s`, where it is not 0, is what a pipeline is estimated to take without regard to memory, which is what is too much: then
+    `bound_s` may be less than what was known.
     """
 
     shape: Shape
@@ -129,6 +131,12 @@ class CutOff:
     free_bound_s: float
     by_memory: bool
     arithmetic_s: float = 0.0
+    estimated_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """The least that it is taken to come to."""
+        return max(self.bound_s, self.estimated_s)
 
 
 Outcome = Estimate | Refused | CutOff
@@ -229,7 +237,8 @@ class Explored:
     @property
     def bound_s(self) -> float:
         """Returns what no shape that was looked at or passed over falls below."""
-        return min([one.bound_s for one in self.ranked] + list(self.passed_over.values()), default=0.0)
+        bounds_s = [one.bound_s for one in self.ranked] + [one.bound_s for one in self.cut_off]
+        return min([*bounds_s, *self.passed_over.values()], default=0.0)
 
     @property
     def num_asked(self) -> dict[str, int]:

@@ -54,7 +54,6 @@ def _kin(trials: Trials) -> dict[int, tuple[tuple[int, ...], ...]]:
     least: dict[int, tuple[float, Shape]] = {}
     for shape, one in trials.known.items():
         if isinstance(one, Estimate | CutOff):
-            seconds = one.step_s if isinstance(one, Estimate) else one.bound_s
-            least[shape.stages] = min(least.get(shape.stages, (inf, shape)), (seconds, shape))
+            least[shape.stages] = min(least.get(shape.stages, (inf, shape)), (one.step_s, shape))
     near = [shape for _, (seconds, shape) in sorted(least.items()) if seconds < NEAR * trials.explored.best_s]
     return {shape.stages: tuple([kin.mesh for kin in trials.space.kin(shape)]) for shape in near}
