@@ -81,16 +81,20 @@ class _Joining:
                 below |= {op: below[op] | ours | needed for op in left if below[op] & ours}
 
     def first_group(self, left: Mapping[int, None], bit: Mapping[int, int], below: Mapping[int, int]) -> tuple[int, ...]:
-        """Returns the first all-reduce that is left, and those that are joined to it."""
+        """Returns the first all-reduce that is left, and those that are joined to it.
+
+        Where others were joined before, an earlier one may have come to depend on a later one.
+        """
         group: list[int] = []
-        first, ours = next(iter(left)), 0
+        first, ours, needed = next(iter(left)), 0, 0
         for op in left:
             if self.kind_of[op] != self.kind_of[first]:
                 continue
-            if below[op] & ours or len(group) == _MOST_JOINED:
+            if below[op] & ours or bit[op] & needed or len(group) == _MOST_JOINED:
                 break
             group.append(op)
             ours |= bit[op]
+            needed |= below[op]
         return tuple(group)
 
     # The graph in which it is

@@ -207,6 +207,32 @@ def test_all_reduces_are_joined_up_to_one_that_depends_on_them():
     assert all(maker < op for op in range(graph.num_ops) for maker in graph.value_op[graph.operands(op)])
 
 
+def test_all_reduces_are_joined_where_joining_others_has_turned_their_order():
+    """Two pairs of two types, each of whose second sums read the other's first: one pair is joined, and the others then cannot be."""
+    kind, wide = tensor((4, 8)), "tensor<4x8xf64>"
+
+    def total(value, element, zero):
+        types = f"(tensor<4x8x{element}>, tensor<{element}>) -> tensor<8x{element}>"
+        return f"stablehlo.reduce({value} init: {zero}) applies stablehlo.add across dimensions = [0] : {types}"
+
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %n = stablehlo.constant dense<0.0> : tensor<f64>
+      %a = {total("%l", "f64", "%n")}
+      %c = stablehlo.convert %a : (tensor<8xf64>) -> tensor<8xf32>
+      %b = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<8xf32>) -> {kind}
+      %p = stablehlo.multiply %x, %b : {kind}
+      %y = {total("%p", "f32", "%o")}
+      %d = {total("%x", "f32", "%o")}
+      %e = stablehlo.convert %d : (tensor<8xf32>) -> tensor<8xf64>
+      %f = stablehlo.broadcast_in_dim %e, dims = [1] : (tensor<8xf64>) -> {wide}
+      %q = stablehlo.multiply %l, %f : {wide}
+      %z = {total("%q", "f64", "%n")}"""
+    arguments, results = {"x": kind, "l": wide}, {"y": tensor((8,)), "z": "tensor<8xf64>"}
+    names, graph = local(body, arguments, results, dict.fromkeys((0, 1, 6, 7, 11, 12), S0), (R, R))
+    assert sorted(len(graph.results(op)) for op, name in enumerate(names) if name == "all_reduce") == [1, 1, 2]
+    assert all(maker < op for op in range(graph.num_ops) for maker in graph.value_op[graph.operands(op)])
+
+
 def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
     kind, rows = tensor((4, 8)), tensor((2, 8))
     scatter = f""""stablehlo.scatter"(%z, %i, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
