@@ -322,7 +322,8 @@ class _Scheduler:
             copies = self.copied_for[op]
             total += sum(size_of(argument).num_bytes for argument in copies if argument not in seen)
             seen.update(copies)
-            own = sum(size_of(v).num_bytes for v in self.results[op] if self.in_memory[v]) if op < self.graph.num_ops else 0
+            made = self.results[op] if op < self.graph.num_ops else ()
+            own = sum(size_of(v).num_bytes for v in made if self.in_memory[v] and v not in self.kept)
             total += own
             own += sum(size_of(argument).num_bytes for argument in copies)
             extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
