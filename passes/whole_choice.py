@@ -21,13 +21,16 @@ from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore
-from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused, Space
+from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused, Shape, Space
 
 T = TypeVar("T")
 
 MOST_MADE: Final = 3
 """How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is estimated at; and
 the best without stages, where all of them come to more than that is estimated at."""
+
+MOST_SCHEDULES: Final = 2
+"""How many more plans are made of such shapes, by other schedules, under the same condition."""
 
 MOST_NOTES: Final = 8
 """How many shapes an error names."""
@@ -142,11 +145,11 @@ class _End(Generic[T]):
     def best(self) -> tuple[Made[T], Chosen]:
         """Returns the best that was made."""
         found: tuple[Made[T], Chosen] | None = None
-        for number, estimate in enumerate(self.explored.ranked):
-            if found and found[0].step_s <= estimate.step_s:
-                break
-            if found and number >= MOST_MADE and estimate.shape.stages > 1:
-                continue  # But without stages there is nothing that estimates leave open.
+        shapes: dict[Shape, int] = {}
+        for estimate in self.candidates():
+            if found and (found[0].step_s <= estimate.step_s or not self.is_worth(estimate.shape, shapes)):
+                continue
+            shapes[estimate.shape] = shapes.get(estimate.shape, 0) + 1
             try:
                 one = self.made(estimate)
             except KeyboardInterrupt:
@@ -160,6 +163,24 @@ class _End(Generic[T]):
             raise self.none_fits()
         return found
 
+    def is_worth(self, shape: Shape, made: dict[Shape, int]) -> bool:
+        """Says whether one more may be made, after so many of each shape; without stages there is nothing that estimates leave open."""
+        if shape in made:
+            return sum(made.values()) - len(made) < MOST_SCHEDULES
+        return len(made) < MOST_MADE or shape.stages == 1
+
+    def candidates(self) -> list[Estimate]:
+        """Returns what may be made, best first: a plan of each shape by each schedule. What by its estimate does not fit comes last."""
+        ranked = self.explored.ranked
+        others = [other for one in ranked for other in one.others]
+        nearly = [one for refused in self.explored.refused for one in refused.nearly]
+        budget_bytes = self.setup.budget_bytes
+
+        def turn(one: Estimate) -> tuple[bool, float, Shape]:
+            return max(one.peak_bytes, default=0.0) > budget_bytes, one.step_s, one.shape
+
+        return sorted([*ranked, *others, *nearly], key=turn)
+
     def made(self, estimate: Estimate) -> Made[T] | None:
         """Returns what is made of a shape, None where that does not fit."""
         try:
@@ -167,7 +188,8 @@ class _End(Generic[T]):
         except RhinoError as error:
             if error.id not in TOO_LARGE:
                 raise
-            self.failed.append(Refused(estimate.shape, error.what, by_memory=True))
+            by = f", {estimate.schedule}" if estimate.schedule else ""
+            self.failed.append(Refused(estimate.shape, f"{error.what}{by}", by_memory=True))
             return None
 
     def none_fits(self) -> RhinoError:

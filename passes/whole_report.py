@@ -73,7 +73,7 @@ class Report:
         """Returns the shapes that could be had and were not taken, best first, with what they lose by."""
         failed = {one.shape for one in self.failed}
         taken = self.chosen.estimate
-        return [(one, _loss(one, taken)) for one in self.explored.ranked if one != taken and one.shape not in failed]
+        return [(one, _loss(one, taken)) for one in self.explored.ranked if one.shape != taken.shape and one.shape not in failed]
 
     def json(self) -> dict[str, Any]:
         """Returns what a program reads."""

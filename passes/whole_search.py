@@ -48,7 +48,7 @@ from rhino.strategies.sharded import op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, StageEstimates
 from rhino.strategies.step_time import step_seconds
-from rhino.strategies.whole.base import MOST, CutOff, Estimate, Outcome, Refused, Shape, Space, Timed
+from rhino.strategies.whole.base import MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
 
 LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
@@ -224,7 +224,7 @@ class Evaluator:
         else:  # rows count the micro-batches in flight
             assert loop is not None, "a pipeline has micro-batches"
             if cutoff_s < inf and free.peak_bytes > budget and (quickest := self.timed(shape, choice, free, loop)):
-                estimated_s = quickest[0][0].step_s  # idle time and all, and what memory adds is long to find
+                estimated_s = quickest[0][0]  # idle time and all, and what memory adds is long to find
                 if estimated_s >= cutoff_s:
                     return CutOff(shape, free_s, free_s, by_memory=True, estimated_s=estimated_s)
             answer = _heard(search.within(budget, free))
@@ -259,30 +259,31 @@ class Evaluator:
         timed = self.timed(shape, choice, answer, loop)
         if not timed:
             return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
-        others = [one for one, *_ in timed]
-        for number, (one, order, cut) in enumerate(timed):  # most of the work is to tell what a schedule needs
-            peaks = cut.needs.peak_bytes(order, self.setup.budget_bytes)
-            others[number] = replace(one, peak_bytes=max(peaks))
-            if max(peaks) <= self.setup.budget_bytes:
-                del others[number]
-                return Estimate(shape, one.schedule, one.step_s, *bounds, compute_s, collectives_s, peaks, tuple(others))
-        needed = min(one.peak_bytes for one in others)
+        budget_bytes = self.setup.budget_bytes
+        found = [Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()) for step_s, name, *_ in timed]
+        for number, (*_, order, cut) in enumerate(timed):  # most of the work is to tell what a schedule needs
+            found[number] = replace(found[number], peak_bytes=cut.needs.peak_bytes(order, NEARLY * budget_bytes))
+            if max(found[number].peak_bytes) <= budget_bytes:
+                others = tuple([one for one in found if one is not found[number] and may_fit(one, budget_bytes)])
+                return replace(found[number], others=others)
+        needed = min(max(one.peak_bytes) for one in found)
         why = f"its largest stage needs about {format_bytes(needed)} per device"
-        return Refused(shape, why, True, bounds[1], needed, tuple(others))
+        nearly = tuple([one for one in found if may_fit(one, budget_bytes)])
+        return Refused(shape, why, True, bounds[1], needed, nearly)
 
-    def timed(self, shape: Shape, choice: Choice, answer: Answer, loop: Loop) -> list[tuple[Timed, Order, StageEstimate]]:
+    def timed(self, shape: Shape, choice: Choice, answer: Answer, loop: Loop) -> list[tuple[float, str, Order, StageEstimate]]:
         """Returns what a sharded step takes as a pipeline by each schedule, best first; none where it cannot be cut."""
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
         sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost)
         cuts = StageEstimates(sharded, shape.micro_batches, Link(outer.link.fixed_s, outer.link.per_s))
-        found: list[tuple[Timed, Order, StageEstimate]] = []
+        found: list[tuple[float, str, Order, StageEstimate]] = []
         for name in self.setup.schedules:
             pipeline = pipeline_of(SCHEDULES[name], shape)
             cut = cuts.cut(pipeline.num_stages) if pipeline else None
             if pipeline and cut:
                 order = make_order(name, pipeline)
-                found.append((Timed(name, step_seconds(order, cut.times)), order, cut))
-        return sorted(found, key=lambda one: one[0].step_s)
+                found.append((step_seconds(order, cut.times), name, order, cut))
+        return sorted(found, key=lambda one: one[0])
 
 
 def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:

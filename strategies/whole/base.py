@@ -60,13 +60,8 @@ class Shape:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """What a pipeline is estimated to take by a schedule, and what its largest rank needs: 0 where that was not told."""
-
-    schedule: str
-    step_s: float
-    peak_bytes: float = 0.0
+NEARLY: Final = 1.05
+"""Times the budget: stages that are estimated to need no more may fit once their programs are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +70,8 @@ class Estimate:
 
     Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
     time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
-    `others` are the other schedules, best first.
-    Shapes: `peak_bytes` [ranks].
+    `others` are those by other schedules, best first, but for those that need too much by far.
+    Shapes: `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
     shape: Shape
@@ -87,7 +82,7 @@ class Estimate:
     compute_s: float
     collectives_s: float
     peak_bytes: tuple[float, ...]
-    others: tuple[Timed, ...] = ()
+    others: tuple[Estimate, ...] = ()
 
     @property
     def idle_s(self) -> float:
@@ -104,8 +99,8 @@ class Estimate:
 class Refused:
     """Why a shape is none: `by_memory`, or for another reason that holds for all shapes with as many micro-batches or more.
 
-    `needs_bytes` is what a device would have to hold at least, where that is what stands against it; where that is told of stages, by one
-    of the `schedules`, best first.
+    `needs_bytes` is what a device would have to hold at least, where that is what stands against it. That of stages is an estimate:
+    `nearly` are the plans, best first, that by it need hardly more than there is.
     """
 
     shape: Shape
@@ -113,7 +108,7 @@ class Refused:
     by_memory: bool
     free_bound_s: float = 0.0
     needs_bytes: float = 0.0
-    schedules: tuple[Timed, ...] = ()
+    nearly: tuple[Estimate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +135,11 @@ class CutOff:
 
 
 Outcome = Estimate | Refused | CutOff
+
+
+def may_fit(estimate: Estimate, budget_bytes: float) -> bool:
+    """Says whether a plan may fit once its programs are made, which is not told of all."""
+    return max(estimate.peak_bytes, default=0.0) <= NEARLY * budget_bytes
 
 
 def bound_by_memory(outcome: Outcome) -> bool | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import gpt
@@ -19,9 +20,11 @@ from zoo import GPT
 
 from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
 from rhino.strategies.whole.aceso import alleviate
-from rhino.strategies.whole.base import Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
+from rhino.strategies.whole.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
 from rhino.strategies.whole.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
+
+SHAPE = Shape(1, (1,), 1)
 
 AMPLE = 1000
 """More shapes than any space here has."""
@@ -104,6 +107,27 @@ def test_what_is_not_below_a_step_from_elsewhere_is_of_no_use(strategy: str):
     bound = explore(space_of(8), MODEL.evaluate, strategy=strategy, below_s=busy_s, relaxed=every.outcomes)
     assert not bound.ranked
     assert len(bound.outcomes) < len(below.outcomes)
+
+
+@pytest.mark.parametrize("guess", [CutOff(SHAPE, 0.0, 0.0, by_memory=False), Refused(SHAPE, "", by_memory=True)])
+@pytest.mark.parametrize("strategy", ["aceso", "best", "rhino"])
+def test_what_is_asked_next_is_foreseen_where_nothing_better_turns_up(strategy: str, guess: CutOff | Refused):
+    foreseen: list[list[Shape]] = []
+    asked: list[list[Shape]] = []
+
+    def foresee(shapes: Iterator[Shape]) -> None:
+        foreseen.append(list(shapes))
+
+    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        asked.append(list(shapes))
+        if cutoff_s == inf:
+            return MODEL.evaluate(shapes, cutoff_s)
+        known = {"bound_s": cutoff_s, "free_bound_s": cutoff_s} if isinstance(guess, CutOff) else {}
+        return [replace(guess, shape=shape, **known) for shape in shapes]
+
+    explore(space_of(8), evaluate, strategy=strategy, foresee=foresee)
+    first = next(number for number, shapes in enumerate(foreseen) if shapes)
+    assert all(set(later) <= {*before} for before, later in zip(foreseen[first:], asked[first + 1 :], strict=False))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import psutil
 import pytest
 
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
-from rhino.passes import whole_workers
+from rhino.passes import whole_choice, whole_workers
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
@@ -24,7 +25,7 @@ from rhino.passes.whole_search import Evaluator, Setup
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.answer import INTERRUPTED, Answer
 from rhino.strategies.search import Search
-from rhino.strategies.whole.base import Shape
+from rhino.strategies.whole.base import Estimate, Explored, Refused, Shape
 
 SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
 
@@ -71,7 +72,11 @@ def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup
 
     monkeypatch.setattr(whole_workers, "wait", interrupting)
     evaluator = Evaluator(setup)
-    assert workers.evaluate(SHAPES) == [evaluator.outcome(shape) for shape in SHAPES]
+    workers.foresee(iter(SHAPES))
+    first = workers.evaluate(SHAPES[:1])
+    begun = [*workers.early, *(worker.asked for worker in workers.workers)]
+    assert any((shape, inf) in begun for shape in SHAPES[1:]), "the other process begins with what is foreseen"
+    assert [first, workers.evaluate(SHAPES)] == [[evaluator.outcome(shape) for shape in SHAPES[:count]] for count in (1, 3)]
     assert (len(ids), workers.local) == (2, None)
 
     def interrupted(_: object) -> list[object]:
@@ -110,6 +115,39 @@ def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(setu
     plan, report = choose_whole(setup, Said(strategy="aceso", keep=1.0, jobs=1), make)
     assert [plan] == made
     assert not report.explored.is_complete
+
+
+def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are_below_what_was_made(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+):
+    """Of each shape the best schedule by its estimate is not always the best once its programs are made."""
+    pipeline, alone, nearly = Shape(2, (1,), 4), Shape(1, (2,), 4), Shape(2, (1,), 2)
+
+    def estimate(shape: Shape, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
+        return Estimate(shape, schedule, step_s, 1.0, 1.0, 1.0, 0.0, (share * setup.budget_bytes,))
+
+    others = (estimate(pipeline, "interleaved", 2.1), estimate(pipeline, "gpipe", 2.2), estimate(pipeline, "zero-bubble", 9.0))
+    outcomes = [
+        replace(estimate(pipeline, "1f1b", 2.0), others=others),
+        estimate(alone, "", 2.5),
+        Refused(nearly, "", True, nearly=(estimate(nearly, "1f1b", 1.0, 1.01),)),
+    ]
+    explored = Explored(outcomes=list(outcomes), asked_by=dict.fromkeys([one.shape for one in outcomes], "rhino"))
+    monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
+    steps = {"1f1b": 3.0, "interleaved": 2.3, "gpipe": 2.4}
+    made: list[Decided] = []
+
+    def make(plan: Decided) -> Made[Decided]:
+        made.append(plan)
+        if plan.micro_batches == nearly.micro_batches:
+            raise RhinoError("RHI-STEP-008", "it does not fit")
+        return Made(plan, steps[plan.schedule], (0.0,))
+
+    plan, report = choose_whole(setup, Said(jobs=1), make)
+    assert [(one.schedule, one.micro_batches) for one in made] == [("1f1b", 4), ("interleaved", 4), ("gpipe", 4), ("1f1b", 2)]
+    assert (plan.schedule, plan.chunks, report.chosen.step_s) == ("interleaved", 2, 2.3)
+    assert [one.shape for one in report.failed] == [nearly]
+    assert [one.shape for one, _ in report.lost()] == [alone]
 
 
 def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
