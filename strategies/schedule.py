@@ -29,6 +29,10 @@ _CERTAIN = 1.06
 1.080, 1.087 and 1.190 here, were of 0.991, 1.000, 1.054, 1.063 and 1.179 there, and the last three came first."""
 
 
+_Needs = dict[int, dict[int, None]]
+"""What an op reads: other ops, and which of their values. Each value is a way of its own to an op that makes several, as a loop does."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """Times of ops and values.
@@ -261,7 +265,7 @@ class _Scheduler:
     def orders(self) -> list[list[int]]:
         """Returns the order of the ops, and behind it another that XLA may take as well, if there is one."""
         graph = self.graph
-        needs = self.needs = [dict[int, None]() for _ in range(graph.num_ops + 1)]
+        needs = self.needs = [_Needs() for _ in range(graph.num_ops + 1)]
         for op in range(graph.num_ops):
             for value in (*self.reads[op], *self.waits[op]) if self.runs[op] else ():
                 self.need(op, value, needs)
@@ -271,11 +275,12 @@ class _Scheduler:
             is_made = self.stands(value) or (self.classes[op].free and self.runs[op])
             for source in [value] if is_made else self.sources[value]:
                 if self.value_op[source] >= 0:
-                    needs[root][self.value_op[source]] = None
-        readers = [0] * graph.num_ops
+                    needs[root].setdefault(self.value_op[source], {})[source] = None
+        readers = [0] * graph.num_values
         for row in needs:
-            for op in row:
-                readers[op] += 1
+            for values in row.values():
+                for value in values:
+                    readers[value] += 1
         self.copies = self.copied_arguments()
         self.copied_for = self.copies_read()
         bodies = {loop.op: self.depth_first(loop.end, needs, readers)[0] for loop in graph.loops}
@@ -292,14 +297,14 @@ class _Scheduler:
         done = set(result)
         return result + [op for op in range(self.graph.num_ops) if self.runs[op] and op not in done]
 
-    def need(self, op: int, value: int, needs: list[dict[int, None]]) -> None:
+    def need(self, op: int, value: int, needs: list[_Needs]) -> None:
         """Notes that `op` reads `value`, at the level where that is made: a loop needs what its body reads from outside."""
         home = self.value_op[value]
         if home < 0:
             return
         reader = level_reader(self.region, op, home)
         if reader >= 0:
-            needs[reader][home] = None
+            needs[reader].setdefault(home, {})[value] = None
 
     def copies_read(self) -> list[list[int]]:
         """Returns the arguments of which each op reads a copy [ops and the end]."""
@@ -309,9 +314,9 @@ class _Scheduler:
                 found[op].append(argument)
         return found
 
-    def depth_first(self, root: int, needs: list[dict[int, None]], readers: list[int]) -> list[list[int]]:
+    def depth_first(self, root: int, needs: list[_Needs], readers: list[int]) -> list[list[int]]:
         """Returns what `root` needs, and it, in the order of time; if it is close, also with the first two that it reads changed over."""
-        plain = post_order(root, lambda op: needs[op])
+        plain = post_order(root, lambda op: [*needs[op]])
         most = len(plain) + len(self.graph.arguments)
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
@@ -326,10 +331,11 @@ class _Scheduler:
             own = sum(size_of(v).num_bytes for v in made if self.in_memory[v] and v not in self.kept)
             total += own
             own += sum(size_of(argument).num_bytes for argument in copies)
-            extra = max(readers[op] - 1, 0) if op < self.graph.num_ops else 0
+            extra = max(sum(readers[value] > 0 for value in made) - 1, 0)
             extra += sum(len(set(self.copies[argument])) - 1 for argument in copies)
-            shared[op] = min(extra + sum(shared[p] for p in needs[op]), most)
-            sums[op] = own + sum(sizes[p] for p in needs[op]), total
+            given = [(p, value) for p, values in needs[op].items() for value in values]
+            shared[op] = min(extra + sum(shared[p] + readers[value] - 1 for p, value in given), most)
+            sums[op] = own + sum(sizes[p] for p, _ in given), total
             sizes[op] = min(sums[op])
 
         def below(op: int) -> list[int]:
@@ -344,11 +350,11 @@ class _Scheduler:
         return [post_order(root, order) for order in ((below, changed_over) if is_close else (below,))]
 
 
-def _times_cap(op: int, needs: Sequence[dict[int, None]], sizes: Mapping[int, int], sums: Mapping[int, tuple[int, int]]) -> float:
+def _times_cap(op: int, needs: Sequence[_Needs], sizes: Mapping[int, int], sums: Mapping[int, tuple[int, int]]) -> float:
     """Returns how many times its cap is what an op needs; where the largest part comes to it alone, how many times that is there."""
     while True:
         needed, cap = sums[op]
-        parts = [sizes[other] for other in needs[op]]
+        parts = [sizes[other] for other, values in needs[op].items() for _ in values]
         if needed - sum(parts) + max(parts, default=0) < cap:
             return needed / cap
         if not parts:

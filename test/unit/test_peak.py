@@ -304,6 +304,31 @@ def test_what_arguments_take_does_not_count_in_the_order():
     assert found["z"] < found["y"]
 
 
+def test_each_result_of_a_loop_is_a_way_to_it():
+    """A sum of three results of a loop comes before what reads a product on two ways, whose other operands are larger."""
+    kind, count = tensor((8, 8)), "tensor<i32>"
+    product = f"contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
+    body = f"""%o = stablehlo.constant dense<0> : {count}
+      %n = stablehlo.constant dense<3> : {count}
+      %e:4 = stablehlo.while(%i = %o, %a = %x, %b = %x, %c = %x) : {count}, {kind}, {kind}, {kind} cond {{
+        %more = stablehlo.compare LT, %i, %n : ({count}, {count}) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      }} do {{
+        %r = stablehlo.tanh %a : {kind}
+        %s = stablehlo.negate %b : {kind}
+        %t = stablehlo.cosine %c : {kind}
+        stablehlo.return %i, %r, %s, %t : {count}, {kind}, {kind}, {kind}
+      }}
+      %d = stablehlo.add %e#1, %e#2 : {kind}
+      %z = stablehlo.add %d, %e#3 : {kind}
+      %p = stablehlo.dot_general %x, %v, {product}
+      %f = stablehlo.dot_general %p, %x, {product}
+      %g = stablehlo.dot_general %p, %v, {product}
+      %y = stablehlo.dot_general %f, %g, {product}"""
+    found = times(body, {"x": kind, "v": kind}, {"y": kind, "z": kind})[0]
+    assert found["z"] < found["y"]
+
+
 def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
     kind, number = tensor((8, 8)), tensor(())
     total = f"stablehlo.reduce(%{{}} init: %o) applies stablehlo.add across dimensions = [0, 1] : ({kind}, {number}) -> {number}"
