@@ -139,7 +139,7 @@ def test_a_table_that_is_too_wide_is_refused_before_anything_is_removed():
 def test_a_search_in_batches_finds_what_one_node_by_node_finds(monkeypatch):
     """Its first solve, and those at prices of memory."""
     fitted = 0
-    for seed in range(2000, 2060):
+    for seed in range(2000, 2030):
         problem, budget = random_problem(seed), random_budget(random_problem(seed), seed)
         with monkeypatch.context() as patched:
             patched.setattr(batches, "_MANY", 1)
@@ -154,7 +154,7 @@ def test_a_search_in_batches_finds_what_one_node_by_node_finds(monkeypatch):
         if isinstance(within, Answer):
             assert within.cost == pytest.approx(wanted_within.cost, rel=2e-4), seed
             fitted += within.cost > free.cost
-    assert fitted > 5
+    assert fitted > 3
 
 
 def test_rows_are_alike_where_every_number_is():
