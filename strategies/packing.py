@@ -7,7 +7,6 @@ largest first, each to the smallest gap that has room for it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -94,26 +93,17 @@ def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: 
     room, opens, closes = room[by_size], opens[by_size], closes[by_size]
     some = np.flatnonzero((sizes <= room[-1]) & (sizes * _LEAST_SHARE >= room[-1]))
     some = some[np.lexsort((start[some], -sizes[some]))]
-    fits = (sizes[some] <= room[:, None]) & (start[some] >= opens[:, None]) & (end[some] <= closes[:, None])
-    tenants = [_Tenants() for _ in by_size]
-    for number in np.flatnonzero(fits.any(axis=0)).tolist():
-        since, until = int(start[some[number]]), int(end[some[number]])
-        housed[some[number]] = any(tenants[place].take(since, until) for place in np.flatnonzero(fits[:, number]).tolist())
+    sizes, start, end = sizes[some], start[some], end[some]
+    tenant, place = np.zeros(len(some), dtype=np.int64), np.zeros(len(some), dtype=np.int64)  # who lies anywhere so far, and where
+    count = 0
+    for number, (size, since, until) in enumerate(zip(sizes.tolist(), start.tolist(), end.tolist(), strict=True)):
+        free = (opens <= since) & (closes >= until)
+        free[: np.searchsorted(room, size)] = False
+        meanwhile = (start[tenant[:count]] <= until) & (end[tenant[:count]] >= since)
+        free[place[:count][meanwhile]] = False
+        first = int(free.argmax())
+        if free[first]:
+            tenant[count], place[count] = number, first
+            count += 1
+    housed[some[tenant[:count]]] = True
     return housed
-
-
-class _Tenants:
-    """When a buffer is taken: first and last times, in order."""
-
-    def __init__(self) -> None:
-        self.since: list[int] = []
-        self.until: list[int] = []
-
-    def take(self, since: int, until: int) -> bool:
-        """Takes the buffer from a time to another and returns true, or returns false where it is taken."""
-        place = bisect_right(self.since, since)
-        if (place and self.until[place - 1] >= since) or (place < len(self.since) and self.since[place] <= until):
-            return False
-        self.since.insert(place, since)
-        self.until.insert(place, until)
-        return True
