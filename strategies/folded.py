@@ -19,13 +19,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from rhino.strategies.batches import BatchElimination, alike, each
-from rhino.strategies.eliminate import Bools, Core, Elimination, TableStore, TooWideError
+from rhino.strategies.eliminate import Bools, Core, Elimination, Parts, TableStore, TooWideError
 from rhino.strategies.periods import Stretch
 from rhino.strategies.problem import Ints, Problem, starts
 
@@ -205,10 +206,13 @@ class _Layer:
         """Returns the best states of inner nodes [inner nodes, ways], given those of what they are beside [about, ways]."""
         picked = np.zeros((len(self.column) + len(self.inner), about.shape[1]), dtype=np.int64)
         picked[: len(about)] = about
-        store = self.elimination.store
-        for step in reversed(self.elimination.steps):  # the first of a row is of the node itself, and nothing yet
-            picked[step.node] = each(picked[[step.node, *step.neighbours]].T, lambda _, *index: store.best(step.parts, index))  # noqa: B023
+        for step in reversed(self.elimination.steps):
+            picked[step.node] = each(picked[[step.node, *step.neighbours]].T, partial(self._state, step.parts))
         return picked[len(about) :]
+
+    def _state(self, parts: Parts, _: int, *index: int) -> int:
+        """Returns the best state of a node by the parts of its sum and the states of its neighbours; its own is not known yet."""
+        return self.elimination.store.best(parts, index)
 
 
 class FoldedElimination:

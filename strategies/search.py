@@ -62,7 +62,7 @@ class Search:
             solved, method = self.first, self.solver.method
             if self.limits.cutoff <= solved.bound < np.inf:
                 return Unsolved(solved.bound)
-            if budget_bytes is None or fits(self.problem, solved.states, budget_bytes):
+            if solved.left is not None and (budget_bytes is None or fits(self.problem, solved.states, budget_bytes)):
                 solved, method = self._tightened(solved, method)
             if solved.bound == np.inf:
                 return Infeasible(None)
