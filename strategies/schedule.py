@@ -323,6 +323,10 @@ class _Scheduler:
         sums: dict[int, tuple[int, int]] = {}  # what is needed in all, uncapped, and the cap
         total, size_of = 0, self.graph.type_of
         seen: set[int] = set()
+
+        def on_way(op: int, value: int) -> int:
+            return min(shared[op] + readers[value] - 1, most)
+
         for op in plain:
             copies = self.copied_for[op]
             total += sum(size_of(argument).num_bytes for argument in copies if argument not in seen)
@@ -334,12 +338,12 @@ class _Scheduler:
             extra = max(sum(readers[value] > 0 for value in made) - 1, 0)
             extra += sum(len(set(self.copies[argument])) - 1 for argument in copies)
             given = [(p, value) for p, values in needs[op].items() for value in values]
-            shared[op] = min(extra + sum(shared[p] + readers[value] - 1 for p, value in given), most)
+            shared[op] = min(extra + sum(on_way(p, value) for p, value in given), most)
             sums[op] = own + sum(sizes[p] for p, _ in given), total
             sizes[op] = min(sums[op])
 
         def below(op: int) -> list[int]:
-            return sorted(needs[op], key=lambda p: (-shared[p], -sizes[p], p))
+            return sorted(needs[op], key=lambda p: (-max(on_way(p, value) for value in needs[op][p]), -sizes[p], p))
 
         def changed_over(op: int) -> list[int]:
             found = below(op)
