@@ -31,6 +31,11 @@ from rhino.strategies.order import regions
 _MOST_BETWEEN: Final = 64
 """So many ops, at most, are looked at between a producer and a reader for another way; where there are more, there is one."""
 
+_MOST_READ: Final = 63
+"""So many values, at most, are read from memory by what is computed inside others: with its result 64 (`MaxOperandsAndOutputsPerFusion`).
+That is XLA's limit for GPUs. Its CPU backend has none: there, what adds up a residual layer after layer is computed in each reader, and a
+thousand layers would read a million values."""
+
 _LIBRARY_ELEMENTS: Final = 4096
 _FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
 _DEEPEST_FACTOR: Final = 2
@@ -104,6 +109,7 @@ class _Fusion:
             if cls.name == _EXPONENTIAL:
                 self.take_maximum(op)
         self.find_once()
+        self.find_wide()
         uses = frozenset([(op, n) for op, values in enumerate(self.operands) for n, v in enumerate(values) if self.is_inside(v, op)])
         return Fused(self.in_memory(uses), uses, frozenset(self.library), self.constants(uses))
 
@@ -269,6 +275,19 @@ class _Fusion:
                 alone = self.num_readers[value] == 1
                 if not (self.is_taken_in(value, op) if alone else self.all_ways(maker, op)):
                     self.once.add(value)
+
+    def find_wide(self) -> None:
+        """Finds the values that would read too much from memory, if they were computed inside others."""
+        sources: dict[int, frozenset[int]] = {}
+        for op, values in enumerate(self.operands):
+            made = range(self.first[op], self.first[op + 1])
+            if self.is_loop[op] and not self.once.issuperset(made):
+                inside = {value: self.is_inside(value, op) and value in sources for value in values}
+                found = frozenset().union(*(sources[value] if taken else (value,) for value, taken in inside.items()))
+                if len(found) <= _MOST_READ:
+                    sources |= dict.fromkeys(made, found)
+                else:
+                    self.once.update(made)
 
     def all_ways(self, maker: int, op: int) -> bool:
         """Says whether all that lies between two ops could be computed inside the later one, with the earlier one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -83,6 +84,29 @@ def heap_bytes(sizes: Floats, start: Ints, end: Ints) -> float:
     return float(high.max(initial=0.0))
 
 
+class _Rooms:
+    """Buffers of one size that hold nothing between `opens` and `closes` [rooms], and who lies in them meanwhile."""
+
+    def __init__(self, opens: Ints, closes: Ints, most: int) -> None:
+        self.opens, self.closes = opens, closes
+        self.start, self.end, self.place = (np.zeros(most, dtype=np.int64) for _ in range(3))
+        self.count = 0
+
+    def take(self, since: int, until: int) -> bool:
+        """Says whether the first that is free between two times, both included, is taken now."""
+        free = (self.opens <= since) & (self.closes >= until)
+        if not free.any():
+            return False
+        count = self.count
+        free[self.place[:count][(self.start[:count] <= until) & (self.end[:count] >= since)]] = False
+        first = int(free.argmax())
+        if not free[first]:
+            return False
+        self.start[count], self.end[count], self.place[count] = since, until, first
+        self.count += 1
+        return True
+
+
 def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: Ints) -> Flags:
     """Returns which buffers lie in others that hold nothing as long as they are there [buffers]."""
     housed = np.zeros(len(sizes), dtype=bool)
@@ -93,17 +117,9 @@ def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: 
     room, opens, closes = room[by_size], opens[by_size], closes[by_size]
     some = np.flatnonzero((sizes <= room[-1]) & (sizes * _LEAST_SHARE >= room[-1]))
     some = some[np.lexsort((start[some], -sizes[some]))]
-    sizes, start, end = sizes[some], start[some], end[some]
-    tenant, place = np.zeros(len(some), dtype=np.int64), np.zeros(len(some), dtype=np.int64)  # who lies anywhere so far, and where
-    count = 0
-    for number, (size, since, until) in enumerate(zip(sizes.tolist(), start.tolist(), end.tolist(), strict=True)):
-        free = (opens <= since) & (closes >= until)
-        free[: np.searchsorted(room, size)] = False
-        meanwhile = (start[tenant[:count]] <= until) & (end[tenant[:count]] >= since)
-        free[place[:count][meanwhile]] = False
-        first = int(free.argmax())
-        if free[first]:
-            tenant[count], place[count] = number, first
-            count += 1
-    housed[some[tenant[:count]]] = True
+    begin = np.flatnonzero(np.diff(room, prepend=-1.0))
+    alike = [_Rooms(opens[a:b], closes[a:b], len(some)) for a, b in pairwise([*begin.tolist(), len(room)])]
+    first = np.searchsorted(room[begin], sizes[some])  # the smallest with room for it
+    for number, since, until, least in zip(some.tolist(), start[some].tolist(), end[some].tolist(), first.tolist(), strict=True):
+        housed[number] = any(rooms.take(since, until) for rooms in alike[least:])
     return housed

@@ -45,6 +45,17 @@ def test_who_reads_one_operand_of_its_rank_is_computed_again():
         assert ((makers["tanh"], 0) in found.uses) == again
 
 
+def test_what_is_computed_inside_others_reads_few_values():
+    """Of a sum of seventy values one part lies in memory, so that each kernel reads 63 at most; one of sixty is computed at once."""
+    kind = tensor((4, 8))
+    for count, kept in ((60, 0), (70, 1)):
+        names = [f"a{number}" for number in range(count)]
+        sums = ["%a0", *(f"%s{number}" for number in range(1, count))]
+        body = "\n".join(f"%s{n} = stablehlo.add {sums[n - 1]}, %a{n} : {kind}" for n in range(1, count))
+        graph = program_of(function(body, dict.fromkeys(names, kind), {sums[-1][1:]: kind})).graph
+        assert sum(fuse(graph).in_memory[count:-1]) == kept
+
+
 @pytest.mark.parametrize(("columns", "op", "inside"), [(512, "subtract", False), (256, "subtract", True), (512, "multiply", True)])
 def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, inside):
     kind, rows = tensor((8, columns)), tensor((8,))
