@@ -406,7 +406,7 @@ def test_a_state_of_80_gigabytes_exports_without_being_allocated(tmp_path):
         (["gpt", "--hiden=4", "-o-"], "unknown option '--hiden'; did you mean '--hidden'?"),
         (["gpt", "--preset=gpt-medum", "-o-"], "unknown preset 'gpt-medum'; did you mean 'gpt-medium'?"),
         (["gpt", "--format=txt", "-o-"], "unknown format 'txt'; did you mean 'text'?"),
-        (["gpt", "--dtype=f16", "-o-"], "unknown dtype 'f16'; did you mean 'bf16'?"),
+        (["gpt", "--dtype=bf61", "-o-"], "unknown dtype 'bf61'; did you mean 'bf16'?"),
         (["gpt", "--layers=two", "-o-"], "argument --layers: invalid int value: 'two'"),
         (["gpt", "--heads=3", "-o-"], "hidden (1024) is not divisible by heads (3)"),
         (["gpt"], "required: -o/--output"),
