@@ -9,7 +9,8 @@ node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 
 An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel ranks is
 kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that of
 `bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous. An expert's
-plan that is proven to take longer than the best of them so far, or than `NEAR` times ours, is not planned to its end.
+plan that is proven to take longer than the best of them so far, or than `NEAR` times ours, is not planned to its end. Of ours, the
+shardings of the best shape are searched for as far as where a plan is made, which is further than where shapes are compared.
 
 Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search (wall, and
 processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert comes near ours, what none of
@@ -49,6 +50,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.whole_search import Evaluator, Setup, folded, make_space
 from rhino.passes.whole_workers import Workers
+from rhino.strategies.search import Limits
 from rhino.strategies.whole import explore
 from rhino.strategies.whole.base import Estimate, Explored, Outcome, Shape, Space
 
@@ -183,6 +185,12 @@ def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
         workers.close()
 
 
+def made(setup: Setup, best: Estimate) -> Estimate:
+    """Returns the best plan as it would be made: its shardings are searched for further than where shapes are compared."""
+    outcome = Evaluator(folded(setup), limits=Limits()).outcome(best.shape)
+    return outcome if isinstance(outcome, Estimate) and outcome.step_s < best.step_s else best
+
+
 def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, near_s: float, ours: Explored) -> Iterator[Found]:
     """Yields the best plan of each expert that is below `near_s` and all before it, or was planned to its end all the same.
 
@@ -254,7 +262,7 @@ def measure(case: str, platform_name: str, options: argparse.Namespace) -> Resul
         explored, space = search(setup, options.jobs)
         wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
         _report(case, explored)
-        best = explored.ranked[0] if explored.ranked else None
+        best = made(setup, explored.ranked[0]) if explored.ranked else None
         near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
         listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, explored))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach

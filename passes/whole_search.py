@@ -99,6 +99,7 @@ class Evaluator:
 
     setup: Setup
     folder: Path | None = None
+    limits: Limits = LIMITS
     cluster: Cluster = field(init=False)
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
@@ -202,7 +203,7 @@ class Evaluator:
             held = self.with_memory(shape, builder, choice, loop, ops_s)
             if isinstance(held, Refused):
                 return held
-        search = Search(choice.problem, replace(LIMITS, cutoff=cutoff_s * ranks))
+        search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * ranks))
         begun_s = search.begin() / ranks
         if cutoff_s <= begun_s < inf:
             return CutOff(shape, begun_s, begun_s, by_memory=False)
