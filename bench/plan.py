@@ -187,7 +187,7 @@ def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
 
 def made(setup: Setup, best: Estimate) -> Estimate:
     """Returns the best plan as it would be made: its shardings are searched for further than where shapes are compared."""
-    outcome = Evaluator(folded(setup), limits=Limits()).outcome(best.shape)
+    outcome = Evaluator(setup, limits=Limits()).outcome(best.shape)
     return outcome if isinstance(outcome, Estimate) and outcome.step_s < best.step_s else best
 
 
@@ -259,10 +259,11 @@ def measure(case: str, platform_name: str, options: argparse.Namespace) -> Resul
         with context, ir.Location.unknown():
             Normalize().run(module.operation, Remarks(case))
         setup = Setup(bytecode(module), case, str(file), float(cluster.device.usable_hbm_bytes), {})
-        explored, space = search(setup, options.jobs)
+        whole = folded(setup)
+        explored, space = search(whole, options.jobs)
         wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
         _report(case, explored)
-        best = made(setup, explored.ranked[0]) if explored.ranked else None
+        best = made(whole, explored.ranked[0]) if explored.ranked else None
         near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
         listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, explored))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach

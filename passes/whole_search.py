@@ -34,7 +34,7 @@ from rhino.passes.problem import Target, begin_choice, rank_target
 from rhino.passes.recompute import Recompute
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.stage_marks import BOUNDARY
-from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Unsolved
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Builder, Choice, build
 from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
@@ -321,7 +321,7 @@ def _least_cost_s(problem: Problem) -> float:
 
 def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
     """Returns what the search of shardings came to. If it was interrupted it made do with what it had: the search of shapes ends, too."""
-    if isinstance(found, Answer) and found.method.endswith(INTERRUPTED):
+    if isinstance(found, Answer) and found.is_interrupted:
         raise KeyboardInterrupt
     return found
 

@@ -40,6 +40,11 @@ class Answer:
         """Returns whether the choice is proven to be the best, as far as floating-point numbers can tell."""
         return self.gap <= PROOF_TOLERANCE
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Returns whether the search was ended before it had come to its end."""
+        return self.method.endswith(INTERRUPTED)
+
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:

@@ -60,7 +60,7 @@ class _Graph:
     def _pairs_of(self, scopes: Ints) -> Ints:
         one, other = np.triu_indices(scopes.shape[1], 1)
         first, second = scopes[:, one].ravel(), scopes[:, other].ravel()
-        return np.concatenate([_pair(first, second), _pair(second, first)])
+        return np.concatenate([pair(first, second), pair(second, first)])
 
     def _near(self) -> tuple[Ints, Ints]:
         """Returns every pair of neighbours, both ways, in ascending order."""
@@ -71,7 +71,7 @@ class _Graph:
     def _compact(self) -> None:
         """Numbers what is left anew, in its order."""
         left, number = np.flatnonzero(self.alive), np.cumsum(self.alive) - 1
-        self.pairs = _pair(number[self.pairs >> _HALF], number[self.pairs & ((1 << _HALF) - 1)])
+        self.pairs = pair(number[self.pairs >> _HALF], number[self.pairs & ((1 << _HALF) - 1)])
         self.nodes, self.size, self.kind, self.alive = self.nodes[left], self.size[left], self.kind[left], self.alive[left]
 
     def chains(self) -> Iterator[list[Group]]:
@@ -266,7 +266,7 @@ class BatchElimination:
         scopes, table = self.factors[2]
         node, side = scopes.T.ravel(), np.concatenate([table, each(table[:, None], self.store.transpose)])
         at = np.flatnonzero(work[node])
-        at = at[np.argsort(_pair(node[at], side[at]))]
+        at = at[np.argsort(pair(node[at], side[at]))]
         node, side = node[at], side[at]
         nodes = np.flatnonzero(work & self.alive)
         found = np.zeros(len(nodes), dtype=np.int64)
@@ -456,7 +456,7 @@ class BatchElimination:
         return picked
 
 
-def _pair(first: Ints, second: Ints) -> Ints:
+def pair(first: Ints, second: Ints) -> Ints:
     """Returns pairs of numbers as one number each."""
     return (first << _HALF) | second
 

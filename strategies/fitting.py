@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import inf, sqrt
 from typing import Final
 
-from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved
+from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved
 from rhino.strategies.problem import Ints
 from rhino.strategies.search import Search
 
@@ -56,7 +56,7 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
             power *= 2
         else:
             fitting = answer if fitting is None or answer.cost < fitting.cost else fitting
-            if answer.peak_bytes >= _ENOUGH * budget_bytes or answer.method.endswith(INTERRUPTED):
+            if answer.peak_bytes >= _ENOUGH * budget_bytes or answer.is_interrupted:
                 break
             too_little, limit = limit, limit * sqrt(budget_bytes / answer.peak_bytes)
         if too_little * _CLOSE >= min(too_much, limit):

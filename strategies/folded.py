@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.strategies.batches import BatchElimination, alike, each
+from rhino.strategies.batches import BatchElimination, alike, each, pair
 from rhino.strategies.eliminate import Bools, Core, Elimination, Parts, TableStore, TooWideError
 from rhino.strategies.periods import Stretch
 from rhino.strategies.problem import Ints, Problem, starts
@@ -142,7 +142,7 @@ class _Short:
 
 
 def _codes(scopes: Ints) -> Ints:
-    return scopes[:, 0] << 32 | scopes[:, 1]
+    return pair(*scopes.T)
 
 
 class _Layer:

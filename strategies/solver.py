@@ -165,9 +165,7 @@ class Solver:
 
     def _folded(self, node_costs: Ints, edge_costs: Ints) -> FoldedElimination | None:
         """Returns an elimination in which alike layers are one, where there are enough."""
-        if self.is_wide or not is_large(self.problem):
-            return None
-        if self.stretch is None:
+        if self.is_wide or not is_large(self.problem) or self.stretch is None:
             return None
         return folded(self.problem, self.stretch, self.store, node_costs, edge_costs, self.limits.table_entries)
 
