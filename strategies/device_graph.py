@@ -4,7 +4,7 @@ It is what localizing writes (`rhino.passes.localize`), with what XLA puts in be
 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
 all-to-all takes parts, and what it gives is joined; all-reduces are sent together (`rhino.strategies.joining`); products and convolutions
 want their operands' dims in an order of their own; what is added to a scatter over zeros is scattered into; a pad or a slice that takes
-everything is none.
+everything is none. On a mesh of one device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -100,7 +100,8 @@ class _Writer:
         self.scatter_of = self.scatters_into_terms()
         self.waits = set(self.scatter_of.values())
         self.layer = _NO_LAYER
-        self.outermost = outermost_dims(self.plan)
+        self.is_alone = prod(self.plan.sizes) == 1
+        self.outermost = {} if self.is_alone else outermost_dims(self.plan)
 
     def run(self) -> Graph:
         """Writes all ops, and returns the graph of what was written."""
@@ -240,7 +241,7 @@ class _Writer:
 
     def move(self, value: int, held: int, source: Spec, target: Spec) -> int:
         """Returns `held`, which stands for `value` in spec `source`, brought to spec `target`."""
-        if source == target:
+        if source == target or self.is_alone:
             return held
         key = (self.type_of[value], source, target, self.is_free[value], self.reduction(value))
         if key not in self.ways:

@@ -133,6 +133,17 @@ def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
     assert graph.type_of(graph.returns[0]).num_bytes == 128 // (1 if target == R else 2)
 
 
+@pytest.mark.parametrize("source", [S0, S1])
+def test_one_device_sends_nothing_and_waits_for_no_sum(source):
+    """A plan may split along an axis of one device: its collectives would copy, and its sums be joined, with all that waits."""
+    kind, total = tensor((4, 8)), tensor((8,))
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %y = stablehlo.tanh %x : {kind}
+      %z = stablehlo.reduce(%y init: %o) applies stablehlo.add across dimensions = [0] : ({kind}, tensor<f32>) -> {total}"""
+    found, _ = local(body, {"x": kind}, {"y": kind, "z": total}, {0: source, 2: source}, (R, R), size=1)
+    assert found == ["constant", "tanh", "reduce"]
+
+
 @pytest.mark.parametrize(("other", "returned", "copies"), [("tanh", R, 0), ("tanh", S1, 1), ("reverse", R, 1)])
 def test_what_two_collectives_read_is_copied_once_and_not_where_all_want_it_in_their_order(other, returned, copies):
     """What is computed from it element by element, and gathered as well, lies in that order; what is not gathered, or moved, does not."""
