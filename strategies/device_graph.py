@@ -4,7 +4,7 @@ It is what localizing writes (`rhino.passes.localize`), with what XLA puts in be
 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
 all-to-all takes parts, and what it gives is joined; all-reduces are sent together (`rhino.strategies.joining`); products and convolutions
 want their operands' dims in an order of their own; what is added to a scatter over zeros is scattered into; a pad or a slice that takes
-everything is none. On a mesh of one device nothing is sent.
+everything is none; what is cut out of a value or copied to an order twice is so once. On a mesh of one device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -23,6 +23,7 @@ from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
 from rhino.strategies.gather_order import outermost_dim, outermost_dims
 from rhino.strategies.joining import joined
+from rhino.strategies.order import regions
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, way
@@ -46,13 +47,15 @@ def device_graph(plan: Plan) -> Graph:
 class _Form:
     """The class of an op that is to be written, and the types of its results, by number; and how often it is written, on one operand.
 
-    What puts dims in an `order` is written once for each value: two collectives that read it so share the copy.
+    What gives the same wherever it is written, for it puts dims in an order or cuts a device's part out, says so (`alike`): it is written
+    once for each value and loop (`HloCSE`). So two collectives that read a value in one order share the copy, and what is cut out of a
+    weight on the way forward stays for the way back.
     """
 
     cls: int
     results: tuple[int, ...]
     copies: int = 1
-    order: Arranged = None
+    alike: Arranged | Step = None
 
 
 _Layer = tuple[int, int]
@@ -86,7 +89,9 @@ class _Writer:
 
     orders: dict[tuple[int, int, int], Arranged] = field(default_factory=dict)
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
-    rearranged: dict[tuple[int, Arranged], int] = field(default_factory=dict)
+    written: dict[tuple[int, Arranged | Step, int], list[int]] = field(default_factory=dict)
+    """What was made of values, by loop."""
+
     layers: list[_Layer] = field(default_factory=list)
     copies_of: list[int] = field(default_factory=list)
     waiting: dict[int, list[int]] = field(default_factory=dict)
@@ -100,6 +105,8 @@ class _Writer:
         self.scatter_of = self.scatters_into_terms()
         self.waits = set(self.scatter_of.values())
         self.layer = _NO_LAYER
+        self.region = regions(graph)
+        self.loop = -1
         self.is_alone = prod(self.plan.sizes) == 1
         self.outermost = {} if self.is_alone else outermost_dims(self.plan)
 
@@ -110,9 +117,9 @@ class _Writer:
             self.add_value(self.number(_local(graph.type_of(value), plan.specs[value], plan.sizes)), -1)
             self.stored.append(value)
         for op in range(graph.num_ops):
-            self.layer = self.layer_of(op)
+            self.layer, self.loop = self.layer_of(op), self.region[op]
             self.op(op)
-        self.layer = _NO_LAYER
+        self.layer, self.loop = _NO_LAYER, -1
         returns = [self.move(v, self.stored[v], plan.specs[v], spec) for v, spec in zip(graph.returns, plan.returned, strict=True)]
         if graph.repeats is not None:
             for value, written in [*enumerate(self.stored[: len(graph.arguments)]), *zip(graph.returns, returns, strict=True)]:
@@ -163,7 +170,7 @@ class _Writer:
         for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
             self.stored.append(result)
             if value in self.outermost:
-                self.rearranged[result, self.order_of(value)] = result  # it lies so
+                self.written[result, self.order_of(value), self.loop] = [result]  # it lies so
             self.stored[value] = self.move(value, result, comes, self.plan.specs[value])
             if repeats is not None:
                 self.copies_of[result] = self.copies_of[self.stored[value]] = int(repeats.copies[value])
@@ -193,7 +200,9 @@ class _Writer:
         """Returns what a loop starts with, with its dims in the order in which its body reads it."""
         order = self.order_of(carried)
         kind = self.value_type[value]
-        return value if order is None else self.in_order(value, order, self.plain(_COPY, kind, kind, self.is_made_free(value)))
+        if order is None:
+            return value
+        return self.once(replace(self.plain(_COPY, kind, kind, self.is_made_free(value)), alike=order), value)[0]
 
     def order_of(self, value: int) -> Arranged:
         """Returns the order of dims in which all want a value that an op computes or a loop keeps, None for that of rows."""
@@ -210,13 +219,17 @@ class _Writer:
         if order is None:
             return value
         kind, free = self.value_type[value], self.is_made_free(value)
-        return self.in_order(value, order, self.plain(_VIEW if order == "view" else _COPY, kind, kind, free))
+        return self.once(replace(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), alike=order), value)[0]
 
-    def in_order(self, value: int, order: Arranged, form: _Form) -> int:
-        """Returns a value with its dims in an order, written once."""
-        if (value, order) not in self.rearranged:
-            self.rearranged[value, order] = self.write(form, [value])[0]
-        return self.rearranged[value, order]
+    def once(self, form: _Form, value: int) -> list[int]:
+        """Returns what comes of an op that gives the same wherever it is written, if it is not there yet in a loop around."""
+        loop = self.loop
+        while (value, form.alike, loop) not in self.written and loop >= 0:
+            loop = self.region[loop]
+        if (value, form.alike, loop) not in self.written:
+            loop = self.loop
+            self.written[value, form.alike, loop] = self.write_all(form, [value])
+        return self.written[value, form.alike, loop]
 
     def is_made_free(self, value: int) -> bool:
         """Says whether a value depends on constants alone."""
@@ -252,12 +265,7 @@ class _Writer:
         """Returns what comes of a value by a way."""
         parts = [held]
         for form in forms:
-            if form.order is not None:
-                parts = [self.in_order(parts[0], form.order, form)]
-            elif form.copies > 1:
-                parts = [self.write(form, parts)[0] for _ in range(form.copies)]
-            else:
-                parts = list(self.write(form, parts))
+            parts = self.write_all(form, parts) if form.alike is None else self.once(form, parts[0])
         return parts[0]
 
     def reduction(self, value: int) -> str:
@@ -278,9 +286,9 @@ class _Writer:
         """Returns the ops that a step of a way is."""
         before, after = (self.number(_laid_out(whole, layout, self.plan.sizes)) for layout in (step.before, step.after))
         if free or step.kind == "slice":
-            return (self.plain(_SLICE if free else _CUT, before, after, free),)
+            return (replace(self.plain(_SLICE if free else _CUT, before, after, free), alike=step),)
         if step.kind == ALL_TO_ALL:
-            return self.exchange(before, after, prod(self.plan.sizes[axis] for axis in step.axes))
+            return self.exchange(step, before, after)
         made = self.form(OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0))
         if step.kind == _ALL_REDUCE:
             self.all_reduces[made.cls] = (reduction, whole.dtype, step.axes)
@@ -288,21 +296,25 @@ class _Writer:
         if dim is None or is_major(whole.shape, step, self.plan.sizes):
             return (made,)
         return (
-            replace(self.plain(_COPY, before, before, False), order=_outermost(dim, len(whole.shape))),
+            replace(self.plain(_COPY, before, before, False), alike=_outermost(dim, len(whole.shape))),
             made,
             self.plain(_COPY, after, after, False),
         )
 
-    def exchange(self, before: int, after: int, count: int) -> tuple[_Form, ...]:
-        """Returns the ops that an all-to-all among `count` devices is."""
-        kind = self.types[before]
+    def exchange(self, step: Step, before: int, after: int) -> tuple[_Form, ...]:
+        """Returns the ops that an all-to-all is."""
+        kind, count = self.types[before], prod(self.plan.sizes[axis] for axis in step.axes)
         part = TensorType((kind.num_bytes // kind.element_bytes // count,), kind.dtype, kind.element_bytes)
         sent = OpClass(ALL_TO_ALL, (part,) * count, (part,) * count, None, None, (), False, False, 0)
         joined = OpClass(_JOIN, (part,) * count, (self.types[after],), None, None, (), False, False, 0)
         cut = self.plain(_SLICE, before, self.number(part), False)
-        return replace(cut, copies=count), self.form(sent), self.form(joined)
+        return replace(cut, copies=count, alike=step), self.form(sent), self.form(joined)
 
     # Writing
+
+    def write_all(self, form: _Form, operands: Sequence[int]) -> list[int]:
+        """Writes an op as often as its form says, and returns all results."""
+        return [value for _ in range(form.copies) for value in self.write(form, operands)]
 
     def write(self, form: _Form, operands: Sequence[int]) -> range:
         """Writes an op and returns its results."""

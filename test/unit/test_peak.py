@@ -14,7 +14,7 @@ from rhino.strategies.device_graph import device_graph
 from rhino.strategies.fitting import fit
 from rhino.strategies.fusion import fuse
 from rhino.strategies.peak import Lives, predicted_peak
-from rhino.strategies.plan import Plan, implied
+from rhino.strategies.plan import Plan, implied, loop_states
 from rhino.strategies.schedule import schedules_fused
 
 # What is computed inside what
@@ -110,8 +110,10 @@ def local(body, arguments, results, specs, returned, size=2):
     """The names of the ops of a device's program, with values stored and returned as given, on one axis."""
     graph = program_of(function(body, arguments, results), size).graph
     stored = [specs.get(value, R) for value in range(graph.num_values)]
-    ops = tuple(implied(graph, op, stored, (size,)) for op in range(graph.num_ops))
-    plan = Plan(graph, (size,), ops, tuple(stored), returned)
+    ops = [implied(graph, op, stored, (size,)) for op in range(graph.num_ops)]
+    for loop in graph.loops:
+        ops[loop.op], ops[loop.end] = loop_states(graph, loop, stored)
+    plan = Plan(graph, (size,), tuple(ops), tuple(stored), returned)
     assert predicted_peak(plan) > 0
     found = device_graph(plan)
     return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found
@@ -154,6 +156,37 @@ def test_what_two_collectives_read_is_copied_once_and_not_where_all_want_it_in_t
     gather = ["all_gather", "transpose"]
     end = ["transpose", *gather] if returned == R else []
     assert found == ["negate", *["transpose"] * copies, *gather, "reverse", other, *gather, *end]
+
+
+@pytest.mark.parametrize(("second", "cuts"), [(S0, 1), (S1, 2)])
+def test_what_is_cut_out_of_a_value_for_one_op_is_there_for_the_next(second, cuts):
+    """Not so another part of it."""
+    kind = tensor((8, 8))
+    body = f"%y = stablehlo.tanh %x : {kind}\n%z = stablehlo.negate %x : {kind}"
+    found, _ = local(body, {"x": kind}, {"y": kind, "z": kind}, {0: R, 1: S0, 2: second}, (S0, second))
+    assert sorted(found) == sorted(["dynamic_slice"] * cuts + ["tanh", "negate"])
+
+
+@pytest.mark.parametrize(("first", "cuts"), [("%y = stablehlo.tanh %x : KIND", 1), ("%y = stablehlo.tanh %v : KIND", 2)])
+def test_what_a_loop_cuts_out_of_a_value_is_there_only_in_it(first, cuts):
+    """Behind the loop the same part is cut out again, unless it was there before."""
+    kind, count = tensor((8, 8)), "tensor<i32>"
+    body = f"""{first.replace("KIND", kind)}
+      %o = stablehlo.constant dense<0> : {count}
+      %most = stablehlo.constant dense<3> : {count}
+      %e:2 = stablehlo.while(%i = %o, %a = %v) : {count}, {kind} cond {{
+        %more = stablehlo.compare LT, %i, %most : ({count}, {count}) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      }} do {{
+        %b = stablehlo.add %a, %x : {kind}
+        stablehlo.return %i, %b : {count}, {kind}
+      }}
+      %z = stablehlo.negate %x : {kind}"""
+    arguments = {"x": kind, "v": kind}
+    graph = program_of(function(body, arguments, {"e#1": kind, "y": kind, "z": kind})).graph
+    specs = {value: S0 for value in range(1, graph.num_values) if graph.type_of(value).shape}
+    found, _ = local(body, arguments, {"e#1": kind, "y": kind, "z": kind}, specs, (S0,) * 3)
+    assert found.count("dynamic_slice") == cuts
 
 
 @pytest.mark.parametrize(("other", "loops", "before"), [("", 2, ["transpose"]), ("%n = stablehlo.negate %part : PART", 1, [])])
