@@ -7,7 +7,8 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
   more than once;
 - who reads one operand of its own rank at most is computed again in each reader that takes it in, whatever others do; who reads several is
   computed inside all of its readers, on all ways to them, or inside none;
-- a constant of a type that collectives have in another order of dims is copied for what a convolution reads, which so reads two operands;
+- a constant of which all that is selected goes to collectives along a minor dim lies in their order of dims: it is copied for what a
+  convolution or a pooling reads, which so reads two operands;
 - a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to three factors that
   nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
   it reads lies in memory, constants too; but not the one that such a product is scaled by if that has dims of one element, for without
@@ -19,12 +20,12 @@ A view that is read from memory lies where its operand does, unless that is comp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from rhino.ir.graph import BARRIER, COSTLY, PART_UPDATE, REDUCE, REPEATS, Graph, OpClass
+from rhino.ir.graph import BARRIER, COSTLY, MOVES, PART_UPDATE, REDUCE, REPEATS, Graph, OpClass
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT
 from rhino.strategies.order import regions
 
@@ -40,7 +41,10 @@ _LIBRARY_ELEMENTS: Final = 4096
 _FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
 _DEEPEST_FACTOR: Final = 2
 _GATHER, _DIVIDE, _MULTIPLY, _MAXIMUM = "stablehlo.gather", "stablehlo.divide", "stablehlo.multiply", "stablehlo.maximum"
-_COPY, _ALL_GATHER, _REDUCE_SCATTER = "stablehlo.transpose", "all_gather", "reduce_scatter"
+_COPY = "stablehlo.transpose"
+_CUTS: Final = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
+_TURNING: Final = frozenset({"all_gather", "reduce_scatter"})
+_WINDOWS: Final = frozenset({CONVOLUTION, "stablehlo.reduce_window"})
 _SUBTRACT, _EXPONENTIAL = "stablehlo.subtract", "stablehlo.exponential"
 _IN_LIBRARY: Final = frozenset(
     f"stablehlo.{name}"
@@ -97,7 +101,7 @@ class _Fusion:
         """Pairs of ops within one call of a library: who gives, who reads."""
         self.repeats = self.find_repeats()
         self.turned = self.find_turned()
-        self.convolved = {self.maker[v] for op, cls in enumerate(self.classes) if cls.name == CONVOLUTION for v in self.operands[op]}
+        self.windowed = {self.maker[v] for op, cls in enumerate(self.classes) if cls.name in _WINDOWS for v in self.operands[op]}
         self.is_costly = [cls.name in COSTLY and not self.is_by_repeats(op) for op, cls in enumerate(self.classes)]
         self.once: set[int] = set()
         """Values that are not computed twice."""
@@ -129,18 +133,34 @@ class _Fusion:
         return self.classes[op].name == _DIVIDE and self.repeats[self.operands[op][1]]
 
     def find_turned(self) -> set[int]:
-        """Returns the numbers of the types of what is copied to be gathered, or after it is summed, so that the dim of that is outermost.
+        """Returns the constants that lie in the order of collectives, which is that of all that reads them but maxima.
 
-        XLA (`LayoutAssignment`) lets constants of such a type lie in that order, which is that of other ops beside the collectives.
+        XLA (`LayoutAssignment`) goes back from what collectives want through what is computed element by element, and through cuts.
         """
-        found = set[int]()
-        for op, cls in enumerate(self.classes):
-            for value in self.operands[op]:
-                maker = self.classes[self.maker[value]]
-                is_turned = (cls.name == _ALL_GATHER and _is_copy(maker)) or (maker.name == _REDUCE_SCATTER and _is_copy(cls))
-                if self.maker[value] >= 0 and is_turned:
-                    found.add(int(self.graph.value_type[value]))
-        return found
+        turned = [False] * self.graph.num_values
+        for value in range(self.graph.num_values - 1, -1, -1):
+            op = self.maker[value]
+            if op >= 0 and (self.classes[op].free or self.is_element_by_element(op)):
+                readers = [reader for reader in self.readers[value] if not self.is_maximum(reader)]
+                turned[value] = bool(readers) and all(self.is_turned(reader, turned) for reader in readers)
+        return {value for value, found in enumerate(turned) if found and self.is_constant(value)}
+
+    def is_turned(self, reader: int, turned: Sequence[bool]) -> bool:
+        """Says whether who reads a value wants it in the order of a collective: as a copy for that, or as its own result is wanted."""
+        if reader == self.graph.num_ops:
+            return False
+        result = self.first[reader]
+        if _is_copy(self.classes[reader]):
+            return any(after < self.graph.num_ops and self.classes[after].name in _TURNING for after in self.readers[result])
+        return turned[result]
+
+    def is_maximum(self, op: int) -> bool:
+        """Says whether an op is a maximum; the end is none."""
+        return op < self.graph.num_ops and self.classes[op].name == _MAXIMUM
+
+    def is_element_by_element(self, op: int) -> bool:
+        """Says whether an op computes each element from those at the same place of its operands, or of a larger one."""
+        return self.classes[op].fusible and (self.classes[op].name in _CUTS or self.classes[op].name not in MOVES)
 
     def is_unary(self, op: int) -> bool:
         """Says whether an op reads one operand of its own rank at most (`EffectivelyAtMostUnary`)."""
@@ -148,9 +168,8 @@ class _Fusion:
         return sum(not self.is_repeated(value, op) and self.ranks[value] >= rank for value in self.operands[op]) <= 1
 
     def is_repeated(self, value: int, op: int) -> bool:
-        """Says whether an operand is seen to be broadcast: not if its copy is read, by what a convolution wants in rows."""
-        is_copied = op in self.convolved and self.is_constant(value) and int(self.graph.value_type[value]) in self.turned
-        return self.repeats[value] and not is_copied
+        """Says whether an operand is seen to be broadcast: not if its copy is read, by what a convolution or a pooling wants in rows."""
+        return self.repeats[value] and not (op in self.windowed and value in self.turned)
 
     def is_constant(self, value: int) -> bool:
         """Says whether a value depends on constants alone."""

@@ -221,19 +221,20 @@ def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other,
     assert all(int(written.operands(loop.op)[2]) == (written.results(3).start if before else 0) for loop in written.loops)
 
 
-@pytest.mark.parametrize(("stored", "again"), [(R, True), (split(3), False)])
-def test_a_constant_lies_in_one_order_and_who_reads_a_copy_of_it_is_computed_once(stored, again):
-    """Beside a value of its type that is gathered along its minor dim, a maximum with it reads two tensors, if a convolution reads it."""
-    image, filters, whole = tensor((2, 4, 4, 8)), tensor((3, 3, 8, 8)), tensor((2, 4, 4, 16))
+@pytest.mark.parametrize(("stored", "again"), [(R, True), (S0, True), (split(3), False)])
+def test_a_constant_lies_as_what_selects_from_it_is_gathered_and_who_reads_a_copy_of_it_is_computed_once(stored, again):
+    """Along the minor dim: then a maximum with it, that a convolution reads in rows, reads two tensors, the value and the copy."""
+    image, filters, flags = tensor((2, 4, 4, 8)), tensor((3, 3, 8, 8)), "tensor<2x4x4x8xi1>"
     body = f"""%c = stablehlo.constant dense<0.0> : {image}
       %m = stablehlo.maximum %x, %c : {image}
       %y = stablehlo.convolution(%m, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
         window = {{pad = [[1, 1], [1, 1]]}} {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}}
         : ({image}, {filters}) -> {image}
       %z = stablehlo.tanh %m : {image}
-      %u = stablehlo.negate %v : {whole}"""
-    arguments = {"x": image, "w": filters, "v": whole}
-    graph = local(body, arguments, {"y": image, "z": image, "u": whole}, {2: stored, 7: stored}, (R, R, R))[1]
+      %p = stablehlo.compare GT, %x, %c : ({image}, {image}) -> {flags}
+      %s = stablehlo.select %p, %v, %c : {flags}, {image}"""
+    arguments, results = {"x": image, "w": filters, "v": image}, {"y": image, "z": image, "s": image}
+    graph = local(body, arguments, results, dict.fromkeys((2, 7, 8), stored), (R, R, R))[1]
     names = [graph.cls(op).name for op in range(graph.num_ops)]
     assert ((names.index("stablehlo.tanh"), 0) in fuse(graph).uses) == again
 
