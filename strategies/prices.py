@@ -3,7 +3,8 @@
 For prices l_t >= 0 the problem cost + sum_t l_t (memory_t - budget) has no memory rows, so the solver takes it as it stands, and its value
 is a lower bound on the constrained optimum. The best prices are the duals of a small LP over the choices found so far (Dantzig-Wolfe):
 every solve adds a choice, every violated time a row. Prices move alike tensors together, so choices on either side of the budget are
-recombined part by part. What is left between the answer and the bound is reported; a problem small enough is finished by MILP.
+recombined part by part, and cut at seams (`rhino.strategies.seams`). What is left between the answer and the bound is reported; a problem
+small enough is finished by MILP.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ import numpy as np
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
+from rhino.strategies.seams import seamed
 from rhino.strategies.small_rows import solve_small
 from rhino.strategies.solver import Prices, Solved, Solver
 
 _MIXED = 8
 """How many of the smallest choices are mixed with each other where none of them fits."""
+
+_REFINED = 8
+"""How many times in turn the best answer is refined by all columns at most."""
+
+_BASES = 3
+"""From how many of the cheapest columns that fit seams are tried: what another column gave the best may be in the way of a better one."""
 
 _LADDER = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0, 256.0)
 """First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step. Of scanned
@@ -38,14 +46,18 @@ _LEFT = 0.25
 """Prices are good enough once they can raise the bound by no more than this share of the gap that they cannot close."""
 
 
+Column = tuple[Ints, float, Floats]
+"""A choice that was found [nodes], what it costs, and what it keeps at every time [times]; all this under any budget."""
+
+
 @dataclass(eq=False)
 class PricedSearch:
-    """The search for prices, from the optimum without a budget. `columns` are the choices found, with cost, and memory at every time."""
+    """The search for prices, from the optimum without a budget. `columns` may hold what was found under another budget."""
 
     solver: Solver
     budget: float
     first: Answer
-    columns: list[tuple[Ints, float, Floats]] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     bound: float = -np.inf
     best: Answer | None = None
@@ -55,6 +67,8 @@ class PricedSearch:
     def run(self) -> Outcome:
         """Returns the best answer under the budget with the bound that the prices prove, or the proof that nothing fits."""
         self.bound, self.highest = self.first.bound, Solved(self.first.states, self.first.bound, self.first.bound)
+        for states, cost, memory in self.columns:
+            self.consider(states, cost, memory)
         self.note(self.first.states)
         try:
             return self.search()
@@ -83,6 +97,7 @@ class PricedSearch:
         if self.best is None:
             self.mix_to_fit()
         self.tighten()
+        self.refine()
         return self.close()
 
     def at(self, prices: Prices) -> Solved:
@@ -101,7 +116,7 @@ class PricedSearch:
     def closed(self, mixture_cost: float) -> bool:
         """Says whether the best answer is near enough to the bound, or the bound as high as prices can raise it."""
         gap, bound = self.solver.limits.gap, self.highest.value
-        if self.best is not None and self.best.cost - bound <= gap * abs(self.best.cost):
+        if self.is_near(bound):
             return True
         if not np.isfinite(mixture_cost):
             return False
@@ -109,6 +124,10 @@ class PricedSearch:
         if self.best is not None:
             enough = max(enough, min(gap * abs(mixture_cost), _LEFT * (self.best.cost - mixture_cost)))
         return mixture_cost - bound <= enough
+
+    def is_near(self, bound: float) -> bool:
+        """Says whether there is an answer so near to `bound` that the search is content."""
+        return self.best is not None and self.best.cost - bound <= self.solver.limits.gap * abs(self.best.cost)
 
     def note(self, states: Ints) -> bool:
         """Takes up a choice: a column, its worst times as rows, and perhaps the best answer. Returns whether it taught anything."""
@@ -119,9 +138,13 @@ class PricedSearch:
         if not known:
             cost = problem.cost(states)
             self.columns.append((states, cost, memory))
-            if memory.max() <= self.budget and (self.best is None or cost < self.best.cost):
-                self.best = make_answer(problem, states, self.bound, f"{self.solver.method} at memory prices, recombined")
+            self.consider(states, cost, memory)
         return taught or not known
+
+    def consider(self, states: Ints, cost: float, memory: Floats) -> None:
+        """Makes a column the best answer if it fits and is cheaper."""
+        if memory.max() <= self.budget and (self.best is None or cost < self.best.cost):
+            self.best = make_answer(self.solver.problem, states, self.bound, f"{self.solver.method} at memory prices, recombined")
 
     def seek_feasible(self) -> Infeasible | None:
         """Finds choices of which a mixture fits, or the proof that none does: at rising prices first, then by memory alone."""
@@ -207,10 +230,9 @@ class PricedSearch:
         self.bound = max(self.bound, solved.bound)
         if solved is not self.highest:
             self.note(solved.states)
-            self.recombine()
 
     def recombine(self) -> None:
-        """Improves the best answer by taking over, component by component, what columns do differently; each pair is tried once.
+        """Improves the best answer by taking over, part by part, what columns do differently; each pair is tried once.
 
         A dearer column may do some of it better.
         """
@@ -222,14 +244,31 @@ class PricedSearch:
             if better is not None:
                 self.note(better)
 
+    def refine(self) -> None:
+        """Improves the best answer by what columns do differently, in whole parts and up to seams, as long as that helps."""
+        for _ in range(_REFINED):
+            before = self.best
+            if before is None or self.is_near(self.bound):
+                return
+            self.recombine()
+            columns = list(self.columns)
+            fitting = sorted((cost, number) for number, (_, cost, memory) in enumerate(columns) if memory.max() <= self.budget)
+            for _, base in fitting[:_BASES]:
+                for states, *_ in columns:
+                    mixed = seamed(self.solver.problem, columns[base][0], states, self.budget, self.times)
+                    if mixed is not None:
+                        self.note(mixed)
+            if self.best is before:
+                return
+
     def mix_to_fit(self) -> None:
         """Looks for mixtures of two choices that fit although neither does, the smallest first."""
         order = sorted(range(len(self.columns)), key=lambda number: float(self.columns[number][2].max()))
         for first, second in combinations(order[:_MIXED], 2):
-            mixed = recombination(self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget, self.times)
-            if mixed is not None:
-                self.note(mixed)
-        self.recombine()
+            for mix in (recombination, seamed):
+                mixed = mix(self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget, self.times)
+                if mixed is not None:
+                    self.note(mixed)
 
     def close(self) -> Outcome:
         """Finishes a small problem by MILP; else returns the best answer under the bound that was reached."""

@@ -1,40 +1,88 @@
 """Mix two choices: where they differ in parts that do not touch, each part may follow either.
 
-The nodes in which two choices differ fall into components that no edge joins. Taking a component over changes the cost and the memory
-by amounts that do not depend on the others, so the best mixture under a budget is a knapsack over components, solved exactly by MILP
-(equal components are one integer variable; a time becomes a row when a mixture breaks the budget at it).
+The nodes in which two choices differ fall into parts that no edge joins. Taking a part over changes the cost and the memory by amounts
+that do not depend on the others, so the best mixture under a budget is a knapsack over parts, solved exactly by MILP (equal parts are one
+integer variable; a time becomes a row when a mixture breaks the budget at it). A part that is too large to be taken over whole may be cut
+in two: `rhino.strategies.seams`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rhino.strategies.components import components
 from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.small_rows import solve_small
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """The parts in which two choices differ: connected nodes, with no edge from one part to another.
+
+    `label` [nodes] is the part of a node, -1 where both choose the same; `count` is how many there are.
+    """
+
+    problem: Problem
+    base: Ints
+    other: Ints
+    label: Ints
+    count: int
+
+    @staticmethod
+    def of(problem: Problem, base: Ints, other: Ints) -> Parts:
+        """Returns the parts in which `other` [nodes] differs from `base` [nodes]."""
+        differs = base != other
+        nodes, both = np.flatnonzero(differs), differs[problem.edge_u] & differs[problem.edge_v]
+        component = components(problem.num_nodes, np.stack([problem.edge_u[both], problem.edge_v[both]], axis=1))[nodes]
+        kept, label = np.unique(component), np.full(problem.num_nodes, -1, dtype=np.int64)
+        label[nodes] = np.searchsorted(kept, component)
+        return Parts(problem, base, other, label, len(kept))
+
+    def cost_changes(self) -> Floats:
+        """Returns what taking over each part changes in cost [parts], in seconds."""
+        edges = np.arange(self.problem.num_edges)
+        return self._changes(self.problem.node_table, np.arange(self.problem.num_nodes), self.problem.edge_table, edges)
+
+    def byte_changes(self, time: int) -> Floats:
+        """Returns what taking over each part changes in memory at a time [parts], in bytes."""
+        nodes, edges = self.problem.node_residents, self.problem.edge_residents
+        of_nodes = np.flatnonzero((nodes.start <= time) & (nodes.end >= time))
+        of_edges = np.flatnonzero((edges.start <= time) & (edges.end >= time))
+        return self._changes(nodes.table[of_nodes], nodes.owner[of_nodes], edges.table[of_edges], edges.owner[of_edges])
+
+    def _changes(self, node_tables: Ints, nodes: Ints, edge_tables: Ints, edges: Ints) -> Floats:
+        """Returns what changes in tables of nodes and of edges [parts]. The two ends of an edge are never in different parts."""
+        problem, base, other, change = self.problem, self.base, self.other, np.zeros(self.count)
+        mine = self.label[nodes] >= 0
+        tables, nodes = node_tables[mine], nodes[mine]
+        np.add.at(change, self.label[nodes], problem.node_entries(tables, nodes, other) - problem.node_entries(tables, nodes, base))
+        part = np.maximum(self.label[problem.edge_u[edges]], self.label[problem.edge_v[edges]])
+        tables, edges, part = edge_tables[part >= 0], edges[part >= 0], part[part >= 0]
+        gained = problem.edge_entries(tables, edges, other, other) - problem.edge_entries(tables, edges, base, base)
+        np.add.at(change, part, gained)
+        return change
+
+
 def recombination(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
-    """Returns the cheapest mixture of two choices, by components of where they differ, that fits; None if only `base` does.
+    """Returns the cheapest mixture of two choices, by the parts in which they differ, that fits; None if only `base` does.
 
     `times` are those at which memory is likely to bind.
     """
-    groups = _components(problem, np.flatnonzero(base != other))
-    if not groups:
+    parts = Parts.of(problem, base, other)
+    if not parts.count:
         return None
-    label = np.full(problem.num_nodes, -1, dtype=np.int64)
-    for number, group in enumerate(groups):
-        label[group] = number
-    gain = _cost_changes(problem, base, other, label, len(groups))
+    gain = parts.cost_changes()
     before = problem.memory(base)
     room = {time: budget - float(before[time]) for time in times}
     while True:
-        picks = _knapsack(problem, base, other, label, gain, room)
+        picks = _knapsack(parts, gain, room)
         if picks is None:
             return None
-        mixed = np.where((label >= 0) & picks[label], other, base)
+        mixed = np.where((parts.label >= 0) & picks[parts.label], other, base)
         memory = problem.memory(mixed)
         worst = int(memory.argmax())
         if memory[worst] <= budget:
@@ -44,65 +92,13 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float, time
         room[worst] = 3 * room[worst] - 2 * change if worst in room else budget - float(before[worst])
 
 
-def _components(problem: Problem, nodes: Ints) -> list[list[int]]:
-    inside = np.zeros(problem.num_nodes, dtype=bool)
-    inside[nodes] = True
-    both = inside[problem.edge_u] & inside[problem.edge_v]
-    component = components(problem.num_nodes, np.stack([problem.edge_u[both], problem.edge_v[both]], axis=1))
-    groups: dict[int, list[int]] = {}
-    for node, number in zip(nodes.tolist(), component[nodes].tolist(), strict=True):
-        groups.setdefault(number, []).append(node)
-    return list(groups.values())
+def _knapsack(parts: Parts, gain: Floats, room: dict[int, float]) -> NDArray[np.bool_] | None:
+    """Chooses the parts to take over, by the bytes that they may add at each time in `room`. None where nothing fits.
 
-
-def _cost_changes(problem: Problem, base: Ints, other: Ints, label: Ints, count: int) -> Floats:
-    """Returns what taking over each component changes in cost [components]."""
-    change = np.zeros(count)
-    nodes, edges = np.flatnonzero(label >= 0), _touched_edges(problem, label)
-    np.add.at(change, label[nodes], _node_changes(problem, problem.node_table[nodes], nodes, base, other))
-    np.add.at(change, _owners(problem, label)[edges], _edge_changes(problem, problem.edge_table[edges], edges, base, other))
-    return change
-
-
-def _byte_changes(problem: Problem, base: Ints, other: Ints, label: Ints, count: int, time: int) -> Floats:
-    """Returns what taking over each component changes in memory at one time [components]."""
-    change = np.zeros(count)
-    nodes, edges, owners = problem.node_residents, problem.edge_residents, _owners(problem, label)
-    rows = np.flatnonzero((nodes.start <= time) & (nodes.end >= time) & (label[nodes.owner] >= 0))
-    np.add.at(change, label[nodes.owner[rows]], _node_changes(problem, nodes.table[rows], nodes.owner[rows], base, other))
-    rows = np.flatnonzero((edges.start <= time) & (edges.end >= time) & (owners[edges.owner] >= 0))
-    np.add.at(change, owners[edges.owner[rows]], _edge_changes(problem, edges.table[rows], edges.owner[rows], base, other))
-    return change
-
-
-def _node_changes(problem: Problem, tables: Ints, nodes: Ints, base: Ints, other: Ints) -> Floats:
-    return problem.node_entries(tables, nodes, other) - problem.node_entries(tables, nodes, base)
-
-
-def _edge_changes(problem: Problem, tables: Ints, edges: Ints, base: Ints, other: Ints) -> Floats:
-    """Returns what changes in tables of edges when the component at an end (or both ends, of the same one) is taken over."""
-    return problem.edge_entries(tables, edges, other, other) - problem.edge_entries(tables, edges, base, base)
-
-
-def _owners(problem: Problem, label: Ints) -> Ints:
-    """Returns the component that each edge touches, -1 for none [edges]; the two ends are never in different ones."""
-    owners: Ints = np.maximum(label[problem.edge_u], label[problem.edge_v])
-    return owners
-
-
-def _touched_edges(problem: Problem, label: Ints) -> Ints:
-    return np.flatnonzero(_owners(problem, label) >= 0)
-
-
-def _knapsack(
-    problem: Problem, base: Ints, other: Ints, label: Ints, gain: Floats, room: dict[int, float]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-    """Chooses the components to take over, by the bytes that they may add at each time in `room`. None where nothing fits.
-
-    Equal components are one integer variable.
+    Equal parts are one integer variable.
     """
-    count = len(gain)
-    rows = np.array([_byte_changes(problem, base, other, label, count, t) for t in room]).reshape(len(room), count)
+    count = parts.count
+    rows = np.array([parts.byte_changes(t) for t in room]).reshape(len(room), count)
     kinds, member = np.unique(np.vstack([gain[None, :], rows]), axis=1, return_inverse=True)
     member = np.asarray(member).reshape(-1)
     size = np.bincount(member, minlength=kinds.shape[1])
@@ -118,5 +114,5 @@ def _knapsack(
     for kind in range(len(size)):
         members = np.flatnonzero(member == kind)
         rank[members] = np.arange(len(members))
-    picks: np.ndarray[tuple[int], np.dtype[np.bool_]] = rank < taken[member]
+    picks: NDArray[np.bool_] = rank < taken[member]
     return picks
