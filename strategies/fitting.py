@@ -2,16 +2,17 @@
 
 Rows (`rhino.strategies.memory`) count before anything is chosen, the peak (`rhino.strategies.peak`) is that of the chosen program. So what
 rows may take is the budget times what they are more than the peak of the best choice of all. That is corrected until a choice fits: lowered
-by as much as a choice is over the budget, the next time twice that and so on, for a little less of rows may be no less of the peak; between
-a limit that nothing stays within and one whose choice does not fit, the middle is tried. Where a choice fits and leaves much of the budget,
-the limit is raised again, for a faster one may fit too. The bound of an answer is that of the choices whose rows stay within its limit.
+by as much as a choice is over the budget, the next time twice that and so on, for a little less of rows may be no less of the peak; and
+raised, never so far that a choice that did not fit would be found again, where nothing stays within it, or where a choice leaves much of
+the budget, for a faster one may fit too. Between two limits of which one is too much the middle is tried. The bound of an answer is that of
+the choices whose rows stay within its limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from math import inf, sqrt
+from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Final
 
 from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved
@@ -19,16 +20,16 @@ from rhino.strategies.problem import Ints
 from rhino.strategies.search import Search
 
 _TRIES: Final = 5
-"""How many limits of rows are tried."""
+"""How many limits of rows are tried, and so many more until anything fits."""
 
 _ENOUGH: Final = 0.95
 """A choice that takes this share of the budget will do."""
 
-_CLOSE: Final = 1.01
+_CLOSE: Final = 1.002
 """Between limits that are so close no other is tried."""
 
 _WIDER: Final = 1.125
-"""By how much the limit is widened, once, where nothing stays within it: rows are farther from the peaks of other choices."""
+"""By how much the limit is widened where nothing stays within it: rows are farther from the peaks of other choices."""
 
 PeakOf = Callable[[Ints], float]
 """The bytes that the program of a choice [nodes] takes of a device."""
@@ -41,29 +42,67 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
     best = told(free, peak_of)
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
-    limit = first = budget_bytes * free.peak_bytes / best.peak_bytes
-    too_little, too_much, power = 0.0, inf, 1
+    limit = budget_bytes * free.peak_bytes / best.peak_bytes
+    limits = _Limits(free.peak_bytes, limit * _WIDER)
     fitting: Answer | None = None
     refused: Infeasible | Unsolved | None = None
-    for _ in range(_TRIES):
+    for number in range(2 * _TRIES):
         found = search.within(limit, free)
-        if not isinstance(found, Answer):
-            refused = refused or _in_terms_of(found, budget_bytes / limit)
-            too_little, limit = limit, first * _WIDER
-        elif (answer := told(found, peak_of)).peak_bytes > budget_bytes:
-            too_much = min(limit, found.peak_bytes)
-            limit = too_much * (budget_bytes / answer.peak_bytes) ** power * (1 - 1e-9)
-            power *= 2
+        if isinstance(found, Answer):
+            answer = told(found, peak_of)
+            if answer.peak_bytes > budget_bytes:
+                limits.lower(min(limit, found.peak_bytes), answer.peak_bytes / budget_bytes)
+            else:
+                fitting = answer if fitting is None or answer.cost < fitting.cost else fitting
+                if answer.peak_bytes >= _ENOUGH * budget_bytes or answer.is_interrupted:
+                    break
+                limits.lift(limit, limit * sqrt(budget_bytes / answer.peak_bytes))
         else:
-            fitting = answer if fitting is None or answer.cost < fitting.cost else fitting
-            if answer.peak_bytes >= _ENOUGH * budget_bytes or answer.is_interrupted:
+            refused = refused or _in_terms_of(found, budget_bytes / limit)
+            if isinstance(found, Unsolved):
+                limits.lower(limit, _WIDER)
+            elif (least := max(limit, found.peak_bytes or 0.0)) < limits.widest:
+                limits.lift(least, limits.widest)
+            else:
                 break
-            too_little, limit = limit, limit * sqrt(budget_bytes / answer.peak_bytes)
-        if too_little * _CLOSE >= min(too_much, limit):
+        if limits.are_close or (fitting and number + 1 >= _TRIES):
             break
-        if too_little and too_much < inf:
-            limit = sqrt(too_little * too_much)
+        limit = limits.next
     return fitting or refused or Unsolved(best.bound, best.peak_bytes)
+
+
+@dataclass(eq=False)
+class _Limits:
+    """Which limit of rows is known to be too high, which too low, and which is the next to be tried, in bytes.
+
+    Where nothing stays within one, none above `widest` is tried.
+    """
+
+    too_high: float
+    widest: float
+    too_low: float = 0.0
+    next: float = 0.0
+    power: int = 1
+
+    def lower(self, limit: float, excess: float) -> None:
+        """Notes that `limit` is too high: what it allows is more than the budget by the factor `excess`, or nothing is found there."""
+        self.too_high = min(self.too_high, limit)
+        self.next = self.inside(limit / excess**self.power * (1 - 1e-9))
+        self.power *= 2
+
+    def lift(self, limit: float, wanted: float) -> None:
+        """Notes that `limit` is too low, and about how high it should be."""
+        self.too_low = max(self.too_low, limit)
+        self.next = self.inside(wanted)
+
+    def inside(self, limit: float) -> float:
+        """Returns a limit that is neither too low nor too high: `limit` itself, or the middle."""
+        return limit if self.too_low < limit < self.too_high else sqrt(self.too_low * self.too_high)
+
+    @property
+    def are_close(self) -> bool:
+        """Says whether there is hardly any limit left between them."""
+        return self.too_low * _CLOSE >= self.too_high
 
 
 def told(answer: Answer, peak_of: PeakOf) -> Answer:

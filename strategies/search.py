@@ -8,6 +8,7 @@ is interrupted (Ctrl-C) gives the best choice it has, if it has one that fits, w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Un
 from rhino.strategies.eliminate import TooWideError
 from rhino.strategies.problem import Problem
 from rhino.strategies.solver import Limits, Reduced, Solved, Solver, Statistics
+
+if TYPE_CHECKING:
+    from rhino.strategies.prices import Column
 
 __all__ = ["Limits", "Search", "Statistics"]
 
@@ -26,6 +30,8 @@ class Search:
     problem: Problem
     limits: Limits = field(default_factory=Limits)
     first: Solved | None = field(default=None, init=False)
+    columns: list[Column] = field(default_factory=list, init=False)
+    """What searches under a budget have found; the next one begins with it."""
 
     def __post_init__(self) -> None:
         self.solver = Solver(self.problem, self.limits)
@@ -53,6 +59,7 @@ class Search:
     def remember(self, problem: Problem) -> None:
         """Takes up what choices keep in memory: `problem` is what there was, with residents and tables for them behind the others."""
         self.problem = self.solver.problem = problem
+        self.columns = []
 
     def free(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
         """Returns the best choice whether it fits or not; its bound is raised as far as it goes only if it fits."""
@@ -79,7 +86,7 @@ class Search:
         from rhino.strategies.prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need
 
         try:
-            return PricedSearch(self.solver, budget_bytes, free).run()
+            return PricedSearch(self.solver, budget_bytes, free, self.columns).run()
         except TooWideError:
             return Unsolved(-np.inf)
 

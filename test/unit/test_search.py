@@ -13,6 +13,7 @@ from rhino.strategies.brute import brute_force
 from rhino.strategies.prices import PricedSearch
 from rhino.strategies.problem import Problem, Residents
 from rhino.strategies.recombine import recombination
+from rhino.strategies.seams import seamed
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
 
@@ -259,6 +260,66 @@ def test_the_best_mixture_is_found(batch):
         assert problem.cost(got) <= min(map(problem.cost, [start, *shaved])) * (1 + 1e-6), seed
         mixed += not np.array_equal(got, start)
     assert mixed
+
+
+@pytest.mark.parametrize("batch", BATCHES[:4])
+def test_what_is_mixed_at_seams_fits_and_is_cheaper(batch):
+    mixed = 0
+    for seed in batch:
+        this = case(seed)
+        problem, budget, free = this.problem, this.budget, brute_force(this.problem)
+        if this.least == np.inf or problem.memory(free.states).max() <= budget:
+            continue
+        start = fitting(problem, budget, seed)
+        found = seamed(problem, start, free.states, budget)
+        if found is not None:
+            assert problem.memory(found).max() <= budget
+            assert problem.cost(found) < problem.cost(start) * (1 + ROUNDING)
+            assert ((found == start) | (found == free.states)).all()
+            mixed += 1
+    assert mixed
+
+
+def layered(layers, seam, hanging):
+    """Layers in a row, each fast with 10 bytes or slow with 1, a seam between two of different kinds, and nodes that hang on each layer."""
+    nodes = layers * (1 + hanging)
+    at = np.arange(layers)
+    ends = [np.stack([at[:-1], at[1:]])] + [np.stack([at + layers * h, at + layers * (h + 1)]) for h in range(hanging)]
+    u, v = np.concatenate(ends, axis=1)
+    tables = tuple(map(np.array, ([0.0, 1.0], [10.0, 1.0], [0.0, 0.0], [[0.0, seam], [seam, 0.0]], [[0.0, np.inf], [np.inf, 0.0]])))
+    kinds = np.concatenate([np.full(layers - 1, 3), np.full(layers * hanging, 4)])
+    kept = Residents(at, np.full(layers, 1), np.zeros(layers, dtype=np.int64), np.zeros(layers, dtype=np.int64))
+    return Problem(tables, np.where(np.arange(nodes) < layers, 0, 2), u, v, kinds, 1, np.zeros(1), kept)
+
+
+@pytest.mark.parametrize("hanging", [0, 1, 3])
+def test_alike_layers_are_parted_at_one_seam(hanging):
+    """Prices find all layers fast or all slow. With room for 7 fast ones of 30, 23 are slow, and one seam lies between."""
+    problem = layered(30, 2.0, hanging)
+    room = 30 + 7 * 9 + 5
+    found = Search(problem, PRICES_ALONE).run(room)
+    assert found.cost == pytest.approx(23 + 2)
+    assert found.bound <= 23 + 2
+    slow, fast = (np.full(problem.num_nodes, state) for state in (1, 0))
+    assert problem.cost(seamed(problem, slow, fast, room)) == pytest.approx(25)
+    assert seamed(problem, slow, fast, 30) is None  # room for none
+
+
+def test_no_seam_lies_where_the_choices_do_not_go_together():
+    problem = layered(6, np.inf, 1)
+    assert seamed(problem, np.ones(12, dtype=np.int64), np.zeros(12, dtype=np.int64), 40) is None
+
+
+def test_a_search_under_another_budget_begins_with_what_was_found():
+    """A budget between two that were searched needs no more solves than prove its bound, and its answer is as good."""
+    problem = layered(30, 2.0, 1)
+    search = Search(problem, PRICES_ALONE)
+    search.within(150.0, search.free(None))
+    known = search.statistics.solves
+    found = search.within(93.0 + 5, search.free(None))
+    fresh = Search(problem, PRICES_ALONE)
+    assert found.cost == fresh.run(93.0 + 5).cost == pytest.approx(25)
+    assert search.statistics.solves - known < fresh.statistics.solves
 
 
 def test_small_tensors_are_mixed_under_a_large_budget():
