@@ -203,9 +203,10 @@ def reads_as_it_lies(cls: OpClass, position: int) -> bool:
 
 def is_matrix(cls: OpClass, position: int) -> bool:
     """Says whether an operand of a product has one dim to sum over and one of its own: others are joined first, by a reshape."""
-    if cls.rule is None:
-        return False
-    roles = _roles(cls.rule, position)
+    return cls.rule is not None and _is_matrix(_roles(cls.rule, position))
+
+
+def _is_matrix(roles: Sequence[int]) -> bool:
     return roles.count(_FREE) <= 1 and roles.count(_SUMMED) <= 1
 
 
@@ -213,8 +214,10 @@ Arranged = tuple[int, ...] | Literal["view"] | None
 """What is done to a tensor before it is read: a copy with its dims in an order, a view with dims joined or dropped, or nothing."""
 
 
-def arranged(cls: OpClass, position: int, shape: tuple[int, ...]) -> Arranged:
+def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence[int] | None = None) -> Arranged:
     """Returns what XLA does to an operand of a product or convolution, of a `shape` on a device, or to a convolution's result.
+
+    Where the operand is a transpose of what has that shape, `dims` says which dim of the operand each is (`TransposeFolding`).
 
     A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made matrices first: dims of one
     element are dropped, those of a batch are put first, and then a left operand's summed dims last, a right one's first (`DotDecomposer`).
@@ -227,8 +230,9 @@ def arranged(cls: OpClass, position: int, shape: tuple[int, ...]) -> Arranged:
     roles = _roles(cls.rule, position)
     if len(roles) != len(shape):
         return None
+    roles = roles if dims is None else [roles[dim] for dim in dims]
     long = [dim for dim, extent in enumerate(shape) if extent > 1]
-    is_plain = len(long) == len(shape) and is_matrix(cls, position)
+    is_plain = len(long) == len(shape) and _is_matrix(roles)
     first = (_BATCH, _FREE, _FREE) if is_plain else (_BATCH, _SUMMED, _FREE) if position else (_BATCH, _FREE, _SUMMED)
     order = tuple(sorted(long, key=lambda dim: first[roles[dim]]))
     return order if order != tuple(long) else None if is_plain else "view"

@@ -3,8 +3,9 @@
 It is what localizing writes (`rhino.passes.localize`), with what XLA puts in before it decides what is fused (jaxlib 0.10.2 on a CPU,
 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
 all-to-all takes parts, and what it gives is joined; all-reduces are sent together (`rhino.strategies.joining`); products and convolutions
-want their operands' dims in an order of their own; what is added to a scatter over zeros is scattered into; a pad or a slice that takes
-everything is none; what is cut out of a value or copied to an order twice is so once. On a mesh of one device nothing is sent.
+want their operands' dims in an order of their own, and read transposes of what lies so; what is added to a scatter over zeros is scattered
+into; a pad or a slice that takes everything is none; what is cut out of a value or copied to an order twice is so once. On a mesh of one
+device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -87,7 +88,10 @@ class _Writer:
     all_reduces: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
     """The classes that are all-reduces: what they come to, of what, and along which axes."""
 
-    orders: dict[tuple[int, int, int], Arranged] = field(default_factory=dict)
+    orders: dict[tuple[int, int, int, tuple[int, ...] | None], Arranged] = field(default_factory=dict)
+    transposed: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """What was transposed, and which dim each of its dims became."""
+
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
     written: dict[tuple[int, Arranged | Step, int], list[int]] = field(default_factory=dict)
     """What was made of values, by loop."""
@@ -167,6 +171,8 @@ class _Writer:
             self.stored.append(operands[0])  # nothing reads it but the sum
             return
         results, repeats = self.results(op, operands), self.graph.repeats
+        if (dims := _transposes(self.graph.classes[self.class_of[op]])) is not None:
+            self.transposed[results[0]] = operands[0], dims
         for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
             self.stored.append(result)
             if value in self.outermost:
@@ -198,11 +204,7 @@ class _Writer:
 
     def turn_stack(self, carried: int, value: int) -> int:
         """Returns what a loop starts with, with its dims in the order in which its body reads it."""
-        order = self.order_of(carried)
-        kind = self.value_type[value]
-        if order is None:
-            return value
-        return self.once(replace(self.plain(_COPY, kind, kind, self.is_made_free(value)), alike=order), value)[0]
+        return self.in_order(value, self.order_of(carried))
 
     def order_of(self, value: int) -> Arranged:
         """Returns the order of dims in which all want a value that an op computes or a loop keeps, None for that of rows."""
@@ -211,11 +213,23 @@ class _Writer:
 
     def rearrange(self, op: int, position: int, value: int) -> int:
         """Returns an operand of a product or convolution, or a convolution's result, with its dims in the order that XLA computes in."""
-        key = (self.class_of[op], position, self.value_type[value])
+        if value in self.transposed and self.graph.classes[self.class_of[op]].name == PRODUCT:
+            source, dims = self.transposed[value]
+            order = self.arranged(op, position, source, dims)
+            if not isinstance(order, tuple):  # what was transposed is read as it lies
+                return self.in_order(source, order)
+        return self.in_order(value, self.arranged(op, position, value))
+
+    def arranged(self, op: int, position: int, value: int, dims: tuple[int, ...] | None = None) -> Arranged:
+        """Returns what XLA does to an operand before a product or convolution reads it, or to what it transposes to be that (`dims`)."""
+        key = (self.class_of[op], position, self.value_type[value], dims)
         if key not in self.orders:
             shape = self.types[self.value_type[value]].shape
-            self.orders[key] = arranged(self.graph.classes[self.class_of[op]], position, shape)
-        order = self.orders[key]
+            self.orders[key] = arranged(self.graph.classes[self.class_of[op]], position, shape, dims)
+        return self.orders[key]
+
+    def in_order(self, value: int, order: Arranged) -> int:
+        """Returns a value with its dims in an order, or as a view."""
         if order is None:
             return value
         kind, free = self.value_type[value], self.is_made_free(value)
@@ -368,6 +382,14 @@ class _Writer:
 def _outermost(dim: int, rank: int) -> tuple[int, ...]:
     """Returns the order of dims with one before all others."""
     return (dim, *(other for other in range(rank) if other != dim))
+
+
+def _transposes(cls: OpClass) -> tuple[int, ...] | None:
+    """Returns which dim of its result each dim of a transpose's operand becomes, None for other ops."""
+    if cls.name != _COPY or cls.rule is None:
+        return None
+    (operand,), (result,) = cls.rule.operands, cls.rule.results
+    return tuple([result.index(dim) for dim in operand])
 
 
 def _local(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> TensorType:

@@ -189,6 +189,18 @@ def test_what_a_loop_cuts_out_of_a_value_is_there_only_in_it(first, cuts):
     assert found.count("dynamic_slice") == cuts
 
 
+@pytest.mark.parametrize(("shape", "reads"), [((4, 8), ""), ((4, 2, 8), "reshape")])
+def test_a_product_of_matrices_reads_what_is_transposed_as_it_lies(shape, reads):
+    """Others want the summed dims of the right operand first, and read the transpose."""
+    kind, turned, left = tensor(shape), tensor((shape[-1], *shape[:-1])), tensor((16, 8))
+    result = tensor((16, *shape[:-1]))
+    body = f"""%t = stablehlo.transpose %x, dims = [{", ".join(map(str, (len(shape) - 1, *range(len(shape) - 1))))}] : ({kind}) -> {turned}
+      %y = stablehlo.dot_general %v, %t, contracting_dims = [1] x [0] : ({left}, {turned}) -> {result}"""
+    names, graph = local(body, {"x": kind, "v": left}, {"y": result}, {}, (R,))
+    maker = int(graph.value_op[graph.operands(names.index("dot_general"))[1]])
+    assert names[maker] == reads if reads else maker < 0
+
+
 @pytest.mark.parametrize(("other", "loops", "before"), [("", 2, ["transpose"]), ("%n = stablehlo.negate %part : PART", 1, [])])
 def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other, loops, before):
     """The dim that is gathered is not its outermost. Where something else reads the parts too, it stays as it is."""
