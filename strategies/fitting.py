@@ -20,12 +20,12 @@ from rhino.strategies.problem import Ints
 from rhino.strategies.search import Search
 
 _TRIES: Final = 5
-"""How many limits of rows are tried, and so many more until anything fits."""
+"""How many limits of rows are tried, and so many more until one is too low."""
 
 _ENOUGH: Final = 0.95
 """A choice that takes this share of the budget will do."""
 
-_CLOSE: Final = 1.002
+_CLOSE: Final = 1.005
 """Between limits that are so close no other is tried."""
 
 _WIDER: Final = 1.125
@@ -62,10 +62,10 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
             if isinstance(found, Unsolved):
                 limits.lower(limit, _WIDER)
             elif (least := max(limit, found.peak_bytes or 0.0)) < limits.widest:
-                limits.lift(least, limits.widest)
+                limits.bar(least)
             else:
                 break
-        if limits.are_close or (fitting and number + 1 >= _TRIES):
+        if limits.are_close or (limits.too_low and number + 1 >= _TRIES):
             break
         limit = limits.next
     return fitting or refused or Unsolved(best.bound, best.peak_bytes)
@@ -83,17 +83,25 @@ class _Limits:
     too_low: float = 0.0
     next: float = 0.0
     power: int = 1
+    least: float = 0.0
+    """Nothing stays within less."""
 
     def lower(self, limit: float, excess: float) -> None:
         """Notes that `limit` is too high: what it allows is more than the budget by the factor `excess`, or nothing is found there."""
         self.too_high = min(self.too_high, limit)
-        self.next = self.inside(limit / excess**self.power * (1 - 1e-9))
+        wanted = limit / excess**self.power * (1 - 1e-9)
         self.power *= 2
+        self.next = self.least * _CLOSE if wanted <= self.least == self.too_low else self.inside(wanted)
 
     def lift(self, limit: float, wanted: float) -> None:
         """Notes that `limit` is too low, and about how high it should be."""
         self.too_low = max(self.too_low, limit)
         self.next = self.inside(wanted)
+
+    def bar(self, least: float) -> None:
+        """Notes that nothing stays within `least`."""
+        self.least = max(self.least, least)
+        self.lift(least, self.widest)
 
     def inside(self, limit: float) -> float:
         """Returns a limit that is neither too low nor too high: `limit` itself, or the middle."""

@@ -1,17 +1,14 @@
-"""The program of a device as XLA has it: what it reads in which order, what is computed inside what, and budgets met by its peak."""
+"""The program of a device as XLA has it: what it reads in which order, and what is computed inside what."""
 
-import numpy as np
 import pytest
 from snippets import class_of, function, program_of, tensor
 from test_build import S0, S1, R
 
 from rhino.ir.graph import COPIED_UPDATE
 from rhino.ir.spec import split
-from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.buffers import arranged
 from rhino.strategies.candidates import State
 from rhino.strategies.device_graph import device_graph
-from rhino.strategies.fitting import fit
 from rhino.strategies.fusion import fuse
 from rhino.strategies.peak import Lives, predicted_peak
 from rhino.strategies.plan import Plan, implied, loop_states
@@ -406,74 +403,3 @@ def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
       %y = stablehlo.add %a, %b : {number}"""
     for found in times(body, {"x": kind, "v": kind}, {"y": number, "a": number, "b": number}):
         assert found["y"] > max(found["a"], found["b"])
-
-
-# Budgets
-
-
-class Rows:
-    """A search whose answers under limits of rows are known: the first whose rows stay within."""
-
-    def __init__(self, *answers):
-        self.answers, self.limits = answers, []
-
-    def within(self, limit, free):
-        self.limits.append(limit)
-        return next((one for one in self.answers if one.peak_bytes <= limit), Infeasible(self.answers[-1].peak_bytes))
-
-
-def answer(number, cost, rows):
-    return Answer(np.array([number]), cost, cost, rows, "")
-
-
-FREE, SECOND, THIRD = answer(0, 1.0, 200.0), answer(1, 2.0, 110.0), answer(2, 3.0, 80.0)
-PEAKS = [100.0, 72.0, 58.0]
-
-
-@pytest.mark.parametrize(
-    ("budget", "chosen", "limits"),
-    [
-        (None, 0, []),
-        (100, 0, []),
-        (75, 1, [150]),
-        (60, 2, [120, 110 * 60 / 72]),  # what stays within the first limit takes too much
-    ],
-)
-def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
-    search = Rows(SECOND, THIRD)
-    found = fit(search, budget, FREE, lambda states: PEAKS[int(states[0])])
-    assert (int(found.states[0]), found.peak_bytes) == (chosen, PEAKS[chosen])
-    assert search.limits == pytest.approx(limits)
-
-
-@pytest.mark.parametrize(
-    ("answers", "budget", "limits"),
-    [
-        ([(118.0, 62.0), (113.0, 61.5), (90.0, 58.0)], 60, [120, 118 * 60 / 62, 113 * (60 / 61.5) ** 2]),  # a little less is not enough
-        ([(110.0, 90.0), (80.0, 58.0)], 60, [120, 110 * 60 / 90, (110 * 60 / 90 * 110) ** 0.5]),  # and much less is too little
-    ],
-)
-def test_the_limit_of_rows_is_lowered_ever_more_and_raised_again_where_nothing_fits(answers, budget, limits):
-    search = Rows(*(answer(number, 2.0, rows) for number, (rows, _) in enumerate(answers, 1)))
-    peaks = [100.0, *(peak for _, peak in answers)]
-    found = fit(search, budget, FREE, lambda states: peaks[int(states[0])])
-    assert found.peak_bytes == 58.0
-    assert search.limits == pytest.approx(limits)
-
-
-def test_the_limit_of_rows_is_raised_where_much_of_the_budget_is_left():
-    """Of 60 the first choice takes 40: one of more rows takes too much, one between these fits and is faster."""
-    peaks = [100.0, 62.0, 58.0, 40.0]
-    search = Rows(*(answer(number, float(number), rows) for number, rows in enumerate((130.0, 122.0, 90.0), 1)))
-    found = fit(search, 60, FREE, lambda states: peaks[int(states[0])])
-    assert (found.cost, found.peak_bytes) == (2.0, 58.0)
-    assert search.limits == pytest.approx([120, 120 * 1.5**0.5, (120 * 130) ** 0.5])
-
-
-def test_a_refusal_is_in_terms_of_the_budget():
-    """Rows may take twice the budget; 80 of theirs are 40 of it. Nothing stays within the limit widened by an eighth either."""
-    search = Rows(SECOND, THIRD)
-    found = fit(search, 30, FREE, lambda states: PEAKS[int(states[0])])
-    assert found == Infeasible(40.0)
-    assert search.limits == pytest.approx([60, 67.5])
-    assert fit(search, 30, Unsolved(1.0), len) == Unsolved(1.0)

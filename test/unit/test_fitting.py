@@ -1,0 +1,96 @@
+"""Budgets met by the peaks of programs, where rows of the search are something else."""
+
+import numpy as np
+import pytest
+
+from rhino.strategies.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.fitting import fit
+
+
+class Rows:
+    """A search whose answers under limits of rows are known: the first whose rows stay within."""
+
+    def __init__(self, *answers):
+        self.answers, self.limits = answers, []
+
+    def within(self, limit, free):
+        self.limits.append(limit)
+        return next((one for one in self.answers if one.peak_bytes <= limit), Infeasible(self.answers[-1].peak_bytes))
+
+
+def answer(number, cost, rows):
+    return Answer(np.array([number]), cost, cost, rows, "")
+
+
+FREE, SECOND, THIRD = answer(0, 1.0, 200.0), answer(1, 2.0, 110.0), answer(2, 3.0, 80.0)
+PEAKS = [100.0, 72.0, 58.0]
+
+
+@pytest.mark.parametrize(
+    ("budget", "chosen", "limits"),
+    [
+        (None, 0, []),
+        (100, 0, []),
+        (75, 1, [150]),
+        (60, 2, [120, 110 * 60 / 72]),  # what stays within the first limit takes too much
+    ],
+)
+def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
+    search = Rows(SECOND, THIRD)
+    found = fit(search, budget, FREE, lambda states: PEAKS[int(states[0])])
+    assert (int(found.states[0]), found.peak_bytes) == (chosen, PEAKS[chosen])
+    assert search.limits == pytest.approx(limits)
+
+
+@pytest.mark.parametrize(
+    ("answers", "budget", "limits"),
+    [
+        ([(118.0, 62.0), (113.0, 61.5), (90.0, 58.0)], 60, [120, 118 * 60 / 62, 113 * (60 / 61.5) ** 2]),  # a little less is not enough
+        ([(110.0, 90.0), (80.0, 58.0)], 60, [120, 110 * 60 / 90, (80 * 110) ** 0.5]),  # and much less is too little: 80 are needed
+    ],
+)
+def test_the_limit_of_rows_is_lowered_ever_more_and_raised_again_where_nothing_fits(answers, budget, limits):
+    search = Rows(*(answer(number, 2.0, rows) for number, (rows, _) in enumerate(answers, 1)))
+    peaks = [100.0, *(peak for _, peak in answers)]
+    found = fit(search, budget, FREE, lambda states: peaks[int(states[0])])
+    assert found.peak_bytes == 58.0
+    assert search.limits == pytest.approx(limits)
+
+
+def test_the_limit_of_rows_is_raised_where_much_of_the_budget_is_left():
+    """Of 60 the first choice takes 40: one of more rows takes too much, one between these fits and is faster."""
+    peaks = [100.0, 62.0, 58.0, 40.0]
+    search = Rows(*(answer(number, float(number), rows) for number, rows in enumerate((130.0, 122.0, 90.0), 1)))
+    found = fit(search, 60, FREE, lambda states: peaks[int(states[0])])
+    assert (found.cost, found.peak_bytes) == (2.0, 58.0)
+    assert search.limits == pytest.approx([120, 120 * 1.5**0.5, 130 * 60 / 62])
+
+
+def test_a_lower_limit_is_tried_where_steps_are_spent():
+    search, asked = Rows(SECOND), []
+    search.within = lambda limit, free: asked.append(limit) or (Rows.within(search, limit, free) if limit < 150 else Unsolved(1.0))
+    found = fit(search, 75, FREE, lambda states: PEAKS[int(states[0])])
+    assert (found.cost, asked) == (2.0, pytest.approx([150, 150 / 1.125]))
+
+
+def test_no_limit_is_tried_under_which_the_choice_that_does_not_fit_is_found_again():
+    """Of a budget just under what the best choice takes, little lies between its first limit and what that choice has for rows."""
+    nothing, asked = Rows(SECOND), []
+    nothing.within = lambda limit, free: asked.append(limit) or Infeasible(None)
+    assert fit(nothing, 95, FREE, lambda states: PEAKS[int(states[0])]) == Infeasible(None)
+    assert asked == pytest.approx([200 * 0.95**0.5**n for n in range(5)])  # a half, a quarter, ... of what is left
+
+
+def test_a_refusal_is_in_terms_of_the_budget():
+    """Rows may take twice the budget; 80 of theirs are 40 of it, more than the limit widened by an eighth."""
+    search = Rows(SECOND, THIRD)
+    found = fit(search, 30, FREE, lambda states: PEAKS[int(states[0])])
+    assert (found, search.limits) == (Infeasible(40.0), [60])
+    assert fit(search, 30, Unsolved(1.0), len) == Unsolved(1.0)
+
+
+def test_the_least_that_rows_need_is_tried_once_where_a_wider_limit_took_too_much():
+    """Of 36 rows may take 72. 80 are needed; what stays within 81 takes 58, and what stays within a little more than 80 is no less."""
+    search = Rows(SECOND, answer(2, 2.5, 80.7), THIRD)
+    found = fit(search, 36, FREE, lambda states: [100.0, 72.0, 60.0, 58.0][int(states[0])])
+    assert (found, search.limits) == (Infeasible(40.0), pytest.approx([72, 81, 80.4]))
