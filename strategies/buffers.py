@@ -238,6 +238,13 @@ def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence
     return order if order != tuple(long) else None if is_plain else "view"
 
 
+def is_viewed(cls: OpClass, shape: Sequence[int]) -> bool:
+    """Says whether the result of a product, of a `shape` on a device, is a view of one of matrices: dims are joined there, or dropped."""
+    if cls.rule is None:
+        return False
+    return 1 in shape or not all(is_matrix(cls, position) for position in (0, 1))
+
+
 def _is_canonical(rule: Rule, position: int) -> bool:
     """Says whether the dims of a convolution's operand, or result (2), stand as XLA's CPU backend computes them."""
     left, right = ({factor for dim in side for factor in dim} for side in rule.operands[:2])

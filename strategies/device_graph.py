@@ -21,7 +21,7 @@ import numpy as np
 
 from rhino.ir.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
-from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major
+from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major, is_viewed
 from rhino.strategies.gather_order import outermost_dim, outermost_dims
 from rhino.strategies.joining import joined
 from rhino.strategies.order import regions
@@ -192,6 +192,8 @@ class _Writer:
         if cls.name in _TAKES_ALL and not cls.free and self.value_type[operands[0]] == form.results[0]:
             return operands[:1]
         results = self.write(form, operands)
+        if cls.name == PRODUCT and is_viewed(cls, self.types[form.results[0]].shape):
+            return [self.in_order(results[0], "view")]
         return [self.rearrange(op, 2, results[0])] if cls.name == CONVOLUTION else results
 
     def read(self, op: int, position: int, value: int, need: Spec) -> int:

@@ -213,11 +213,22 @@ class _Fusion:
         self.take(maker, minus)
         self.take(maker, chain[-1])
         for factor in self.operands[maker]:
-            product = self.maker[factor]
-            if product >= 0 and self.classes[product].name == PRODUCT and self.num_readers[factor] == 1:
-                self.take(product, maker)
-            elif self.is_constant(factor) and 1 in self.graph.type_of(factor).shape:
-                self.inside.add((product, maker))
+            chain = self.chain_to_product(factor)
+            for product, reader in pairwise([*reversed(chain), maker]):
+                self.take(product, reader)
+            if self.is_constant(factor) and 1 in self.graph.type_of(factor).shape:
+                self.inside.add((self.maker[factor], maker))
+
+    def chain_to_product(self, value: int) -> list[int]:
+        """Returns a product and the views of it, the last of which is `value` and nothing else's; none where there is something else."""
+        chain: list[int] = []
+        op = self.maker[value]
+        while op >= 0 and self.num_readers[self.first[op]] == 1:
+            chain.append(op)
+            if self.classes[op].name == PRODUCT:
+                return chain
+            op = self.maker[self.operands[op][0]] if self.is_view[op] else -1
+        return []
 
     def chain_to_reduction(self, value: int) -> list[int]:
         """Returns the ops that repeat the result of a reduction, from the last up to it; none where there is something else."""

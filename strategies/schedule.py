@@ -104,6 +104,7 @@ class _Scheduler:
         for position, value in enumerate(self.operands[op]):
             alike = cls.fusible and cls.name not in MOVES and cls.operands[position].num_bytes == cls.results[0].num_bytes
             inside = self.sources[value] if self.is_inside(op, position, value) else {value: True}
+            alike &= not self.is_view_inside(op, position, value)
             for source, elementwise in inside.items():
                 found[source] = found.get(source, True) and elementwise and alike
         self.wait(op)
@@ -118,6 +119,11 @@ class _Scheduler:
     def is_inside(self, op: int, position: int, value: int) -> bool:
         """Says whether an operand is computed inside an op, or seen by it through a view."""
         return not self.stands(value) or (self.fused is not None and (op, position) in self.fused)
+
+    def is_view_inside(self, op: int, position: int, value: int) -> bool:
+        """Says whether an operand is a view within an op of a device's program, which writes over nothing of another shape."""
+        maker = self.value_op[value]
+        return self.fused is not None and (op, position) in self.fused and maker >= 0 and self.classes[maker].is_view
 
     def wait(self, op: int) -> None:
         """Notes which values behind barriers must be there before an op runs: all that each of these barriers takes."""

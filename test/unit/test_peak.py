@@ -10,6 +10,7 @@ from rhino.strategies.buffers import arranged
 from rhino.strategies.candidates import State
 from rhino.strategies.device_graph import device_graph
 from rhino.strategies.fusion import fuse
+from rhino.strategies.packing import packed
 from rhino.strategies.peak import Lives, predicted_peak
 from rhino.strategies.plan import Plan, implied, loop_states
 from rhino.strategies.schedule import schedules_fused
@@ -184,6 +185,20 @@ def test_what_a_loop_cuts_out_of_a_value_is_there_only_in_it(first, cuts):
     specs = {value: S0 for value in range(1, graph.num_values) if graph.type_of(value).shape}
     found, _ = local(body, arguments, {"e#1": kind, "y": kind, "z": kind}, specs, (S0,) * 3)
     assert found.count("dynamic_slice") == cuts
+
+
+@pytest.mark.parametrize(("shape", "heap"), [((64, 16), 4), ((4, 16, 16), 8)])
+def test_nothing_is_written_over_a_view_that_is_computed_inside(shape, heap):
+    """Of more than two dims a product is a view of one of matrices: what is added to it needs memory of its own. Here it is returned."""
+    left, result = tensor(shape), tensor((*shape[:-1], 16))
+    body = f"""%p = stablehlo.dot_general %x, %w, contracting_dims = [{len(shape) - 1}] x [0] : ({left}, {tensor((16, 16))}) -> {result}
+      %q = stablehlo.add %p, %x : {result}
+      %y = stablehlo.dot_general %q, %w, contracting_dims = [{len(shape) - 1}] x [0] : ({result}, {tensor((16, 16))}) -> {result}
+      %z = stablehlo.add %y, %x : {result}"""
+    _, graph = local(body, {"x": left, "w": tensor((16, 16))}, {"z": result}, {}, (R,))
+    found = fuse(graph)
+    lives = Lives(graph, found, schedules_fused(graph, found)[0])
+    assert packed([*lives.buffers()], [*lives.vacant()], lives.num_times).heap_bytes == heap * 1024
 
 
 @pytest.mark.parametrize(("shape", "reads"), [((4, 8), ""), ((4, 2, 8), "reshape")])
