@@ -22,6 +22,9 @@ from rhino.strategies.search import Search
 _TRIES: Final = 5
 """How many limits of rows are tried, and so many more until one is too low."""
 
+_LIFTED: Final = 2
+"""How many more are tried where a choice fits and leaves much of the budget."""
+
 _ENOUGH: Final = 0.95
 """A choice that takes this share of the budget will do."""
 
@@ -42,33 +45,60 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
     best = told(free, peak_of)
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
-    limit = budget_bytes * free.peak_bytes / best.peak_bytes
-    limits = _Limits(free.peak_bytes, limit * _WIDER)
-    fitting: Answer | None = None
+    first = budget_bytes * free.peak_bytes / best.peak_bytes
+    fitting = _Fitting(search, budget_bytes, free, peak_of, _Limits(free.peak_bytes, first * _WIDER, next=first))
+    while fitting.goes_on():
+        pass
+    return fitting.answer or fitting.refused or Unsolved(best.bound, best.peak_bytes)
+
+
+@dataclass(eq=False)
+class _Fitting:
+    """The search for a limit of rows: `answer` is the best choice that fits, `refused` the first refusal, `most` how many are tried."""
+
+    search: Search
+    budget: float
+    free: Answer
+    peak_of: PeakOf
+    limits: _Limits
+    answer: Answer | None = None
     refused: Infeasible | Unsolved | None = None
-    for number in range(2 * _TRIES):
-        found = search.within(limit, free)
-        if isinstance(found, Answer):
-            answer = told(found, peak_of)
-            if answer.peak_bytes > budget_bytes:
-                limits.lower(min(limit, found.peak_bytes), answer.peak_bytes / budget_bytes)
-            else:
-                fitting = answer if fitting is None or answer.cost < fitting.cost else fitting
-                if answer.peak_bytes >= _ENOUGH * budget_bytes or answer.is_interrupted:
-                    break
-                limits.lift(limit, limit * sqrt(budget_bytes / answer.peak_bytes))
-        else:
-            refused = refused or _in_terms_of(found, budget_bytes / limit)
-            if isinstance(found, Unsolved):
-                limits.lower(limit, _WIDER)
-            elif (least := max(limit, found.peak_bytes or 0.0)) < limits.widest:
-                limits.bar(least)
-            else:
-                break
-        if limits.are_close or (limits.too_low and number + 1 >= _TRIES):
-            break
-        limit = limits.next
-    return fitting or refused or Unsolved(best.bound, best.peak_bytes)
+    tries: int = 0
+    most: int = 2 * _TRIES
+
+    def goes_on(self) -> bool:
+        """Tries the next limit; says whether there is another that is worth it."""
+        self.tries += 1
+        limit = self.limits.next
+        found = self.search.within(limit, self.free)
+        worth = self.weigh(limit, found) if isinstance(found, Answer) else self.refuse(limit, found)
+        if self.limits.too_low:
+            self.most = min(self.most, _TRIES)
+        return worth and self.tries < self.most and not self.limits.are_close
+
+    def weigh(self, limit: float, found: Answer) -> bool:
+        """Takes up an answer; says whether there may be a better one under another limit."""
+        answer = told(found, self.peak_of)
+        if answer.peak_bytes > self.budget:
+            self.limits.lower(min(limit, found.peak_bytes), answer.peak_bytes / self.budget)
+            return True
+        if self.answer is None:
+            self.most = min(self.most, self.tries + _LIFTED)
+        if self.answer is None or answer.cost < self.answer.cost:
+            self.answer = answer
+        self.limits.lift(limit, limit * sqrt(self.budget / answer.peak_bytes))
+        return answer.peak_bytes < _ENOUGH * self.budget and not answer.is_interrupted
+
+    def refuse(self, limit: float, found: Infeasible | Unsolved) -> bool:
+        """Takes up a refusal; says whether another limit may do."""
+        if self.refused is None:
+            self.refused = _in_terms_of(found, self.budget / limit)
+        if isinstance(found, Unsolved):
+            self.limits.lower(limit, _WIDER)
+            return True
+        least = max(limit, found.peak_bytes or 0.0)
+        self.limits.bar(least)
+        return least < self.limits.widest
 
 
 @dataclass(eq=False)
