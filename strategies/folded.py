@@ -219,8 +219,8 @@ class FoldedElimination:
     """The elimination of a problem with many alike layers; only for what `rhino.strategies.solver` asks where tables are narrow enough."""
 
     def __init__(self, short: _Short, layers: Sequence[_Layer], costs: tuple[Ints, Ints]) -> None:
-        """`costs` are the tables of nodes and of edges, for which this is."""
-        self._short, self._layers, self.costs = short, layers, costs
+        """`costs` are the tables of nodes and of edges, numbered in `store`, for which this is."""
+        self._short, self._layers, self.costs, self.store = short, layers, costs, short.store
         stretch, nodes = short.stretch, short.elimination
         self._place, unary, self._masks = short.place.copy(), [nodes.unary], [nodes.mask]
         gone = np.zeros(len(nodes.unary), dtype=bool)

@@ -111,7 +111,11 @@ class Left:
 
 @dataclass(eq=False)
 class Solver:
-    """Solves one problem at one price after the other. Tables and remembered operations are shared by the solves."""
+    """Solves one problem at one price after the other.
+
+    Solves without prices share tables and remembered operations (`store`). At other prices hardly a table is the same, and those of one
+    solve take up to gigabytes: they go with it.
+    """
 
     problem: Problem
     limits: Limits = field(default_factory=Limits)
@@ -139,23 +143,24 @@ class Solver:
         With `costs` off, the prices are all that is charged.
         """
         prices = prices or {}
-        elimination, dropped = self._eliminated(*self._charged(prices, costs))
+        store = TableStore() if prices else self.store
+        elimination, dropped = self._eliminated(store, *self._charged(store, prices, costs))
         if self.order is None:
             self._note(elimination, dropped)
         offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
         gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
         return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
 
-    def _eliminated(self, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination | FoldedElimination, int]:
+    def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination | FoldedElimination, int]:
         """Returns an elimination with these tables, after the exact reductions, and how many states were dropped at first."""
-        elimination = self._folded(node_costs, edge_costs)
+        elimination = self._folded(store, node_costs, edge_costs)
         if elimination is None:
-            return self._unfolded(node_costs, edge_costs)
+            return self._unfolded(store, node_costs, edge_costs)
         elimination.remove_chains()
         return elimination, elimination.dropped
 
-    def _unfolded(self, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
-        elimination = elimination_of(self.problem, self.store, node_costs, edge_costs)
+    def _unfolded(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
+        elimination = elimination_of(self.problem, store, node_costs, edge_costs)
         dropped = elimination.drop_dominated()
         if self.order is None:
             elimination.remove_chains()
@@ -163,30 +168,31 @@ class Solver:
             elimination.remove_chains()
         return elimination, dropped
 
-    def _folded(self, node_costs: Ints, edge_costs: Ints) -> FoldedElimination | None:
+    def _folded(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> FoldedElimination | None:
         """Returns an elimination in which alike layers are one, where there are enough."""
         if self.is_wide or not is_large(self.problem) or self.stretch is None:
             return None
-        return folded(self.problem, self.stretch, self.store, node_costs, edge_costs, self.limits.table_entries)
+        return folded(self.problem, self.stretch, store, node_costs, edge_costs, self.limits.table_entries)
 
     @cached_property
     def stretch(self) -> Stretch | None:
         """The alike layers of the problem, whatever is charged."""
         return find_stretch(self.problem, LEAST_LAYERS)
 
-    def _charged(self, prices: Prices, costs: bool) -> tuple[Ints, Ints]:
+    def _charged(self, store: TableStore, prices: Prices, costs: bool) -> tuple[Ints, Ints]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
-        problem, store = self.problem, self.store
+        problem = self.problem
         base = np.array([store.intern(table) for table in problem.tables], dtype=np.int64)
         plain = base if costs else each(base[:, None], lambda table: store.scale(table, 0.0))
         node_costs, edge_costs = plain[problem.node_table], plain[problem.edge_table]
         for residents, charged in ((problem.node_residents, node_costs), (problem.edge_residents, edge_costs)) if prices else ():
-            self._charge(charged, residents, base, prices)
+            self._charge(store, charged, residents, base, prices)
         return node_costs, edge_costs
 
-    def _charge(self, charged: Ints, residents: Residents, base: Ints, prices: Prices) -> None:
+    @staticmethod
+    def _charge(store: TableStore, charged: Ints, residents: Residents, base: Ints, prices: Prices) -> None:
         """Adds the prices of residents to the tables `charged` [owners], one after the other; `base` [tables] are the numbers of tables."""
-        store, weight = self.store, _weights(residents, prices)
+        weight = _weights(residents, prices)
         rows = np.flatnonzero(weight)
         weights, number = np.unique(weight[rows], return_inverse=True)
         seconds = weights.tolist()
@@ -216,7 +222,7 @@ class Solver:
             try:
                 elimination.run(limit)
             except TooWideError:
-                elimination, _ = self._unfolded(*elimination.costs)
+                elimination, _ = self._unfolded(elimination.store, *elimination.costs)
             else:
                 self.order = []
                 return self._solved(elimination, reduced)
@@ -252,7 +258,7 @@ class Solver:
         if not nodes:
             return Solved(elimination.read_back(), base, base)
         start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else _positions(elimination, nodes, self.last)
-        wide = Wide(core, self.store, limits.table_entries, reduced.gap, start, reduced.cutoff - base)
+        wide = Wide(core, elimination.store, limits.table_entries, reduced.gap, start, reduced.cutoff - base)
         if self.charged is not None:
             wide.start = self.charged.on(elimination, nodes, core)
         refinements = list(wide.lifted(limits.rounds))
