@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.strategies.problem import Floats, Ints, Problem, starts
+from rhino.strategies.polytope import spread
+from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.recombine import Parts
 
 _MOST: Final = 4
@@ -154,6 +155,6 @@ class _Neighbours:
         while len(front):
             result[front] = steps
             counts = self.begin[front + 1] - self.begin[front]
-            reached = np.unique(self.ends[np.arange(counts.sum()) + np.repeat(self.begin[front] - starts(counts), counts)])
+            reached = np.unique(self.ends[spread(self.begin[front], counts)])
             front, steps = reached[result[reached] < 0], steps + 1
         return result
