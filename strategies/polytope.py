@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from rhino.strategies.answer import Infeasible
-from rhino.strategies.problem import Floats, Ints, Problem, Residents, as_sum, starts
+from rhino.strategies.problem import Floats, Ints, Problem, Residents, as_sum, spread, starts
 from rhino.strategies.rows import Point, Rows
 
 
@@ -58,11 +58,6 @@ class Model:
     x_flat: Ints
     y_flat: Ints
     scale: float
-
-
-def spread(first: Ints, sizes: Ints) -> Ints:
-    """Returns first[0], first[0] + 1, ... (sizes[0] of them), first[1], ... as one list."""
-    return np.repeat(first - starts(sizes), sizes) + np.arange(sizes.sum())
 
 
 def add_each(total: Floats, first: Ints, values: Floats) -> None:

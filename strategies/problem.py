@@ -139,6 +139,11 @@ def starts(sizes: Ints) -> Ints:
     return np.cumsum(sizes) - sizes
 
 
+def spread(first: Ints, sizes: Ints) -> Ints:
+    """Returns first[0], first[0] + 1, ... (sizes[0] of them), first[1], ... as one list."""
+    return np.repeat(first - starts(sizes), sizes) + np.arange(sizes.sum())
+
+
 def as_sum(table: Floats) -> tuple[Floats, Floats] | None:
     """Returns f, g with table[a, b] = f[a] + g[b], infinite for a row or column of illegal pairs only, or None if it is no such sum."""
     legal: NDArray[np.bool_] = np.isfinite(table)

@@ -18,8 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.strategies.polytope import spread
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Floats, Ints, Problem, spread
 from rhino.strategies.recombine import Parts
 
 _MOST: Final = 4
