@@ -16,7 +16,7 @@ from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_graph import make_staging
-from rhino.strategies.stage_line import Line, Stretches, cut, least_limit, lines_of, stretches
+from rhino.strategies.stage_line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.stage_needs import StageNeeds
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
@@ -104,12 +104,8 @@ class StageEstimates:
 
     def _best_on_lines(self, problem: StageProblem) -> Ints | None:
         """Returns the virtual stage of each node in the best cut of a line, with the best balance that it can have."""
-        every = float(problem.work.sum())
         pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
-        least = [least_limit(problem, parts, every, np.inf) for parts in pieces if cut(problem, parts, every) is not None]
-        if not least:
-            return None
-        limit_s = min(least) * (1 + TOLERANCE)
+        limit_s = min(least_work(problem, parts) for parts in pieces) * (1 + TOLERANCE)
         found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
         moved, number = min(found)
         best = cut(problem, pieces[number], least_limit(problem, pieces[number], limit_s, moved))

@@ -7,7 +7,7 @@ given limits by dynamic programming.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -177,14 +177,17 @@ def _present(nets: Nets, line: Line) -> Floats:
 
 def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
     """Returns the cost of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
-    fair = parts.work <= limit_s * (1 + ROUNDING)
+    fair = _fair(parts, limit_s)
+    if not _may_be_cut(fair, problem.num_stages):
+        return None
+    cost = np.where(fair, parts.cost, np.inf)
     best, choices = np.full(len(parts.work), np.inf), []
     best[0] = 0.0
     for in_flight, pins in zip(problem.in_flight().tolist(), parts.pins, strict=True):
-        allowed = fair & pins
+        allowed = pins
         if problem.budget_bytes is not None:
-            allowed &= parts.held + in_flight * parts.saved <= problem.budget_bytes * (1 + ROUNDING)
-        total = np.where(allowed, best[:, None] + parts.cost, np.inf)
+            allowed = pins & (parts.held + in_flight * parts.saved <= problem.budget_bytes * (1 + ROUNDING))
+        total = np.where(allowed, best[:, None] + cost, np.inf)
         choices.append(np.argmin(total, axis=0))
         best = total.min(axis=0)
     if not np.isfinite(best[-1]):
@@ -193,6 +196,20 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
     for choice in choices[:0:-1]:
         ends.insert(0, int(choice[ends[0]]))
     return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
+
+
+def _fair(parts: Stretches, limit_s: float) -> Bools:
+    """Returns which stretches have at most `limit_s` of work [start, end]."""
+    found: Bools = parts.work <= limit_s * (1 + ROUNDING)
+    return found
+
+
+def _may_be_cut(fair: Bools, num_stages: int) -> bool:
+    """Says whether so many stretches that are `fair` [start, end] reach from the first place to the last: each as far as it may be."""
+    at, last = 0, len(fair) - 1
+    for _ in range(num_stages):
+        at = last - int(fair[at, ::-1].argmax())
+    return at == last
 
 
 HALVINGS = 30
@@ -204,13 +221,26 @@ def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cos
 
     There is one for `high_s`.
     """
+
+    def is_met(limit_s: float) -> bool:
+        found = cut(problem, parts, limit_s)
+        return found is not None and found[0] <= most_cost
+
+    return _least(problem, high_s, is_met)
+
+
+def least_work(problem: StageProblem, parts: Stretches) -> float:
+    """Returns the least that the largest work of a stage can be, to within rounding, where any stretch may be any stage."""
+    return _least(problem, float(problem.work.sum()), lambda limit_s: _may_be_cut(_fair(parts, limit_s), problem.num_stages))
+
+
+def _least(problem: StageProblem, high_s: float, is_met: Callable[[float], bool]) -> float:
     low = float(problem.work.sum()) / problem.num_stages
-    if (found := cut(problem, parts, low)) is not None and found[0] <= most_cost:
+    if is_met(low):
         return low
     for _ in range(HALVINGS):
         middle = (low + high_s) / 2
-        found = cut(problem, parts, middle)
-        low, high_s = (low, middle) if found is not None and found[0] <= most_cost else (middle, high_s)
+        low, high_s = (low, middle) if is_met(middle) else (middle, high_s)
     return high_s
 
 
