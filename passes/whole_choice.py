@@ -170,16 +170,17 @@ class _End(Generic[T]):
         return len(made) < MOST_MADE or shape.stages == 1
 
     def candidates(self) -> list[Estimate]:
-        """Returns what may be made, best first: a plan of each shape by each schedule. What by its estimate does not fit comes last."""
+        """Returns what may be made, best first: a plan of each shape by each schedule.
+
+        Last comes what by its estimate does not fit, and what was too slow for anybody to ask what it needs.
+        """
         ranked = self.explored.ranked
         others = [other for one in ranked for other in one.others]
         nearly = [one for refused in self.explored.refused for one in refused.nearly]
-        budget_bytes = self.setup.budget_bytes
-
-        def turn(one: Estimate) -> tuple[bool, float, Shape]:
-            return max(one.peak_bytes, default=0.0) > budget_bytes, one.step_s, one.shape
-
-        return sorted([*ranked, *others, *nearly], key=turn)
+        slow = [one for cut_off in self.explored.cut_off for one in cut_off.plans]
+        fits = [(max(one.peak_bytes, default=0.0) <= self.setup.budget_bytes, one) for one in (*ranked, *others)]
+        every = [*fits, *((False, one) for one in (*nearly, *slow))]
+        return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].shape))]
 
     def made(self, estimate: Estimate) -> Made[T] | None:
         """Returns what is made of a shape, None where that does not fit."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from rhino.strategies.sharded import op_seconds
 from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, StageEstimates
 from rhino.strategies.step_time import step_seconds
-from rhino.strategies.whole.base import MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
+from rhino.strategies.whole.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
 
 LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 """How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
@@ -59,6 +59,9 @@ GROUPS: Final = 64
 
 _BY_NAME: Final = ("axis-role", "batch", "constraints", "forbid", "pad", "pin", "scope", "whole")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
+
+Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
+"""What a pipeline takes by each schedule, best first: the seconds of a step, the schedule, its tasks, and what its stages come to."""
 
 MOST_OPS: Final = 250_000
 """How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
@@ -207,6 +210,14 @@ class Evaluator:
         begun_s = search.begin() / ranks
         if cutoff_s <= begun_s < inf:
             return CutOff(shape, begun_s, begun_s, by_memory=False)
+        begun = search.first
+        assert begun is not None, "it has begun"
+        timed: Timed = []
+        if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
+            timed = self.timed(shape, choice, begun.states, loop)
+            if timed and timed[0][0] >= cutoff_s:  # idle time and all, and what memory adds is long to find
+                plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
+                return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
         held = held or self.with_memory(shape, builder, choice, loop, begun_s)
         if isinstance(held, Refused):
             return held
@@ -223,11 +234,6 @@ class Evaluator:
         if ranks == 1:
             answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states))))
         else:  # rows count the micro-batches in flight
-            assert loop is not None, "a pipeline has micro-batches"
-            if cutoff_s < inf and free.peak_bytes > budget and (quickest := self.timed(shape, choice, free, loop)):
-                estimated_s = quickest[0][0]  # idle time and all, and what memory adds is long to find
-                if estimated_s >= cutoff_s:
-                    return CutOff(shape, free_s, free_s, by_memory=True, estimated_s=estimated_s)
             answer = _heard(search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
@@ -238,7 +244,9 @@ class Evaluator:
             compute_s, collectives_s = _shares(problem, answer.states)
             return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
         assert loop is not None, "a pipeline has micro-batches"
-        return self.in_stages(shape, choice, answer, bounds, loop)
+        if not timed or not np.array_equal(answer.states, begun.states):
+            timed = self.timed(shape, choice, answer.states, loop)
+        return self.in_stages(shape, problem, answer, bounds, timed, cutoff_s)
 
     def with_memory(
         self, shape: Shape, builder: Builder, choice: Choice, loop: Loop | None, free_bound_s: float
@@ -254,30 +262,39 @@ class Evaluator:
             return Refused(shape, f"needs at least {format_bytes(least)} per device", True, free_bound_s, least)
         return choice, problem
 
-    def in_stages(self, shape: Shape, choice: Choice, answer: Answer, bounds: tuple[float, float], loop: Loop) -> Outcome:
-        """Returns what a sharded step comes to as a pipeline, with the best of the schedules."""
-        compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(choice.problem, answer.states))
-        timed = self.timed(shape, choice, answer, loop)
+    def in_stages(
+        self, shape: Shape, problem: Problem, answer: Answer, bounds: tuple[float, float], timed: Timed, cutoff_s: float
+    ) -> Outcome:
+        """Returns what a sharded step comes to as a pipeline, with the best of the schedules that fit.
+
+        What a schedule needs is most of the work to tell. It is not told where the step takes `cutoff_s` or longer.
+        """
         if not timed:
             return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
         budget_bytes = self.setup.budget_bytes
-        found = [Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()) for step_s, name, *_ in timed]
-        for number, (*_, order, cut) in enumerate(timed):  # most of the work is to tell what a schedule needs
+        found = _estimates(shape, problem, answer.states, timed, bounds)
+        quick = [one for one in timed if one[0] < cutoff_s]
+        for number, (*_, order, cut) in enumerate(quick):
             found[number] = replace(found[number], peak_bytes=cut.needs.peak_bytes(order, NEARLY * budget_bytes))
             if max(found[number].peak_bytes) <= budget_bytes:
                 others = tuple([one for one in found if one is not found[number] and may_fit(one, budget_bytes)])
                 return replace(found[number], others=others)
-        needed = min(max(one.peak_bytes) for one in found)
+        needed = min((max(one.peak_bytes) for one in found[: len(quick)]), default=0.0)
         why = f"its largest stage needs about {format_bytes(needed)} per device"
         nearly = tuple([one for one in found if may_fit(one, budget_bytes)])
-        return Refused(shape, why, True, bounds[1], needed, nearly)
+        if len(quick) == len(timed):
+            return Refused(shape, why, True, bounds[1], needed, nearly)
+        if quick and needed * KEPT <= budget_bytes:  # what others need is not known, so that more micro-batches may fit at once
+            return Refused(shape, f"{why} by a schedule that is quick enough", True, bounds[1], nearly=nearly)
+        estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
+        return CutOff(shape, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
 
-    def timed(self, shape: Shape, choice: Choice, answer: Answer, loop: Loop) -> list[tuple[float, str, Order, StageEstimate]]:
+    def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> Timed:
         """Returns what a sharded step takes as a pipeline by each schedule, best first; none where it cannot be cut."""
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
-        sharded = Sharded(make_plan(choice, answer.states), loop, op_seconds(choice, answer.states), answer.cost)
+        sharded = Sharded(make_plan(choice, states), loop, op_seconds(choice, states), choice.problem.cost(states))
         cuts = StageEstimates(sharded, shape.micro_batches, Link(outer.link.fixed_s, outer.link.per_s))
-        found: list[tuple[float, str, Order, StageEstimate]] = []
+        found: Timed = []
         for name in self.setup.schedules:
             pipeline = pipeline_of(SCHEDULES[name], shape)
             cut = cuts.cut(pipeline.num_stages) if pipeline else None
@@ -285,6 +302,12 @@ class Evaluator:
                 order = make_order(name, pipeline)
                 found.append((step_seconds(order, cut.times), name, order, cut))
         return sorted(found, key=lambda one: one[0])
+
+
+def _estimates(shape: Shape, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
+    """Returns what a shape comes to by each schedule, best first, without what that needs."""
+    compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
+    return [Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()) for step_s, name, *_ in timed]
 
 
 def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:

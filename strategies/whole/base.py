@@ -118,8 +118,8 @@ class CutOff:
 
     `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so far. `arithmetic_s`
     is the time of its arithmetic alone, where that is enough: it is the same on every mesh, in however many stages and micro-batches.
-    `estimated_s`, where it is not 0, is what a pipeline is estimated to take without regard to memory, which is what is too much: then
-    `bound_s` may be less than what was known.
+    `estimated_s`, where it is not 0, is what a pipeline is estimated to take, which is what is too much: then `bound_s` may be less than
+    what was known, and `plans` are those that were estimated, best first, of which none is known to fit.
     """
 
     shape: Shape
@@ -128,6 +128,7 @@ class CutOff:
     by_memory: bool
     arithmetic_s: float = 0.0
     estimated_s: float = 0.0
+    plans: tuple[Estimate, ...] = ()
 
     @property
     def step_s(self) -> float:

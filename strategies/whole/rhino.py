@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final
+from typing import Final, TypeGuard
 
 from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Strategy, Trials, bound_by_memory
 
@@ -63,9 +63,9 @@ class _Family:
         return self.shape.stages > 1
 
     def step_s(self, place: int) -> float:
-        """Returns the step of a shape that was tried, infinite where it is not known or cannot be had."""
+        """Returns the step of a shape that was tried, infinite where there is no estimate of it or it cannot be had."""
         outcome = self.tried[place]
-        return outcome.step_s if isinstance(outcome, Estimate) else inf
+        return outcome.step_s if _is_estimated(outcome) else inf
 
     def following(self, space: Space) -> tuple[int, ...]:
         """Returns the next places to try, the first of them first.
@@ -89,7 +89,7 @@ class _Family:
     def wants_more(self, high: int) -> bool:
         """Says whether more micro-batches than any tried may be better."""
         binds = bound_by_memory(self.tried[high])
-        if not isinstance(self.tried[high], Estimate):
+        if not _is_estimated(self.tried[high]):
             return bool(binds)
         before_s = min((self.step_s(place) for place in self.tried if place != high), default=inf)
         return (bool(binds) or self.is_pipeline) and self.step_s(high) < before_s * (1 - PAYS)
@@ -100,13 +100,20 @@ class _Family:
         match self.tried[low]:
             case Estimate(step_s=step_s) as lowest:
                 return not lowest.is_bound_by_memory and all(step_s < one.step_s for one in others if isinstance(one, Estimate))
-            case CutOff(bound_s=bound_s) as lowest:
+            case CutOff(estimated_s=0.0, bound_s=bound_s) as lowest:
                 falls = not lowest.arithmetic_s and all(
                     bound_s < one.bound_s * (1 - PAYS) for one in others if not isinstance(one, Refused)
                 )
                 return not lowest.by_memory and falls
+            case CutOff(step_s=step_s) as lowest:
+                return not lowest.by_memory and all(step_s < one.step_s for one in others if not isinstance(one, Refused))
             case Refused() as lowest:
                 return not lowest.by_memory
+
+
+def _is_estimated(outcome: Outcome) -> TypeGuard[Estimate | CutOff]:
+    """Says whether it is known what a shape is estimated to take, whether it is of use or not."""
+    return isinstance(outcome, Estimate) or (isinstance(outcome, CutOff) and outcome.estimated_s > 0)
 
 
 class _Walk:

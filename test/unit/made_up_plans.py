@@ -50,13 +50,21 @@ class MadeUp:
     again: float
     asked: list[Shape] = field(default_factory=list, init=False)
 
-    def outcome(self, shape: Shape) -> Outcome:
-        """Returns what a shape comes to."""
+    def busy_s(self, shape: Shape) -> tuple[float, float]:
+        """Returns the seconds of computing and of collectives."""
         outer, inner = prod(shape.mesh[:-1]), shape.mesh[-1]
         compute_s = self.work_s * (1 + self.again * (1 - shape.keep)) + self.part_s * shape.micro_batches * (outer * inner) ** 0.5
-        collectives_s = self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (1 + shape.micro_batches / 64)
-        busy_s = compute_s + collectives_s
-        step_s = busy_s * (1 + (shape.stages - 1) / shape.micro_batches)
+        return compute_s, self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (1 + shape.micro_batches / 64)
+
+    def step_s(self, shape: Shape) -> float:
+        """Returns the seconds of a step, whatever it needs."""
+        return sum(self.busy_s(shape)) * (1 + (shape.stages - 1) / shape.micro_batches)
+
+    def outcome(self, shape: Shape) -> Outcome:
+        """Returns what a shape comes to."""
+        inner = shape.mesh[-1]
+        compute_s, collectives_s = self.busy_s(shape)
+        busy_s, step_s = compute_s + collectives_s, self.step_s(shape)
         in_flight = min(shape.stages, shape.micro_batches) / shape.micro_batches
         need = self.state / shape.stages / inner**0.5 + self.saved * (0.1 + 0.9 * shape.keep) * in_flight
         if need > 1:
@@ -68,7 +76,7 @@ class MadeUp:
         """Returns the outcomes of a round."""
         assert 0 < len(shapes) <= ROUND
         self.asked += shapes
-        return [cut_off(self.outcome(shape), cutoff_s) for shape in shapes]
+        return [cut_off(self.outcome(shape), cutoff_s, self.step_s(shape)) for shape in shapes]
 
     def best_s(self, space: Space) -> float | None:
         """Returns the best step of all shapes of a space, None where nothing fits."""
@@ -76,8 +84,14 @@ class MadeUp:
         return min(found, default=None)
 
 
-def cut_off(outcome: Outcome, cutoff_s: float) -> Outcome:
-    """Returns the outcome of a shape whose planning ends where its bound says that it takes `cutoff_s` or more."""
+def cut_off(outcome: Outcome, cutoff_s: float, estimated_s: float = 0.0) -> Outcome:
+    """Returns the outcome of a shape whose planning ends where its bound says that it takes `cutoff_s` or more; or a pipeline's estimate.
+
+    The estimate comes before what memory rules out.
+    """
+    shape = outcome.shape
+    if not isinstance(outcome, CutOff) and shape.stages > 1 and outcome.free_bound_s < cutoff_s <= estimated_s:
+        return CutOff(shape, outcome.free_bound_s, outcome.free_bound_s, by_memory=False, estimated_s=estimated_s)
     if not isinstance(outcome, Estimate) or outcome.bound_s < cutoff_s:
         return outcome
     return CutOff(outcome.shape, outcome.bound_s, outcome.free_bound_s, by_memory=outcome.free_bound_s < cutoff_s)

@@ -74,7 +74,7 @@ class Model:
 
     def evaluate(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         assert 0 < len(shapes) <= ROUND
-        return [cut_off(self.outcome(shape), cutoff_s) for shape in shapes]
+        return [cut_off(self.outcome(shape), cutoff_s, self.step_s(shape)) for shape in shapes]
 
 
 @settings(max_examples=300, deadline=None)
@@ -287,8 +287,8 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         assert one.compute_s + one.collectives_s <= one.step_s * (1 + 1e-9)
     for one in every:
         if isinstance(one, Estimate) and isinstance(ended := evaluator.outcome(one.shape, best_s), CutOff):
-            assert best_s <= ended.bound_s <= one.step_s * (1 + 1e-9)
-            assert ended.free_bound_s <= ended.bound_s
+            assert best_s <= ended.step_s <= one.step_s * (1 + 1e-9)
+            assert ended.free_bound_s <= ended.bound_s <= ended.step_s
         for other in every:  # what the search takes for granted of shapes that it does not plan
             if isinstance(other, Estimate) and bounds(one.shape, other.shape):
                 assert one.free_bound_s <= (other.compute_s + other.collectives_s) * (1 + 1e-9)

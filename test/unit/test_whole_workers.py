@@ -25,7 +25,7 @@ from rhino.passes.whole_search import Evaluator, Setup
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.answer import INTERRUPTED, Answer
 from rhino.strategies.search import Search
-from rhino.strategies.whole.base import Estimate, Explored, Refused, Shape
+from rhino.strategies.whole.base import CutOff, Estimate, Explored, Refused, Shape
 
 SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
 
@@ -121,7 +121,7 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
     """Of each shape the best schedule by its estimate is not always the best once its programs are made."""
-    pipeline, alone, nearly = Shape(2, (1,), 4), Shape(1, (2,), 4), Shape(2, (1,), 2)
+    pipeline, alone, nearly, slow = Shape(2, (1,), 4), Shape(1, (2,), 4), Shape(2, (1,), 2), Shape(2, (1,), 8)
 
     def estimate(shape: Shape, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
         return Estimate(shape, schedule, step_s, 1.0, 1.0, 1.0, 0.0, (share * setup.budget_bytes,))
@@ -131,10 +131,11 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
         replace(estimate(pipeline, "1f1b", 2.0), others=others),
         estimate(alone, "", 2.5),
         Refused(nearly, "", True, nearly=(estimate(nearly, "1f1b", 1.0, 1.01),)),
+        CutOff(slow, 1.0, 1.0, by_memory=False, estimated_s=2.0, plans=(estimate(slow, "zero-bubble", 2.0, 0.0),)),
     ]
     explored = Explored(outcomes=list(outcomes), asked_by=dict.fromkeys([one.shape for one in outcomes], "rhino"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
-    steps = {"1f1b": 3.0, "interleaved": 2.3, "gpipe": 2.4}
+    steps = {"1f1b": 3.0, "interleaved": 2.3, "gpipe": 2.4, "zero-bubble": 5.0}
     made: list[Decided] = []
 
     def make(plan: Decided) -> Made[Decided]:
@@ -144,7 +145,13 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
         return Made(plan, steps[plan.schedule], (0.0,))
 
     plan, report = choose_whole(setup, Said(jobs=1), make)
-    assert [(one.schedule, one.micro_batches) for one in made] == [("1f1b", 4), ("interleaved", 4), ("gpipe", 4), ("1f1b", 2)]
+    assert [(one.schedule, one.micro_batches) for one in made] == [
+        ("1f1b", 4),
+        ("interleaved", 4),
+        ("gpipe", 4),
+        ("1f1b", 2),
+        ("zero-bubble", 8),
+    ]
     assert (plan.schedule, plan.chunks, report.chosen.step_s) == ("interleaved", 2, 2.3)
     assert [one.shape for one in report.failed] == [nearly]
     assert [one.shape for one, _ in report.lost()] == [alone]
