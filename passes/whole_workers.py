@@ -131,7 +131,8 @@ class Workers:
     def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
         """Returns what a process does next: of what waits, what it has read the step for comes first, and last what another reads it for.
 
-        Where nothing waits, that is what is foreseen and not known; what comes of it is of use while the cutoff is the same.
+        Where nothing waits, that is what is foreseen and not known; what comes of it is of use while the cutoff is the same. While nothing
+        cuts off, that will not be so for long: then its step is made and read, and no more.
         """
         at = [worker.asked for worker in self.workers if worker.asked is not None]
         steps_read = {_step_of(one) for one in at}
@@ -141,8 +142,9 @@ class Workers:
 
         for one in sorted((one for one in waiting if one not in at), key=turn):
             return one
-        foreseen = ((shape, cutoff_s) for shape in self.foreseen)
-        return next((one for one in foreseen if one not in at and one not in self.early), None)
+        under_way = [shape for shape, _ in at]
+        foreseen = ((shape, cutoff_s if cutoff_s < inf else 0.0) for shape in self.foreseen)
+        return next((one for one in foreseen if one[0] not in under_way and one not in self.early), None)
 
     def _tell(self) -> None:
         """Tells the processes what shapes are evaluated for."""

@@ -79,7 +79,7 @@ class _Guesses:
     def __call__(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
         guessed = [one for one in shapes if one not in self.known]
         self.foreseen += [one for one in guessed if one not in self.under_way]
-        if len(self.foreseen) >= FORESEEN or (guessed and cutoff_s == inf):
+        if len(self.foreseen) >= FORESEEN or (self.foreseen and cutoff_s == inf):
             raise _EnoughError
         return [self.known.get(one) or self.guess(one, cutoff_s) for one in shapes]
 

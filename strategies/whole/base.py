@@ -265,9 +265,11 @@ class Trials:
 
     `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here can.
 
-    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first. A bound without
-    regard to memory holds with more micro-batches and with less that is kept, too, and that of arithmetic for all shapes that keep no more:
-    what such a bound cuts off is not evaluated, and waits for the shape of which there may yet be one.
+    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first. The first shape
+    has a round of its own, for all others to be cut off at something.
+
+    A bound without regard to memory holds with more micro-batches and with less that is kept, too, and that of arithmetic for all shapes
+    that keep no more: what such a bound cuts off is not evaluated, and waits for the shape of which there may yet be one.
     """
 
     space: Space
@@ -292,7 +294,8 @@ class Trials:
         waiting = self.not_implied([one for one in dict.fromkeys(shapes) if one not in self.known])
         while waiting:
             ready = [one for one in waiting if not any(other != one and bounds(other, one) for other in waiting)]
-            allowed = ready[: min(ROUND, self.left)]
+            begins = not self.explored.outcomes and self.explored.best_s == inf
+            allowed = ready[: min(1 if begins else ROUND, self.left)]
             if not allowed:
                 raise SpentError
             for outcome in self.evaluate(allowed, self.explored.best_s):
