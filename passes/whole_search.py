@@ -232,7 +232,7 @@ class Evaluator:
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
         if ranks == 1:
-            answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states))))
+            answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)), cutoff_s))
         else:  # rows count the micro-batches in flight
             answer = _heard(search.within(budget, free))
         if not isinstance(answer, Answer):

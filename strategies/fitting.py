@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Final
 
 from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved
@@ -38,15 +38,18 @@ PeakOf = Callable[[Ints], float]
 """The bytes that the program of a choice [nodes] takes of a device."""
 
 
-def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: PeakOf) -> Outcome:
-    """Returns the best choice found that fits, from the best without a budget (`free`), which `search` has found."""
+def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: PeakOf, cutoff_s: float = inf) -> Outcome:
+    """Returns the best choice found that fits, from the best without a budget (`free`), which `search` has found.
+
+    Where the search ends as nothing takes less than `cutoff_s`, nothing within lower limits does.
+    """
     if not isinstance(free, Answer):
         return free
     best = told(free, peak_of)
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
     first = budget_bytes * free.peak_bytes / best.peak_bytes
-    fitting = _Fitting(search, budget_bytes, free, peak_of, _Limits(free.peak_bytes, first * _WIDER, next=first))
+    fitting = _Fitting(search, budget_bytes, free, peak_of, _Limits(free.peak_bytes, first * _WIDER, next=first), cutoff_s)
     while fitting.goes_on():
         pass
     return fitting.answer or fitting.refused or Unsolved(best.bound, best.peak_bytes)
@@ -61,6 +64,7 @@ class _Fitting:
     free: Answer
     peak_of: PeakOf
     limits: _Limits
+    cutoff_s: float
     answer: Answer | None = None
     refused: Infeasible | Unsolved | None = None
     tries: int = 0
@@ -93,7 +97,7 @@ class _Fitting:
         """Takes up a refusal; says whether another limit may do."""
         if self.refused is None:
             self.refused = _in_terms_of(found, self.budget / limit)
-        if isinstance(found, Unsolved):
+        if isinstance(found, Unsolved) and found.bound < self.cutoff_s:
             self.limits.lower(limit, _WIDER)
             return True
         least = max(limit, found.peak_bytes or 0.0)

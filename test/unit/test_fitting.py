@@ -73,6 +73,13 @@ def test_a_lower_limit_is_tried_where_steps_are_spent():
     assert (found.cost, asked) == (2.0, pytest.approx([150, 150 / 1.125]))
 
 
+def test_no_lower_limit_is_tried_where_what_stays_within_one_is_too_slow():
+    search, asked = Rows(SECOND), []
+    search.within = lambda limit, free: asked.append(limit) or Unsolved(1.5)
+    assert fit(search, 75, FREE, lambda states: PEAKS[int(states[0])], cutoff_s=1.5) == Unsolved(1.5)
+    assert asked == pytest.approx([150, 150 * 1.125])
+
+
 def test_no_limit_is_tried_under_which_the_choice_that_does_not_fit_is_found_again():
     """Of a budget just under what the best choice takes, little lies between its first limit and what that choice has for rows."""
     nothing, asked = Rows(SECOND), []
