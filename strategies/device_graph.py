@@ -324,7 +324,8 @@ class _Writer:
         sent = OpClass(ALL_TO_ALL, (part,) * count, (part,) * count, None, None, (), False, False, 0)
         joined = OpClass(_JOIN, (part,) * count, (self.types[after],), None, None, (), False, False, 0)
         cut = self.plain(_SLICE, before, self.number(part), False)
-        return replace(cut, copies=count, alike=step), self.form(sent), self.form(joined)
+        forms = (replace(cut, copies=count, alike=step), self.form(sent), self.form(joined))
+        return forms if _is_joined_in_order(step, self.types[after].shape, count) else (*forms, self.plain(_COPY, after, after, False))
 
     # Writing
 
@@ -384,6 +385,15 @@ class _Writer:
 def _outermost(dim: int, rank: int) -> tuple[int, ...]:
     """Returns the order of dims with one before all others."""
     return (dim, *(other for other in range(rank) if other != dim))
+
+
+def _is_joined_in_order(step: Step, shape: tuple[int, ...], count: int) -> bool:
+    """Says whether parts of a `shape` lie right that are joined along the dim that was cut, not along the one that becomes whole."""
+    assert step.source is not None
+    assert step.target is not None
+    extents = [*shape]
+    extents[step.source] //= count
+    return prod(extents[step.source : step.target] if step.source < step.target else extents[step.target : step.source]) == 1
 
 
 def _transposes(cls: OpClass) -> tuple[int, ...] | None:

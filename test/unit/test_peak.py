@@ -123,7 +123,7 @@ def local(body, arguments, results, specs, returned, size=2):
         (S0, R, ["tanh", "all_gather"]),
         (S1, R, ["tanh", "transpose", "all_gather", "transpose"]),  # its dim is made the outermost, and put back
         (R, S1, ["tanh", "dynamic_slice"]),
-        (S0, S1, ["tanh", "slice", "slice", "all_to_all", "join"]),
+        (S0, S1, ["tanh", "slice", "slice", "all_to_all", "join", "transpose"]),
     ],
 )
 def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
@@ -131,6 +131,14 @@ def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
     found, graph = local(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: source, 1: source}, (target,))
     assert found == names
     assert graph.type_of(graph.returns[0]).num_bytes == 128 // (1 if target == R else 2)
+
+
+@pytest.mark.parametrize(("shape", "copied"), [((2, 8), False), ((4, 8), True), ((4, 1, 2), True), ((2, 3, 2), True), ((2, 1, 2), False)])
+def test_what_an_all_to_all_joins_lies_along_the_dim_that_is_cut(shape, copied):
+    """It is copied in order, unless the dims from the one that becomes whole to that one are of one element on each device."""
+    kind, last = tensor(shape), split(len(shape) - 1)
+    found, _ = local(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: S0, 1: S0}, (last,))
+    assert found == ["tanh", "slice", "slice", "all_to_all", "join", *["transpose"] * copied]
 
 
 @pytest.mark.parametrize("source", [S0, S1])
