@@ -13,7 +13,8 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
   nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
   it reads lies in memory, constants too; but not the one that such a product is scaled by if that has dims of one element, for without
   these it is not the constant that the gradient reads. It may go on with what reads a reduction alone, element by element, as long as that
-  has 4,096 elements too (`LibraryRewriter`): constants are read from memory there as well.
+  has 4,096 elements too (`LibraryRewriter`): constants are read from memory there as well. Where a product of matrices is read by the
+  reduction and by what comes behind it, as in the gradient of a softmax, all of this is one call.
 
 A view that is read from memory lies where its operand does, unless that is computed inside it: then it lies by itself.
 """
@@ -112,6 +113,9 @@ class _Fusion:
         for op, cls in enumerate(self.classes):
             if cls.name == _EXPONENTIAL:
                 self.take_maximum(op)
+        for op in sorted(self.library):
+            if self.classes[op].name == REDUCE:
+                self.take_gradient(op)
         self.find_once()
         self.find_wide()
         uses = frozenset([(op, n) for op, values in enumerate(self.operands) for n, v in enumerate(values) if self.is_inside(v, op)])
@@ -246,6 +250,32 @@ class _Fusion:
             op = self.maker[operands[0]] if len(operands) == 1 else -1
         return []
 
+    def take_gradient(self, op: int) -> None:
+        """Takes what comes behind a reduction into its call, with the product that both read: so it is in the gradient of a softmax."""
+        behind = [*self.ops_behind(op)]
+        call, products, waiting = {op, *behind}, list[int](), [op, *behind]
+        while waiting:
+            for value in self.operands[waiting.pop()]:
+                maker = self.maker[value]
+                if maker in call or not self.is_of_call(maker, call, op):
+                    continue
+                call.add(maker)
+                is_product = self.classes[maker].name == PRODUCT
+                (products if is_product else waiting).append(maker)
+        if behind and products:
+            for maker in sorted(call - {behind[-1]}):
+                for reader in self.readers[self.first[maker]]:
+                    self.take(maker, reader)
+            self.library.add(behind[-1])
+            self.once.add(self.first[behind[-1]])
+
+    def is_of_call(self, maker: int, call: set[int], op: int) -> bool:
+        """Says whether the library computes what makes a value, where all that reads it is in a call that has `op`."""
+        if maker < 0 or self.region[maker] != self.region[op] or not call.issuperset(self.readers[self.first[maker]]):
+            return False
+        name = self.classes[maker].name
+        return name == PRODUCT or self.is_view[maker] or name in REPEATS or name in _IN_LIBRARY
+
     def constants(self, uses: frozenset[Use]) -> frozenset[Use]:
         """Returns the uses of constants that the library reads from memory."""
         behind = {op for first in sorted(self.library) if self.classes[first].name == REDUCE for op in self.ops_behind(first)}
@@ -269,7 +299,7 @@ class _Fusion:
     def goes_on(self, op: int) -> bool:
         """Says whether the library may compute an op behind others."""
         cls = self.classes[op]
-        if self.is_view[op] or cls.name in REPEATS:
+        if self.is_view[op] or cls.name in REPEATS or _is_of_ones(cls):
             return True
         elements = [kind.num_bytes // kind.element_bytes for kind in (*cls.operands, *cls.results)]
         return cls.name in _IN_LIBRARY and max(elements) >= _LIBRARY_ELEMENTS and all(kind.dtype in _FLOATS for kind in cls.results)
@@ -387,7 +417,12 @@ def _is_copy(cls: OpClass) -> bool:
     return cls.name == _COPY and cls.rule is None
 
 
+def _is_of_ones(cls: OpClass) -> bool:
+    """Says whether an op is a reduction over dims of one element, a view to XLA."""
+    return cls.name == REDUCE and cls.operands[0].num_bytes == cls.results[0].num_bytes
+
+
 def _is_large(cls: OpClass) -> bool:
     """Says whether a library computes a reduction."""
     kind = cls.operands[0]
-    return kind.dtype in _FLOATS and kind.num_bytes >= _LIBRARY_ELEMENTS * kind.element_bytes
+    return not _is_of_ones(cls) and kind.dtype in _FLOATS and kind.num_bytes >= _LIBRARY_ELEMENTS * kind.element_bytes

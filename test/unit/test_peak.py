@@ -101,6 +101,26 @@ def test_the_library_goes_on_behind_a_reduction_of_many_results(rows, held):
     assert [one.num_bytes for one in lives.repeated() if one.num_bytes > 64] == [4 * rows] * held
 
 
+@pytest.mark.parametrize(("rows", "is_one"), [(4096, True), (2048, False)])
+def test_the_gradient_of_a_softmax_is_one_call_of_the_library_where_rows_are_many(rows, is_one):
+    """With the product that comes before it. Its result lies in memory, once for all that reads it."""
+    kind, row = tensor((rows, 4)), tensor((rows,))
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %p = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : ({kind}, {tensor((4, 4))}) -> {kind}
+      %q = stablehlo.multiply %p, %e : {kind}
+      %t = {SUM.format(value="%q", how="add", kind=kind, rows=row)}
+      %n = stablehlo.negate %t : {row}
+      %b = stablehlo.broadcast_in_dim %n, dims = [0] : ({row}) -> {kind}
+      %a = stablehlo.add %p, %b : {kind}
+      %s = stablehlo.subtract %a, %e : {kind}
+      %y = stablehlo.tanh %s : {kind}
+      %z = stablehlo.cosine %s : {kind}"""
+    _, in_memory, *_ = fused(body, {"x": kind, "w": tensor((4, 4)), "e": kind}, {"y": kind, "z": kind})
+    assert {name for name in ("dot_general", "reduce", "add", "subtract") if in_memory[name]} == (
+        {"subtract"} if is_one else {"dot_general", "reduce"}
+    )
+
+
 # The program of a device
 
 
