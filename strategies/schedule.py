@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
 
@@ -107,6 +108,7 @@ class _Scheduler:
             alike &= not self.is_view_inside(op, position, value)
             for source, elementwise in inside.items():
                 found[source] = found.get(source, True) and elementwise and alike
+        found = self.in_order_of_fusing(op, found)
         self.wait(op)
         for position, value in enumerate(self.results[op]):
             if value in self.kept or (cls.is_view and (self.fused is None or (op, position) not in self.fused)):
@@ -115,6 +117,33 @@ class _Scheduler:
             elif self.fused is not None or not self.runs[op]:
                 self.sources[value] = found
         return found
+
+    def in_order_of_fusing(self, op: int, found: Mapping[int, bool]) -> dict[int, bool]:
+        """Returns what an op of a device's program reads in the order of a fusion's operands, in which XLA comes to them.
+
+        What is computed inside is taken in one by one, the latest first (`InstructionFusion`); what it reads goes behind the rest.
+        """
+        if self.fused is None or len(found) < 2 or not self.runs[op]:
+            return dict(found)
+        rest: dict[int, None] = {}
+        inside: list[tuple[int, int]] = []
+        self.put(op, rest, inside)
+        while inside:
+            value = heappop(inside)[1]
+            if value in rest:
+                del rest[value]
+                self.put(self.value_op[value], rest, inside)
+        sources = [source for value in rest for source in ([value] if self.stands(value) else self.sources[value])]
+        return {source: found[source] for source in (*sources, *found) if source in found}
+
+    def put(self, op: int, rest: dict[int, None], inside: list[tuple[int, int]]) -> None:
+        """Puts what an op reads behind the operands that there are, and what of it is computed inside with the latest first."""
+        assert self.fused is not None
+        for position, value in enumerate(self.operands[op]):
+            if value not in rest:
+                rest[value] = None
+                if (op, position) in self.fused:
+                    heappush(inside, (-self.value_op[value], value))
 
     def is_inside(self, op: int, position: int, value: int) -> bool:
         """Says whether an operand is computed inside an op, or seen by it through a view."""

@@ -401,6 +401,22 @@ def test_a_second_order_is_there_where_it_is_close_which_result_comes_first(firs
     assert [one["y"] < one["z"] for one in found] == [True, False][:orders]
 
 
+def test_what_is_computed_inside_is_read_behind_the_other_operands():
+    """Of a + b + c the last comes first, and its cap, all that was visited by then, is the least: so it is made last."""
+    kind = tensor((8, 8))
+    product = f"stablehlo.dot_general {{}}, {{}}, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
+    body = f"%p = {product.format('%x', '%x')}\n"
+    for name in "abc":
+        body += f"""%q{name} = {product.format("%p", f"%{name}0")}
+          %r{name} = {product.format(f"%{name}0", "%p")}
+          %{name} = {product.format(f"%q{name}", f"%r{name}")}\n"""
+    body += f"%s = stablehlo.add %a, %b : {kind}\n%y = stablehlo.add %s, %c : {kind}"
+    graph = program_of(function(body, dict.fromkeys(("x", "a0", "b0", "c0"), kind), {"y": kind})).graph
+    start = schedules_fused(graph, fuse(graph))[0].start
+    a, b, c = (start[3 * number] for number in (1, 2, 3))
+    assert a < b < c
+
+
 def test_what_arguments_take_does_not_count_in_the_order():
     """Of two results, that comes first for which more is computed, not that which reads the larger argument."""
     kind, tall = tensor((8, 8)), tensor((64, 8))
