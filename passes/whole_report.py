@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.strategies.whole.base import Estimate, Explored, Refused, Shape
+from rhino.strategies.whole.base import CutOff, Estimate, Explored, Refused, Shape
 
 SHOWN: Final = 5
 """How many of the shapes that lost are printed, best first, and how many of those that are none; the JSON has them all."""
@@ -60,9 +60,11 @@ class Report:
         lines += [f"  {_named(other)}: {format_seconds(other.step_s)}, {why}" for other, why in lost[:SHOWN]]
         if len(lost) > SHOWN:
             lines.append(f"  and {len(lost) - SHOWN} more that are slower")
-        if cut_off := self.explored.cut_off:
-            least_s = min(one.bound_s for one in cut_off)
-            lines.append(f"  {len(cut_off)} were not planned to their end: none takes less than {format_seconds(least_s)}")
+        if cut_off := self.cut_off():
+            lines.append(f"  {len(cut_off)} were not planned to their end:")
+            lines += [f"    {_cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
+            if len(cut_off) > SHOWN:
+                lines.append(f"    and {len(cut_off) - SHOWN} more that take at least {format_seconds(cut_off[SHOWN][0].step_s)}")
         none = [*self.failed, *self.explored.refused]
         lines += [f"  {other.shape}: {other.why}" for other in none[:SHOWN]]
         if len(none) > SHOWN:
@@ -74,6 +76,11 @@ class Report:
         failed = {one.shape for one in self.failed}
         taken = self.chosen.estimate
         return [(one, _loss(one, taken)) for one in self.explored.ranked if one.shape != taken.shape and one.shape not in failed]
+
+    def cut_off(self) -> list[tuple[CutOff, str]]:
+        """Returns the shapes that were not planned to their end, the fastest first, with why."""
+        every = sorted(self.explored.cut_off, key=lambda one: one.step_s)
+        return [(one, _cut(one, self.chosen.estimate)) for one in every]
 
     def json(self) -> dict[str, Any]:
         """Returns what a program reads."""
@@ -97,7 +104,7 @@ class Report:
                 | {"predicted_peak_bytes": list(other.peak_bytes)}
                 for other, why in self.lost()
             ],
-            "cut_off": [_shape_json(other.shape) | {"bound_s": other.bound_s} for other in self.explored.cut_off],
+            "cut_off": [_shape_json(other.shape) | {"bound_s": other.bound_s, "why": why} for other, why in self.cut_off()],
             "refused": [_shape_json(other.shape) | {"why": other.why} for other in (*self.failed, *self.explored.refused)],
             "passed_over": [_shape_json(shape) | {"bound_s": bound_s} for shape, bound_s in sorted(self.explored.passed_over.items())],
         }
@@ -114,6 +121,19 @@ def _counts(explored: Explored) -> str:
 
 def _named(one: Estimate) -> str:
     return f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape)
+
+
+def _cut_name(one: CutOff) -> str:
+    return _named(one.plans[0]) if one.plans else str(one.shape)
+
+
+def _cut(one: CutOff, best: Estimate) -> str:
+    """Returns why a shape was not planned to its end."""
+    if one.plans:
+        return f"{format_seconds(one.plans[0].step_s)} by its estimate without regard to memory, {_loss(one.plans[0], best)}"
+    memory = " in the memory there is" if one.by_memory else ""
+    slower = one.bound_s / best.step_s - 1
+    return f"at least {format_seconds(one.bound_s)}{memory}, {f'{slower:.1%} slower' if slower > 0 else 'no faster than what was known'}"
 
 
 def _parts(one: Estimate) -> str:
