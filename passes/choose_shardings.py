@@ -251,7 +251,7 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     notes = [f"at least {format_bytes(size)}: {program.describe(value)}" for size, value in culprits]
     notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
     if isinstance(outcome, Infeasible):
-        needed = max(floor, outcome.peak_bytes or 0.0)
+        needed = floor if outcome.peak_bytes is None else outcome.peak_bytes
         words = format_bytes(needed)
         if words == format_bytes(budget):
             words += f" ({ceil(needed)} bytes)"
