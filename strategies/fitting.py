@@ -27,7 +27,7 @@ _LIFTED: Final = 2
 """How many more are tried where a choice fits and leaves some of the budget."""
 
 _GAIN: Final = 0.002
-"""So much of a large step must be there to gain by what is left of the budget, if seconds fall evenly to those of the best choice of all."""
+"""So much of a large step must be there to gain by what is left of the budget, if seconds fall evenly to those of the best of all."""
 
 _SMALL: Final = 4000
 """Below so many nodes another limit costs little, and one launch more or less is much of the step."""
