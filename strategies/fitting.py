@@ -26,6 +26,9 @@ _TRIES: Final = 5
 _LIFTED: Final = 2
 """How many more are tried where a choice fits and leaves some of the budget."""
 
+_SMALLEST: Final = 3
+"""How many of the choices of least rows are asked for their programs where no limit has led to one that fits: peaks fall in steps."""
+
 _GAIN: Final = 0.002
 """So much of a large step must be there to gain by what is left of the budget, if seconds fall evenly to those of the best of all."""
 
@@ -63,7 +66,7 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
     fitting = _Fitting(search, budget_bytes, free, peak_of, _Limits(free.peak_bytes, first * _WIDER, next=first), share, cutoff_s)
     while fitting.goes_on():
         pass
-    return fitting.answer or fitting.refusal() or Unsolved(best.bound, best.peak_bytes)
+    return fitting.answer or fitting.smallest_that_fits() or fitting.refusal() or Unsolved(best.bound, best.peak_bytes)
 
 
 @dataclass(eq=False)
@@ -99,8 +102,7 @@ class _Fitting:
     def weigh(self, limit: float, found: Answer) -> bool:
         """Takes up an answer; says whether there may be a better one under another limit."""
         answer = told(found, self.peak_of)
-        if answer.peak_bytes > self.budget:
-            self.smallest = min(self.smallest, answer.peak_bytes)
+        if not self.fits(answer):
             self.limits.lower(min(limit, found.peak_bytes), answer.peak_bytes / self.budget)
             return True
         if self.answer is None:
@@ -123,6 +125,17 @@ class _Fitting:
         least = max(limit, found.peak_bytes or 0.0)
         self.limits.bar(least)
         return least < self.limits.widest
+
+    def smallest_that_fits(self) -> Answer | None:
+        """Returns one of the choices of least rows if its program fits."""
+        answers = (told(one, self.peak_of) for one in self.search.smallest(_SMALLEST))
+        return next((one for one in answers if self.fits(one)), None)
+
+    def fits(self, answer: Answer) -> bool:
+        """Says whether a program fits, and remembers the least that does not."""
+        if answer.peak_bytes > self.budget:
+            self.smallest = min(self.smallest, answer.peak_bytes)
+        return answer.peak_bytes <= self.budget
 
     def refusal(self) -> Infeasible | Unsolved | None:
         """Returns the first refusal, in terms of the budget: what rows need of it, but no more than a program that was found takes."""

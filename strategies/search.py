@@ -90,6 +90,16 @@ class Search:
         except TooWideError:
             return Unsolved(-np.inf)
 
+    def smallest(self, count: int) -> list[Answer]:
+        """Returns the choices of least memory that searches under a budget have found, at most so many, the smallest first.
+
+        Their bound is that of all choices, whatever these keep.
+        """
+        bound = -np.inf if self.first is None else self.first.bound
+        kinds = {(float(memory.max()), cost): states for states, cost, memory in reversed(self.columns)}
+        method = f"{self.solver.method} for memory"
+        return [make_answer(self.problem, kinds[kind], bound, method) for kind in sorted(kinds)[:count]]
+
     def _tightened(self, solved: Solved, method: str) -> tuple[Solved, str]:
         """Returns what is left when the bound has been raised, or when the user has had enough of that."""
         try:

@@ -15,6 +15,9 @@ class Rows:
     def __init__(self, *answers):
         self.answers, self.limits = answers, []
 
+    def smallest(self, count):
+        return []
+
     def within(self, limit, free):
         self.limits.append(limit)
         return next((one for one in self.answers if one.peak_bytes <= limit), Infeasible(self.answers[-1].peak_bytes))
@@ -114,6 +117,15 @@ def test_what_is_left_of_the_budget_is_tried_where_much_is_to_be_gained():
     search = Rows(*(replace(one, states=np.repeat(one.states, 4000)) for one in (answer(1, 1.001, 121.0), answer(2, 1.002, 90.0))))
     assert fit(search, 60, FREE, lambda states: peaks[int(states[0])]).cost == 1.002
     assert search.limits == [120]
+
+
+def test_choices_of_least_rows_are_asked_where_no_limit_leads_to_one_that_fits():
+    """Rows are 118 and 117, the peaks of their programs 62 and 50: no limit between leads to the second."""
+    search = Rows(answer(1, 2.0, 118.0))
+    search.within = lambda limit, free: answer(1, 2.0, 118.0) if limit >= 118 else Infeasible(117.0)
+    search.smallest = lambda count: [answer(2, 3.0, 117.0), answer(1, 2.0, 118.0)][:count]
+    found = fit(search, 56, FREE, lambda states: [100.0, 62.0, 50.0][int(states[0])])
+    assert (found.cost, found.peak_bytes) == (3.0, 50.0)
 
 
 def test_a_refusal_names_no_more_than_a_program_that_was_found():
