@@ -133,8 +133,22 @@ class _Fusion:
         return found
 
     def is_by_repeats(self, op: int) -> bool:
-        """Says whether an op divides by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast."""
-        return self.classes[op].name == _DIVIDE and self.repeats[self.operands[op][1]]
+        """Says whether an op divides by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast.
+
+        Of the ops that divide by one value that is no constant, this happens to the first alone.
+        """
+        if self.classes[op].name != _DIVIDE or not self.repeats[value := self.operands[op][1]]:
+            return False
+        divide = (reader for reader in self.readers[value] if reader < self.graph.num_ops and self.divides(reader, value))
+        return self.is_constant(value) or next(divide) == op
+
+    def divides(self, op: int, value: int) -> bool:
+        """Says whether an op divides by a value."""
+        return self.classes[op].name == _DIVIDE and self.operands[op][1] == value
+
+    def divides_by_repeats(self, op: int, value: int) -> bool:
+        """Says whether an op divides by a value that is broadcast, and reads it in no other way."""
+        return op < self.graph.num_ops and self.is_by_repeats(op) and self.operands[op][0] != value
 
     def find_turned(self) -> set[int]:
         """Returns the constants that lie in the order of collectives, which is that of all that reads them but maxima.
@@ -264,14 +278,21 @@ class _Fusion:
                 (products if is_product else waiting).append(maker)
         if behind and products:
             for maker in sorted(call - {behind[-1]}):
-                for reader in self.readers[self.first[maker]]:
+                for reader in call.intersection(self.readers[self.first[maker]]):
                     self.take(maker, reader)
             self.library.add(behind[-1])
             self.once.add(self.first[behind[-1]])
 
     def is_of_call(self, maker: int, call: set[int], op: int) -> bool:
-        """Says whether the library computes what makes a value, where all that reads it is in a call that has `op`."""
-        if maker < 0 or self.region[maker] != self.region[op] or not call.issuperset(self.readers[self.first[maker]]):
+        """Says whether the library computes what makes a value, where all that reads it is in a call that has `op`.
+
+        What divides by it elsewhere does not read it, if it is broadcast, but its inverse.
+        """
+        if maker < 0 or self.region[maker] != self.region[op]:
+            return False
+        value = self.first[maker]
+        readers = [reader for reader in self.readers[value] if not self.divides_by_repeats(reader, value)]
+        if not call.issuperset(readers):
             return False
         name = self.classes[maker].name
         return name == PRODUCT or self.is_view[maker] or name in REPEATS or name in _IN_LIBRARY

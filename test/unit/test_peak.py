@@ -121,6 +121,43 @@ def test_the_gradient_of_a_softmax_is_one_call_of_the_library_where_rows_are_man
     )
 
 
+def test_a_library_repeats_what_it_divides_by_though_another_op_multiplies_by_its_inverse():
+    """The gradient of a softmax divides by the sums that its result was divided by."""
+    kind, row = tensor((4096, 4)), tensor((4096,))
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %d = stablehlo.broadcast_in_dim %r, dims = [0] : ({row}) -> {kind}
+      %f = stablehlo.divide %e, %d : {kind}
+      %z = stablehlo.tanh %f : {kind}
+      %p = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : ({kind}, {tensor((4, 4))}) -> {kind}
+      %q = stablehlo.multiply %p, %e : {kind}
+      %t = {SUM.format(value="%q", how="add", kind=kind, rows=row)}
+      %n = stablehlo.negate %t : {row}
+      %b = stablehlo.broadcast_in_dim %n, dims = [0] : ({row}) -> {kind}
+      %g = stablehlo.divide %p, %d : {kind}
+      %y = stablehlo.add %g, %b : {kind}"""
+    arguments = {"x": kind, "w": tensor((4, 4)), "e": kind, "r": row}
+    *_, lives = fused(body, arguments, {"y": kind, "z": kind})
+    graph = lives.graph
+    makers = enumerate(graph.value_op.tolist())
+    held = {value for value, op in makers if lives.fused.in_memory[value] and op >= 0 and not lives.is_free[value]}
+    assert held == {*graph.returns}
+
+
+def test_of_two_that_are_divided_by_what_is_broadcast_the_first_is_multiplied_by_its_inverse():
+    """That is not costly, and is computed in each of its readers."""
+    kind, row = tensor((8, 4)), tensor((8,))
+    readers = [f"%{name}{of} = stablehlo.{op} %{of} : {kind}" for of in "pq" for name, op in (("s", "tanh"), ("c", "cosine"))]
+    body = f"""%d = stablehlo.broadcast_in_dim %r, dims = [0] : ({row}) -> {kind}
+      %p = stablehlo.divide %x, %d : {kind}
+      %q = stablehlo.divide %w, %d : {kind}
+      """ + "\n".join(readers)
+    results = dict.fromkeys(("sp", "cp", "sq", "cq"), kind)
+    *_, lives = fused(body, {"x": kind, "w": kind, "r": row}, results)
+    graph = lives.graph
+    divided = [graph.results(op).start for op in range(graph.num_ops) if graph.cls(op).name == "stablehlo.divide"]
+    assert [lives.fused.in_memory[value] for value in divided] == [False, True]
+
+
 # The program of a device
 
 
