@@ -171,8 +171,6 @@ class _Writer:
             self.stored.append(operands[0])  # nothing reads it but the sum
             return
         results, repeats = self.results(op, operands), self.graph.repeats
-        if (dims := _transposes(self.graph.classes[self.class_of[op]])) is not None:
-            self.transposed[results[0]] = operands[0], dims
         for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
             self.stored.append(result)
             if value in self.outermost:
@@ -191,10 +189,19 @@ class _Writer:
         form = self.form_of(op)
         if cls.name in _TAKES_ALL and not cls.free and self.value_type[operands[0]] == form.results[0]:
             return operands[:1]
+        dims = _transposes(cls)
+        if dims is not None and self.is_turned_back(operands[0], dims):
+            return self.transposed[operands[0]][:1]
         results = self.write(form, operands)
+        if dims is not None:
+            self.transposed[results[0]] = operands[0], dims
         if cls.name == PRODUCT and is_viewed(cls, self.types[form.results[0]].shape):
             return [self.in_order(results[0], "view")]
         return [self.rearrange(op, 2, results[0])] if cls.name == CONVOLUTION else results
+
+    def is_turned_back(self, value: int, dims: tuple[int, ...]) -> bool:
+        """Says whether a value was transposed, and comes to what it was where its dims become `dims`."""
+        return value in self.transposed and all(dims[dim] == number for number, dim in enumerate(self.transposed[value][1]))
 
     def read(self, op: int, position: int, value: int, need: Spec) -> int:
         """Returns an operand as an op reads it."""

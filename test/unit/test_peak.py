@@ -392,6 +392,18 @@ def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
     assert graph.operands(1).tolist() == [0, 1, 2]
 
 
+def test_what_is_transposed_back_is_what_it_was():
+    kind, turned, back = tensor((4, 2, 8)), tensor((8, 4, 2)), tensor((2, 8, 4))
+    body = f"""%t = stablehlo.transpose %x, dims = [2, 0, 1] : ({kind}) -> {turned}
+      %b = stablehlo.transpose %t, dims = [1, 2, 0] : ({turned}) -> {kind}
+      %o = stablehlo.transpose %t, dims = [2, 0, 1] : ({turned}) -> {back}
+      %y = stablehlo.negate %b : {kind}
+      %z = stablehlo.negate %o : {back}"""
+    names, graph = local(body, {"x": kind}, {"y": kind, "z": back}, {}, (R, R))
+    assert names == ["transpose", "transpose", "negate", "negate"]
+    assert graph.operands(2).tolist() == [0]
+
+
 def product(left, right, dims, result):
     body = f"%z = stablehlo.dot_general %a, %b, {dims} : ({tensor(left)}, {tensor(right)}) -> {tensor(result)}"
     return class_of(function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)}), "stablehlo.dot_general")
