@@ -209,6 +209,8 @@ class _Writer:
         name = self.graph.classes[self.class_of[op]].name
         if name == WHILE:
             return self.turn_stack(self.graph.results(op)[position], found)
+        if name == COPIED_UPDATE and not self.is_made_free(found) and position == len(self.graph.operands(op)) - 1:
+            return self.in_order(found, (*range(len(self.types[self.value_type[found]].shape)),))
         return self.rearrange(op, position, found) if name in (PRODUCT, CONVOLUTION) else found
 
     def turn_stack(self, carried: int, value: int) -> int:

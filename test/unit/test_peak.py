@@ -388,8 +388,8 @@ def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
       }}) : ({kind}, tensor<2x1xi32>, {rows}) -> {kind}"""
     body = f"%z = stablehlo.constant dense<0.0> : {kind}\n%s = {scatter}\n%y = stablehlo.add %x, %s : {kind}"
     found, graph = local(body, {"x": kind, "i": "tensor<2x1xi32>", "u": rows}, {"y": kind}, {}, (R,))
-    assert found == ["constant", COPIED_UPDATE.removeprefix("stablehlo.")]
-    assert graph.operands(1).tolist() == [0, 1, 2]
+    assert found == ["constant", "transpose", COPIED_UPDATE.removeprefix("stablehlo.")]
+    assert graph.operands(2).tolist() == [0, 1, graph.results(1).start], "what is scattered is copied"
 
 
 def test_what_is_transposed_back_is_what_it_was():
