@@ -165,8 +165,8 @@ class _Fusion:
 
     def is_turned(self, reader: int, turned: Sequence[bool]) -> bool:
         """Says whether who reads a value wants it in the order of a collective: as a copy for that, or as its own result is wanted."""
-        if reader == self.graph.num_ops:
-            return False
+        if reader == self.graph.num_ops or not len(self.graph.results(reader)):
+            return False  # handed on as it is: what is returned, what a loop takes round
         result = self.first[reader]
         if _is_copy(self.classes[reader]):
             return any(after < self.graph.num_ops and self.classes[after].name in _TURNING for after in self.readers[result])
