@@ -124,7 +124,7 @@ def test_a_step_with_too_few_alike_layers_stays_as_it_is():
 
 @pytest.mark.parametrize(
     ("shape", "off_s", "off_bytes"),
-    [(Shape(1, (8,), 2, 0.5), 0.005, 0.08), (Shape(2, (4,), 4), 0.05, 0.08)],
+    [(Shape(1, (8,), 2, 0.5), 0.005, 0.09), (Shape(2, (4,), 4), 0.05, 0.08)],
 )
 def test_shapes_come_to_what_they_do_with_all_layers(shape, off_s, off_bytes):
     deep = Setup(step(DEEP_GPT), "step", "v100x8", 1e12, {}, ("1f1b",))
