@@ -41,6 +41,10 @@ class Residents:
     def __len__(self) -> int:
         return len(self.owner)
 
+    def alive(self, time: int) -> Ints:
+        """Returns which are alive at a time, by their numbers."""
+        return np.flatnonzero((self.start <= time) & (self.end >= time))
+
 
 def no_residents() -> Residents:
     """Returns an empty list of residents."""

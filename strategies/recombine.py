@@ -50,8 +50,7 @@ class Parts:
     def byte_changes(self, time: int) -> Floats:
         """Returns what taking over each part changes in memory at a time [parts], in bytes."""
         nodes, edges = self.problem.node_residents, self.problem.edge_residents
-        of_nodes = np.flatnonzero((nodes.start <= time) & (nodes.end >= time))
-        of_edges = np.flatnonzero((edges.start <= time) & (edges.end >= time))
+        of_nodes, of_edges = nodes.alive(time), edges.alive(time)
         return self._changes(nodes.table[of_nodes], nodes.owner[of_nodes], edges.table[of_edges], edges.owner[of_edges])
 
     def _changes(self, node_tables: Ints, nodes: Ints, edge_tables: Ints, edges: Ints) -> Floats:

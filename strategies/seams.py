@@ -91,8 +91,7 @@ class _Prefixes:
     def forbid(self, cost: Floats, time: int, room: float) -> None:
         """Sets the cost [n + 1] of all that add more bytes than `room` at a time to infinity."""
         nodes, edges = self.problem.node_residents, self.problem.edge_residents
-        of_nodes = np.flatnonzero((nodes.start <= time) & (nodes.end >= time))
-        of_edges = np.flatnonzero((edges.start <= time) & (edges.end >= time))
+        of_nodes, of_edges = nodes.alive(time), edges.alive(time)
         added = self.changes(nodes.table[of_nodes], nodes.owner[of_nodes], edges.table[of_edges], edges.owner[of_edges])
         cost[added > room] = np.inf
 

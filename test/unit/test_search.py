@@ -246,12 +246,7 @@ def test_a_budget_that_the_optimum_meets_changes_nothing():
 def test_the_best_mixture_is_found(batch):
     """Nodes that differ may follow either choice, if no edge joins two that follow different ones."""
     mixed = 0
-    for seed in batch:
-        this = case(seed)
-        problem, budget, free = this.problem, this.budget, brute_force(this.problem)
-        if this.least == np.inf or problem.memory(free.states).max() <= budget:
-            continue
-        start = fitting(problem, budget, seed)
+    for seed, problem, budget, free, start in bound_by_memory(batch):
         found = recombination(problem, start, free.states, budget)
         got = start if found is None else found
         assert problem.memory(got).max() <= budget
@@ -265,12 +260,7 @@ def test_the_best_mixture_is_found(batch):
 @pytest.mark.parametrize("batch", BATCHES[:4])
 def test_what_is_mixed_at_seams_fits_and_is_cheaper(batch):
     mixed = 0
-    for seed in batch:
-        this = case(seed)
-        problem, budget, free = this.problem, this.budget, brute_force(this.problem)
-        if this.least == np.inf or problem.memory(free.states).max() <= budget:
-            continue
-        start = fitting(problem, budget, seed)
+    for _, problem, budget, free, start in bound_by_memory(batch):
         found = seamed(problem, start, free.states, budget)
         if found is not None:
             assert problem.memory(found).max() <= budget
@@ -342,6 +332,15 @@ def test_a_mixture_fits_at_every_time_and_not_only_where_its_choices_are_worst()
     cost, prices = search.master()
     assert cost == pytest.approx(19 / 32)  # 21, 3 and 8 parts of 32; by the times 0 and 4 alone 5 and 3 of 8 would do, for 3 / 8
     assert 2 in prices
+
+
+def bound_by_memory(batch):
+    """Yields seed, problem, budget, best choice without the budget and one that fits, of the problems whose best choice does not."""
+    for seed in batch:
+        this = case(seed)
+        free = brute_force(this.problem)
+        if this.least < np.inf and this.problem.memory(free.states).max() > this.budget:
+            yield seed, this.problem, this.budget, free, fitting(this.problem, this.budget, seed)
 
 
 def fitting(problem, budget, seed):
