@@ -27,11 +27,11 @@ class TensorType:
     shape: tuple[int, ...]
     dtype: str
     element_bytes: int
+    num_bytes: int = field(init=False, compare=False, repr=False)
+    """Bytes of the whole tensor."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return prod(self.shape) * self.element_bytes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", prod(self.shape) * self.element_bytes)
 
     def __str__(self) -> str:
         return f"tensor<{'x'.join([*map(str, self.shape), self.dtype])}>"
@@ -60,13 +60,12 @@ class OpClass:
     flops: int
     moved_bytes: int | None = None
     held: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
+    is_view: bool = field(init=False, compare=False, repr=False)
+    """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 
-    @property
-    def is_view(self) -> bool:
-        """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
-        return self.name in _VIEWS or (
-            self.name in REPEATS and self.operands[0].num_bytes == self.results[0].num_bytes and self._in_order()
-        )
+    def __post_init__(self) -> None:
+        keeps_size = self.name in REPEATS and self.operands[0].num_bytes == self.results[0].num_bytes
+        object.__setattr__(self, "is_view", self.name in _VIEWS or (keeps_size and self._in_order()))
 
     def _in_order(self) -> bool:
         """Says whether the operand's dims, but for those of one element, are the result's."""

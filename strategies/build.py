@@ -81,6 +81,9 @@ class Builder:
     table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
+    runs_of: dict[int, tuple[tuple[State, ...], int, bool]] = field(default_factory=dict)
+    """By kind of op, how it may run, the table of what that costs, and whether parts of its results may be joined by else than sums."""
+
     sums_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], list[Use]] = field(default_factory=dict)
     copies: list[tuple[tuple[int, int], Use, int, int]] = field(default_factory=list)
@@ -105,6 +108,9 @@ class Builder:
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
         self.roles = Roles(graph) if any(graph.roles) else None
+        self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
+        self.has_several = (self.num_uses > 1).tolist()
+        self.kind_of = self.kinds()
         self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
 
     def build(self) -> Choice:
@@ -236,38 +242,59 @@ class Builder:
             if self.giver[value] >= 0 and self.giver[into] >= 0:
                 self.use(value, self.giver[into], 0, op)
 
+    def kinds(self) -> list[int]:
+        """Returns numbers that are equal for ops that may run in the same ways at the same cost [ops]."""
+        graph, numbers = self.graph, dict[object, int]()
+        passes = np.array([cls.name in (WHILE, BARRIER) for cls in graph.classes], dtype=bool)[graph.op_class]
+        free = np.array([cls.free for cls in graph.classes], dtype=bool)[graph.op_class]
+        known = np.ones(graph.num_values, dtype=bool)  # whether a node decides a value's spec, as `giver` has it
+        made = graph.value_op >= 0
+        maker = graph.value_op[made]
+        known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
+        reads = (known + 2 * np.array(self.lies, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
+        gives = self.has_memory.tobytes()
+        found = []
+        for op, number in enumerate(self.op_class):
+            first, end = self.result_start[op], self.result_start[op + 1]
+            key: tuple[object, ...] = (
+                number,
+                reads[self.use_start[op] : self.use_start[op + 1]],
+                gives[first:end],
+                self.times[op],
+                first < end and first in self.in_place,
+            )
+            if self.roles or graph.choices:
+                key = (*key, self.batch_factors(op), graph.choices.get(op))
+            found.append(numbers.setdefault(key, len(numbers)))
+        return found
+
+    def batch_factors(self, op: int) -> frozenset[int]:
+        """Returns the factors of an op that are of the batch, if it is said for which axes that matters."""
+        return self.roles.batch_factors(op) if self.roles else frozenset()
+
     def op(self, op: int) -> None:
         """Adds an op, its edges from what it reads, and nodes for its results that need one."""
-        graph = self.graph
         operands = self.uses[self.use_start[op] : self.use_start[op + 1]]
-        results = range(self.result_start[op], self.result_start[op + 1])
-        known = tuple([self.giver[v] >= 0 for v in operands])
-        memory = tuple([self.lies[v] for v in operands] + [self.in_memory[v] for v in results])
-        in_place = bool(results) and results[0] in self.in_place
-        batch = self.roles.batch_factors(op) if self.roles else frozenset()
-        key = (self.op_class[op], known, memory, self.times[op], in_place, batch, graph.choices.get(op))
-        if key not in self.states_of:
-            self.states_of[key] = self.op_states(op, known, batch)
-        options = self.states_of[key]
-        cost = self.remembered(("cost", key), lambda: self.times[op] * np.array([self.state_s(op, state) for state in options]))
+        kind = self.kind_of[op]
+        if kind not in self.runs_of:
+            self.runs_of[kind] = self.runs(op, operands)
+        options, cost, is_joined = self.runs_of[kind]
         node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
         for position, value in enumerate(operands):
-            if known[position] and graph.types[self.value_type[value]].shape:
+            if self.has_shape[value] and self.giver[value] >= 0:
                 self.use(value, node, position, op)
-        for offset, value in enumerate(results):
+        for offset, value in enumerate(range(self.result_start[op], self.result_start[op + 1])):
             self.giver[value], self.offset[value] = node, offset
-            if self.has_node(value, options):
-                stored = self.store("value", value, value, graph.fixed.get(value), self.sums(options, offset))
+            if (self.has_shape[value] and (is_joined or self.has_several[value])) or value in self.graph.fixed:
+                stored = self.store("value", value, value, self.graph.fixed.get(value), self.sums(options, offset))
                 self.use(value, stored, 0, op)
                 self.giver[value], self.offset[value] = stored, 0
 
-    def has_node(self, value: int, options: tuple[State, ...]) -> bool:
-        """Says whether a value chooses how it is stored, beside its op."""
-        if value in self.graph.fixed:
-            return True
-        if not self.graph.types[self.value_type[value]].shape:
-            return False
-        return bool(self.num_uses[value] > 1) or any(state.monoid != "add" for state in options)
+    def runs(self, op: int, operands: Sequence[int]) -> tuple[tuple[State, ...], int, bool]:
+        """Returns what `runs_of` has of an op."""
+        options = self.op_states(op, tuple([self.giver[v] >= 0 for v in operands]), self.batch_factors(op))
+        cost = self.intern(self.times[op] * np.array([self.state_s(op, state) for state in options]))
+        return options, cost, any(state.monoid != "add" for state in options)
 
     def sums(self, options: tuple[State, ...], offset: int) -> tuple[int, ...]:
         """Returns the axes along which some state leaves a result as a partial sum."""
@@ -332,7 +359,10 @@ class Builder:
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
         use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times_moved(value, time))
-        self.edges.setdefault(pair, []).append(use)
+        if pair in self.edges:
+            self.edges[pair].append(use)
+        else:
+            self.edges[pair] = [use]
         self.copies.append((pair, use, value, time))
 
     def times_moved(self, value: int, time: int) -> int:
@@ -346,9 +376,13 @@ class Builder:
         """Returns ends and tables of all edges that cost anything [edges]."""
         rows = []
         costs: dict[int, bool] = {}
+        known: dict[object, int] = {}
+        states = [id(node.states) for node in self.nodes]
         for (u, v), uses in self.edges.items():
-            key = ("edge", id(self.nodes[u].states), id(self.nodes[v].states), tuple(uses))
-            table = self.remembered(key, lambda: sum((self.use_table(u, v, use) for use in uses), np.zeros(())))  # noqa: B023
+            key = (states[u], states[v], *uses)
+            if key not in known:
+                known[key] = self.intern(sum((self.use_table(u, v, use) for use in uses), np.zeros(())))
+            table = known[key]
             if u == v:
                 self.node_costs[u] = self.intern(self.tables[self.node_costs[u]] + np.diagonal(self.tables[table]))
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rhino.ir.graph import Graph
 
@@ -22,18 +22,19 @@ def level_reader(region: Sequence[int], op: int, home: int) -> int:
     return -1 if op == home else op
 
 
-def post_order(root: int, below: Callable[[int], Sequence[int] | dict[int, None]]) -> list[int]:
+def post_order(root: int, below: Callable[[int], Iterable[int]]) -> list[int]:
     """Returns all nodes below `root` and `root` itself, each after those below it, in the order in which they are visited."""
     result: list[int] = []
     seen = {root}
     stack = [(root, iter(below(root)))]
     while stack:
         node, rest = stack[-1]
-        child = next((child for child in rest if child not in seen), None)
-        if child is None:
+        for child in rest:
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, iter(below(child))))
+                break
+        else:
             result.append(node)
             stack.pop()
-        else:
-            seen.add(child)
-            stack.append((child, iter(below(child))))
     return result

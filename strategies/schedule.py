@@ -62,7 +62,7 @@ def schedule_of(graph: Graph) -> Schedule:
 
 def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
     """Returns the schedule of `graph`, whose values in memory are as given; all others are computed inside their readers."""
-    return _Scheduler(graph, in_memory).schedules()[0]
+    return next(_Scheduler(graph, in_memory).schedules())
 
 
 def schedules_fused(graph: Graph, fused: Fused) -> tuple[Schedule, ...]:
@@ -70,7 +70,7 @@ def schedules_fused(graph: Graph, fused: Fused) -> tuple[Schedule, ...]:
 
     Where it hangs on little which of two results comes first, there is a second schedule, in which the other does.
     """
-    return _Scheduler(graph, fused.in_memory, fused).schedules()
+    return tuple(_Scheduler(graph, fused.in_memory, fused).schedules())
 
 
 class _Scheduler:
@@ -170,9 +170,9 @@ class _Scheduler:
         op = self.value_op[value]
         return self.in_memory[value] and value not in self.kept and (op < 0 or not self.classes[op].free)
 
-    def schedules(self) -> tuple[Schedule, ...]:
-        """Returns the schedules of the orders that there may be."""
-        return tuple([self.timed(order) for order in self.orders()])
+    def schedules(self) -> Iterator[Schedule]:
+        """Yields the schedules of the orders that there may be."""
+        return map(self.timed, self.orders())
 
     def timed(self, order: list[int]) -> Schedule:
         """Returns the schedule of the ops in an order."""
@@ -296,8 +296,8 @@ class _Scheduler:
 
     # The order
 
-    def orders(self) -> list[list[int]]:
-        """Returns the order of the ops, and behind it another that XLA may take as well, if there is one."""
+    def orders(self) -> Iterator[list[int]]:
+        """Yields the order of the ops, and behind it another that XLA may take as well, if there is one."""
         graph = self.graph
         needs = self.needs = [_Needs() for _ in range(graph.num_ops + 1)]
         for op in range(graph.num_ops):
@@ -317,8 +317,8 @@ class _Scheduler:
                     readers[value] += 1
         self.copies = self.copied_arguments()
         self.copied_for = self.copies_read()
-        bodies = {loop.op: self.depth_first(loop.end, needs, readers)[0] for loop in graph.loops}
-        return [self.with_bodies(order, bodies) for order in self.depth_first(root, needs, readers)]
+        bodies = {loop.op: next(self.depth_first(loop.end, needs, readers)) for loop in graph.loops}
+        yield from (self.with_bodies(order, bodies) for order in self.depth_first(root, needs, readers))
 
     def with_bodies(self, order: Sequence[int], bodies: Mapping[int, Sequence[int]]) -> list[int]:
         """Returns an order of what results need, the end last, with the bodies of loops behind these, and then what nothing needs."""
@@ -348,9 +348,9 @@ class _Scheduler:
                 found[op].append(argument)
         return found
 
-    def depth_first(self, root: int, needs: list[_Needs], readers: list[int]) -> list[list[int]]:
-        """Returns what `root` needs, and it, in the order of time; if it is close, also with the first two that it reads changed over."""
-        plain = post_order(root, lambda op: [*needs[op]])
+    def depth_first(self, root: int, needs: list[_Needs], readers: list[int]) -> Iterator[list[int]]:
+        """Yields what `root` needs, and it, in the order of time; if it is close, also with the first two that it reads changed over."""
+        plain = post_order(root, needs.__getitem__)
         most = len(plain) + len(self.graph.arguments)
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
@@ -376,16 +376,18 @@ class _Scheduler:
             sums[op] = own + sum(sizes[p] for p, _ in given), total
             sizes[op] = min(sums[op])
 
-        def below(op: int) -> list[int]:
-            return sorted(needs[op], key=lambda p: (-max(on_way(p, value) for value in needs[op][p]), -sizes[p], p))
+        def first(op: int) -> list[int]:
+            found = needs[op]
+            if len(found) < 2:
+                return [*found]
+            return sorted(found, key=lambda p: (-max([on_way(p, value) for value in found[p]]), -sizes[p], p))
 
-        def changed_over(op: int) -> list[int]:
-            found = below(op)
-            return [*found[1:2], *found[:1], *found[2:]] if op == root else found
-
-        several = below(root) if root == self.graph.num_ops and len(needs[root]) > 1 else []
-        is_close = any(_times_cap(op, needs, sizes, sums) < _CERTAIN for op in several[:1])
-        return [post_order(root, order) for order in ((below, changed_over) if is_close else (below,))]
+        below = {op: first(op) for op in plain}
+        yield post_order(root, below.__getitem__)
+        several = below[root] if root == self.graph.num_ops else []
+        if len(several) > 1 and _times_cap(several[0], needs, sizes, sums) < _CERTAIN:
+            below[root] = [several[1], several[0], *several[2:]]
+            yield post_order(root, below.__getitem__)
 
 
 def _times_cap(op: int, needs: Sequence[_Needs], sizes: Mapping[int, int], sums: Mapping[int, tuple[int, int]]) -> float:
