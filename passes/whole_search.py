@@ -36,7 +36,7 @@ from rhino.passes.registry import Item, before_choice
 from rhino.passes.stage_marks import BOUNDARY
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Builder, Choice, build
-from rhino.strategies.fitting import PeakOf, fit
+from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
@@ -231,8 +231,10 @@ class Evaluator:
             return CutOff(shape, free_s, free_s, by_memory=False)
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
-        # Of several ranks, rows count the micro-batches in flight.
-        answer = _heard(fit(search, budget, free, _peaks(choice), cutoff_s) if ranks == 1 else search.within(budget, free))
+        if ranks == 1:
+            answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)), cutoff_s))
+        else:  # rows count the micro-batches in flight
+            answer = _heard(search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
@@ -338,19 +340,6 @@ def _least_cost_s(problem: Problem) -> float:
     """Returns a bound on every choice that takes no search: what each node and each edge takes at least."""
     least = np.array([table.min(initial=inf) for table in problem.tables])
     return float(least[problem.node_table].sum() + least[problem.edge_table].sum())
-
-
-def _peaks(choice: Choice) -> PeakOf:
-    """Returns what tells the peaks of choices; it makes the program of each once, for the search comes back to some that do not fit."""
-    found: dict[bytes, float] = {}
-
-    def peak_of(states: Ints) -> float:
-        key = states.tobytes()
-        if key not in found:
-            found[key] = predicted_peak(make_plan(choice, states))
-        return found[key]
-
-    return peak_of
 
 
 def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:

@@ -32,13 +32,13 @@ from rhino.passes.plan_costs import PlanCosts
 from rhino.passes.spmd_search import Found, Whole, digest, search
 from rhino.strategies.answer import Answer
 from rhino.strategies.candidates import State, strategy_name
-from rhino.strategies.fitting import PeakOf
 from rhino.strategies.forced import Alternative, Alternatives
 from rhino.strategies.nodes import Node
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
 from rhino.strategies.search import Limits
 from rhino.strategies.solver import Solver
+from rhino.strategies.taking_over import PeakOf
 
 MOST_SUBJECTS: Final = 8
 """How many tensors or ops that are not alike a question is answered for."""

@@ -33,10 +33,15 @@ def seamed(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequ
     parts, best = Parts.of(problem, base, other), base
     for part in _worth_most(parts):
         nodes = np.flatnonzero(parts.label == part)
-        along = _along(problem, nodes)
-        for order in (nodes[np.argsort(along, kind="stable")], nodes[np.argsort(-along, kind="stable")]):
-            best = _Prefixes.of(problem, best, other, order).cheapest(budget, times)
+        for order in orders(problem, nodes):
+            best = Prefixes.of(problem, best, other, order).cheapest(budget, times)
     return None if best is base else best
+
+
+def orders(problem: Problem, nodes: Ints) -> tuple[Ints, Ints]:
+    """Returns some connected nodes from one end of these to the other, and from there [n]."""
+    along = _along(problem, nodes)
+    return nodes[np.argsort(along, kind="stable")], nodes[np.argsort(-along, kind="stable")]
 
 
 def _worth_most(parts: Parts) -> list[int]:
@@ -47,7 +52,7 @@ def _worth_most(parts: Parts) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Prefixes:
+class Prefixes:
     """The choices that follow `other` for the first nodes of `order` [n], and `base` for all else; there are n + 1.
 
     `position` [nodes] is where a node stands in the order, n where it does not.
@@ -60,23 +65,23 @@ class _Prefixes:
     position: Ints
 
     @staticmethod
-    def of(problem: Problem, base: Ints, other: Ints, order: Ints) -> _Prefixes:
+    def of(problem: Problem, base: Ints, other: Ints, order: Ints) -> Prefixes:
+        """Returns the choices along an order of nodes [n] in which two choices [nodes] differ."""
         position = np.full(problem.num_nodes, len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
-        return _Prefixes(problem, base, other, order, position)
+        return Prefixes(problem, base, other, order, position)
 
     def cheapest(self, budget: float, times: Sequence[int]) -> Ints:
         """Returns the cheapest that fits; `base` itself where none does."""
         problem, before = self.problem, self.problem.memory(self.base)
-        cost = self.changes(problem.node_table, np.arange(problem.num_nodes), problem.edge_table, np.arange(problem.num_edges))
+        cost = self.cost_changes()
         asked: set[int] = set()
         for time in times:
             self.forbid(cost, time, budget - float(before[time]))
             asked.add(time)
         while np.isfinite(cost).any():
             count = int(cost.argmin())
-            mixed = self.base.copy()
-            mixed[self.order[:count]] = self.other[self.order[:count]]
+            mixed = self.choice(count)
             memory = problem.memory(mixed)
             worst = int(memory.argmax())
             if memory[worst] <= budget:
@@ -87,6 +92,24 @@ class _Prefixes:
                 self.forbid(cost, worst, budget - float(before[worst]))
                 asked.add(worst)
         return self.base
+
+    def cheaper(self) -> Ints:
+        """Returns how many nodes follow `other` in those that cost less than all that follow it for fewer, in ascending order."""
+        cost = self.cost_changes()
+        least = np.minimum.accumulate(cost)
+        result: Ints = np.flatnonzero(cost[1:] < least[:-1]) + 1
+        return result
+
+    def choice(self, count: int) -> Ints:
+        """Returns the choice [nodes] that follows `other` for the first `count` nodes."""
+        mixed = self.base.copy()
+        mixed[self.order[:count]] = self.other[self.order[:count]]
+        return mixed
+
+    def cost_changes(self) -> Floats:
+        """Returns what each costs more than `base` [n + 1], in seconds."""
+        problem = self.problem
+        return self.changes(problem.node_table, np.arange(problem.num_nodes), problem.edge_table, np.arange(problem.num_edges))
 
     def forbid(self, cost: Floats, time: int, room: float) -> None:
         """Sets the cost [n + 1] of all that add more bytes than `room` at a time to infinity."""

@@ -7,19 +7,24 @@ import pytest
 
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.fitting import fit
+from rhino.strategies.problem import Problem
+from rhino.strategies.search import Limits
 
 
 class Rows:
     """A search whose answers under limits of rows are known: the first whose rows stay within."""
 
+    problem = Problem((np.zeros(5),), np.zeros(1, dtype=np.int64), *(np.zeros(0, dtype=np.int64),) * 3)
+    limits, columns = Limits(), ()
+
     def __init__(self, *answers):
-        self.answers, self.limits = answers, []
+        self.answers, self.asked = answers, []
 
     def smallest(self, count):
         return []
 
     def within(self, limit, free):
-        self.limits.append(limit)
+        self.asked.append(limit)
         return next((one for one in self.answers if one.peak_bytes <= limit), Infeasible(self.answers[-1].peak_bytes))
 
 
@@ -44,7 +49,7 @@ def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
     search = Rows(SECOND, THIRD)
     found = fit(search, budget, FREE, lambda states: PEAKS[int(states[0])])
     assert (int(found.states[0]), found.peak_bytes) == (chosen, PEAKS[chosen])
-    assert search.limits == pytest.approx(limits)
+    assert search.asked == pytest.approx(limits)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_the_limit_of_rows_is_lowered_ever_more_and_raised_again_where_nothing_f
     peaks = [100.0, *(peak for _, peak in answers)]
     found = fit(search, budget, FREE, lambda states: peaks[int(states[0])])
     assert found.peak_bytes == 60.0
-    assert search.limits == pytest.approx(limits)
+    assert search.asked == pytest.approx(limits)
 
 
 def test_the_limit_of_rows_is_raised_where_much_of_the_budget_is_left():
@@ -68,7 +73,7 @@ def test_the_limit_of_rows_is_raised_where_much_of_the_budget_is_left():
     search = Rows(*(answer(number, float(number), rows) for number, rows in enumerate((130.0, 122.0, 90.0), 1)))
     found = fit(search, 60, FREE, lambda states: peaks[int(states[0])])
     assert (found.cost, found.peak_bytes) == (2.0, 60.0)
-    assert search.limits == pytest.approx([120, 120 * 1.5**0.5, 130 * 60 / 62])
+    assert search.asked == pytest.approx([120, 120 * 1.5**0.5, 130 * 60 / 62])
 
 
 def test_a_lower_limit_is_tried_where_steps_are_spent():
@@ -97,7 +102,7 @@ def test_a_refusal_is_in_terms_of_the_budget():
     """Rows may take twice the budget; 80 of theirs are 40 of it, more than the limit widened by an eighth."""
     search = Rows(SECOND, THIRD)
     found = fit(search, 30, FREE, lambda states: PEAKS[int(states[0])])
-    assert (found, search.limits) == (Infeasible(40.0), [60])
+    assert (found, search.asked) == (Infeasible(40.0), [60])
     assert fit(search, 30, Unsolved(1.0), len) == Unsolved(1.0)
 
 
@@ -105,7 +110,7 @@ def test_the_least_that_rows_need_is_tried_once_where_a_wider_limit_took_too_muc
     """Of 36 rows may take 72. 80 are needed; what stays within 81 takes 58, and what stays within a little more than 80 is no less."""
     search = Rows(SECOND, answer(2, 2.5, 80.7), THIRD)
     found = fit(search, 36, FREE, lambda states: [100.0, 72.0, 60.0, 58.0][int(states[0])])
-    assert (found, search.limits) == (Infeasible(40.0), pytest.approx([72, 81, 80.35], rel=1e-4))
+    assert (found, search.asked) == (Infeasible(40.0), pytest.approx([72, 81, 80.35], rel=1e-4))
 
 
 def test_what_is_left_of_the_budget_is_tried_where_much_is_to_be_gained():
@@ -115,8 +120,9 @@ def test_what_is_left_of_the_budget_is_tried_where_much_is_to_be_gained():
     found = fit(search, 60, FREE, lambda states: peaks[int(states[0])])
     assert (found.cost, found.peak_bytes, found.method) == (4.0, 59.0, ", within 122 B of rows")
     search = Rows(*(replace(one, states=np.repeat(one.states, 4000)) for one in (answer(1, 1.001, 121.0), answer(2, 1.002, 90.0))))
-    assert fit(search, 60, FREE, lambda states: peaks[int(states[0])]).cost == 1.002
-    assert search.limits == [120]
+    free = replace(FREE, states=np.repeat(FREE.states, 4000))
+    assert fit(search, 60, free, lambda states: peaks[int(states[0])]).cost == 1.002
+    assert search.asked == [120]
 
 
 def test_choices_of_least_rows_are_asked_where_no_limit_leads_to_one_that_fits():
