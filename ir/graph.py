@@ -156,6 +156,16 @@ class Graph:
     zeros: frozenset[int] = frozenset()
     choices: dict[int, Choices] = field(default_factory=dict)
     repeats: Repeats | None = None
+    _results: list[range] = field(init=False, repr=False)
+    _classes: list[OpClass] = field(init=False, repr=False)
+    _types: list[TensorType] = field(init=False, repr=False)
+    """What `results`, `cls` and `type_of` return: to ask an array for one number takes ten times as long."""
+
+    def __post_init__(self) -> None:
+        first = self.result_start.tolist()
+        object.__setattr__(self, "_results", list(map(range, first[:-1], first[1:])))
+        object.__setattr__(self, "_classes", [self.classes[number] for number in self.op_class.tolist()])
+        object.__setattr__(self, "_types", [self.types[number] for number in self.value_type.tolist()])
 
     def times(self) -> Ints:
         """Returns how often each op runs in a step [ops]."""
@@ -180,15 +190,15 @@ class Graph:
 
     def results(self, op: int) -> range:
         """Returns the values that `op` defines."""
-        return range(int(self.result_start[op]), int(self.result_start[op + 1]))
+        return self._results[op]
 
     def type_of(self, value: int) -> TensorType:
         """Returns the type of a value."""
-        return self.types[int(self.value_type[value])]
+        return self._types[value]
 
     def cls(self, op: int) -> OpClass:
         """Returns the class of an op."""
-        return self.classes[int(self.op_class[op])]
+        return self._classes[op]
 
     def value_bytes(self) -> Ints:
         """Returns the bytes of every value on one device, unsplit [values]."""

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
-from rhino.ir.cluster import load_cluster
+from rhino.ir.cluster import Cluster, load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph import WHILE, Loop
+from rhino.ir.graph import WHILE, Graph, Loop
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
-from rhino.ir.program import Program
+from rhino.ir.program import Program, ops_of
+from rhino.ir.reader import entry_function
 from rhino.ir.staged_module import NUM_STAGES
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
@@ -35,12 +36,15 @@ from rhino.passes.recompute_write import write_blocks
 from rhino.passes.sharded_step import SHARDED_ERRORS, sharded_figures
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.recompute_graph import ONE_STAGE, Stash, stash_of
-from rhino.strategies.stage_parts import parts_of
+from rhino.strategies.stage_parts import Parts, parts_of
 
 if TYPE_CHECKING:
     from rhino.strategies.recompute import StageChoice
 
 _SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
+
+_MOST_BEGUN: Final = 4
+"""Of how many steps at most it is kept what does not depend on the share: a search of whole plans goes back and forth between few."""
 
 _LARGE_SHARE: Final = 0.2
 """A loop that makes more than this share of the stash is worth a remark: it is made again as a whole or not at all."""
@@ -58,24 +62,69 @@ class Recompute(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites `module` in place."""
-        shares = shares_of(self.keep)
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
-            loop = accumulation_loop(program)
-            stages = _stages(program, loop)
-            num_stages = _num_stages(module, stages)
-            keep = dict(enumerate(_for_stages(shares, num_stages if stages is not None else None)))
-            seconds, _ = sharded_figures(program, module, cluster)
-            parts = parts_of(program.graph, loop, seconds)
-            stash = stash_of(program.graph, parts, stages)
-            count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
-            from rhino.strategies.recompute import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+            self.write(program, begin(program, module, cluster), remarks)
 
-            choices = choose(stash, keep, {stage: min(count, num_stages - stage) for stage in keep})
-            write_blocks(program, parts, stash, [block for choice in choices for block in choice.blocks], 2 * num_stages - 2)
-            for place, text in _said(program, stash, choices, staged=stages is not None):
-                remarks.add(self.name, place, text)
+    def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
+        """Writes the copies of which the least has to run again for what is kept."""
+        shares, stash = shares_of(self.keep), begun.stash
+        keep = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
+        from rhino.strategies.recompute import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+
+        choices = choose(stash, keep, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in keep})
+        blocks = [block for choice in choices for block in choice.blocks]
+        write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
+        for place, text in _said(program, stash, choices, staged=begun.is_staged):
+            remarks.add(self.name, place, text)
         remarks.statistics["recompute"] = choices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """What is known of a step whatever is kept: its graph, what it saves for the way back, and in how many stages it is."""
+
+    graph: Graph
+    parts: Parts
+    stash: Stash
+    num_stages: int
+    is_staged: bool
+    num_micro_batches: int
+
+
+def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
+    """Returns what a step saves for the way back. Raises as the pass does."""
+    loop = accumulation_loop(program)
+    stages = _stages(program, loop)
+    seconds, _ = sharded_figures(program, module, cluster)
+    parts = parts_of(program.graph, loop, seconds)
+    count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+    return Begun(program.graph, parts, stash_of(program.graph, parts, stages), _num_stages(module, stages), stages is not None, count)
+
+
+@dataclass(eq=False)
+class Recomputer:
+    """Has values of steps computed again, of each in several shares: what these do not change is found once."""
+
+    context: ir.Context
+    begun: dict[bytes, Begun] = field(default_factory=dict)
+
+    def rewritten(self, step: bytes, again: Recompute, remarks: Remarks) -> ir.Module:
+        """Returns the step as `again` makes it. Raises as that does."""
+        module = ir.Module.parse(step, self.context)
+        with self.context, module.operation.location:
+            known = self.begun.get(step)
+            if known is not None:
+                entry = entry_function(module)
+                again.write(Program(known.graph, entry, ops_of(entry), remarks.file), known, remarks)
+                return module
+            with whole_program(module.operation, remarks) as program:
+                known = begin(program, module.operation, load_cluster(again.cluster))
+                again.write(program, known, remarks)
+        self.begun[step] = known
+        if len(self.begun) > _MOST_BEGUN:
+            del self.begun[next(iter(self.begun))]
+        return module
 
 
 def share_of_all(text: str) -> float:

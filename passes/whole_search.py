@@ -31,7 +31,7 @@ from rhino.passes.fold_layers import STRETCHES, FoldLayers
 from rhino.passes.micro_batch import MicroBatch, batch_size
 from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import Target, begin_choice, rank_target
-from rhino.passes.recompute import Recompute
+from rhino.passes.recompute import Recompute, Recomputer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.stage_marks import BOUNDARY
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
@@ -109,11 +109,13 @@ class Evaluator:
     programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
     num_read: int = 0
     divider: Divider = field(init=False)
+    recomputer: Recomputer = field(init=False)
 
     def __post_init__(self) -> None:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
         self.divider = Divider(self.context)
+        self.recomputer = Recomputer(self.context)
 
     def outcome(self, shape: Shape, cutoff_s: float = inf) -> Outcome:
         """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
@@ -172,6 +174,8 @@ class Evaluator:
         try:
             if isinstance(first, MicroBatch):
                 module = self.divider.divided(start, first, remarks)
+            elif isinstance(first, Recompute):
+                module = self.recomputer.rewritten(start, first, remarks)
             else:
                 module, rest = ir.Module.parse(start, self.context), [first, *rest]
             manager = build_pass_manager(rest, self.context, remarks)

@@ -155,8 +155,13 @@ class _Scheduler:
 
     def wait(self, op: int) -> None:
         """Notes which values behind barriers must be there before an op runs: all that each of these barriers takes."""
-        waits = {source: None for value in self.operands[op] for source in self.behind[value]}
+        waits: dict[int, None] = {}
+        for value in self.operands[op]:
+            behind = self.behind[value]
+            if behind is not waits:
+                waits = {**waits, **behind} if waits and behind else waits or behind
         if self.classes[op].name == BARRIER:
+            waits = dict(waits)
             for value in self.operands[op]:
                 waits |= dict.fromkeys([value] if self.stands(value) else self.sources[value])
         if self.runs[op]:

@@ -6,7 +6,7 @@ again. Beside what the stage keeps throughout and what is handed on, it needs it
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, TypeAlias
@@ -208,17 +208,18 @@ class StageNeeds:
         """Returns the program of `ops` and what they make again, with what it gives in the order in which others read it."""
         own, graph = set(ops), self.plan.graph
         every = self.closed(ops, again)
+        inside = frozenset(every)
         made = [value for op in every if op in own or op in again for value in graph.results(op)]
         there = set(made)
         sums = [value for value in self.ends if value in there]
-        readers = {value: self.readers_beyond(value, every, again, handed) for value in made if value not in self.ends}
+        readers = {value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.ends}
         given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
         returns = {value: self.plan.specs[self.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
         return Part(every, returns, {value: self.ends[value] for value in sums})
 
-    def readers_beyond(self, value: int, every: Container[int], again: set[int], handed: HandedOn) -> list[int]:
-        """Returns the ops of other programs to which a program gives a value that it makes."""
-        readers = [op for op in self.readers.get(value, ()) if op not in every and self.in_body[op]]
+    def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: HandedOn) -> list[int]:
+        """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
+        readers = [op for op in self.readers.get(value, ()) if op not in inside and self.in_body[op]]
         made = self.handing.value_op[value]
         here, back = self.stage_of[made], self.last - self.stage_of[made]
         if made in again:  # only the other half of the way back may take it from here
