@@ -2,10 +2,11 @@
 
 It is what localizing writes (`rhino.passes.localize`), with what XLA puts in before it decides what is fused (jaxlib 0.10.2 on a CPU,
 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
-all-to-all takes parts, and what it gives is joined; all-reduces are sent together (`rhino.strategies.joining`); products and convolutions
-want their operands' dims in an order of their own, and read transposes of what lies so; what is added to a scatter over zeros is scattered
-into; a pad or a slice that takes everything is none; what is cut out of a value or copied to an order twice is so once. On a mesh of one
-device nothing is sent.
+all-to-all takes parts, and what it gives is joined; what is the same each time round a loop is computed before it
+(`rhino.strategies.hoisting`); all-reduces are sent together (`rhino.strategies.joining`); products and convolutions want their operands'
+dims in an order of their own, and read transposes of what lies so; what is added to a scatter over zeros is added up, and scattered into; a
+pad or a slice that takes everything is none; what is cut out of a value or copied to an order twice is so once. On a mesh of one device
+nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -23,12 +24,13 @@ from rhino.ir.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, Tensor
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major, is_viewed
 from rhino.strategies.gather_order import outermost_dim, outermost_dims
+from rhino.strategies.hoisting import hoisted
 from rhino.strategies.joining import joined
 from rhino.strategies.order import regions
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, way
-from rhino.strategies.schedule import is_scattered
+from rhino.strategies.schedule import ADD, is_scattered
 
 ALL_TO_ALL: Final = "all_to_all"
 _ALL_REDUCE: Final = "all_reduce"
@@ -89,8 +91,8 @@ class _Writer:
     """The classes that are all-reduces: what they come to, of what, and along which axes."""
 
     orders: dict[tuple[int, int, int, tuple[int, ...] | None], Arranged] = field(default_factory=dict)
-    transposed: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    """What was transposed, and which dim each of its dims became."""
+    transposed: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """What was transposed, and which dim each of its dims became, by the result and the loop in which it is seen to be that."""
 
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
     written: dict[tuple[int, Arranged | Step, int], list[int]] = field(default_factory=dict)
@@ -98,6 +100,9 @@ class _Writer:
 
     layers: list[_Layer] = field(default_factory=list)
     copies_of: list[int] = field(default_factory=list)
+    put_in_order: set[int] = field(default_factory=set)
+    """The ops that put in order what collectives gave."""
+
     waiting: dict[int, list[int]] = field(default_factory=dict)
     """What scatters read that are written where their results are added to something."""
 
@@ -106,10 +111,10 @@ class _Writer:
         self.class_of: list[int] = graph.op_class.tolist()
         self.type_of: list[int] = graph.value_type.tolist()
         self.is_free = [op >= 0 and graph.classes[self.class_of[op]].free for op in graph.value_op.tolist()]
-        self.scatter_of = self.scatters_into_terms()
+        self.region = regions(graph)
+        self.scatter_of = self.scatters_into_sums()
         self.waits = set(self.scatter_of.values())
         self.layer = _NO_LAYER
-        self.region = regions(graph)
         self.loop = -1
         self.is_alone = prod(self.plan.sizes) == 1
         self.outermost = {} if self.is_alone else outermost_dims(self.plan)
@@ -145,6 +150,7 @@ class _Writer:
             zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
             repeats=self.repeats(),
         )
+        found = hoisted(found, self.put_in_order)
         return joined(found, self.all_reduces) if found.repeats is None else found
 
     def repeats(self) -> Repeats | None:
@@ -182,26 +188,31 @@ class _Writer:
     def results(self, op: int, operands: list[int]) -> Sequence[int]:
         """Returns the results of an op, written as XLA has it."""
         cls = self.graph.classes[self.class_of[op]]
-        scatter = self.scatter_of.get(op)
+        form, scatter = self.form_of(op), self.scatter_of.get(op)
+        terms = [
+            operands[n] for n, value in enumerate(self.graph.operands(op).tolist()) if int(self.graph.value_op[value]) not in self.waits
+        ]
         if scatter is not None:
-            term = next(n for n, value in enumerate(self.graph.operands(op).tolist()) if value != self.graph.results(scatter).start)
-            return self.write(self.form_of(scatter), [operands[term], *self.waiting[scatter][1:]])
-        form = self.form_of(op)
+            into = terms[0] if len(terms) == 1 else self.write(form, terms)[0]
+            return self.write(self.form_of(scatter), [into, *self.waiting[scatter][1:]])
+        if len(terms) < len(operands):
+            return terms
         if cls.name in _TAKES_ALL and not cls.free and self.value_type[operands[0]] == form.results[0]:
             return operands[:1]
         dims = _transposes(cls)
         if dims is not None and self.is_turned_back(operands[0], dims):
-            return self.transposed[operands[0]][:1]
+            return self.transposed[operands[0], self.loop][:1]
         results = self.write(form, operands)
         if dims is not None:
-            self.transposed[results[0]] = operands[0], dims
+            self.transposed[results[0], self.loop] = operands[0], dims
         if cls.name == PRODUCT and is_viewed(cls, self.types[form.results[0]].shape):
             return [self.in_order(results[0], "view")]
         return [self.rearrange(op, 2, results[0])] if cls.name == CONVOLUTION else results
 
     def is_turned_back(self, value: int, dims: tuple[int, ...]) -> bool:
         """Says whether a value was transposed, and comes to what it was where its dims become `dims`."""
-        return value in self.transposed and all(dims[dim] == number for number, dim in enumerate(self.transposed[value][1]))
+        found = self.transposed.get((value, self.loop))
+        return found is not None and all(dims[dim] == number for number, dim in enumerate(found[1]))
 
     def read(self, op: int, position: int, value: int, need: Spec) -> int:
         """Returns an operand as an op reads it."""
@@ -224,8 +235,8 @@ class _Writer:
 
     def rearrange(self, op: int, position: int, value: int) -> int:
         """Returns an operand of a product or convolution, or a convolution's result, with its dims in the order that XLA computes in."""
-        if value in self.transposed and self.graph.classes[self.class_of[op]].name == PRODUCT:
-            source, dims = self.transposed[value]
+        if (value, self.loop) in self.transposed and self.graph.classes[self.class_of[op]].name == PRODUCT:
+            source, dims = self.transposed[value, self.loop]
             order = self.arranged(op, position, source, dims)
             if not isinstance(order, tuple):  # what was transposed is read as it lies
                 return self.in_order(source, order)
@@ -261,19 +272,30 @@ class _Writer:
         op = self.value_op[value]
         return op >= 0 and self.classes[self.op_class[op]].free
 
-    def scatters_into_terms(self) -> dict[int, int]:
-        """Returns, by sum, the scatter over zeros that goes into its other term, where nothing is sent and nothing else reads it."""
-        graph, plan, found = self.graph, self.plan, dict[int, int]()
+    def scatters_into_sums(self) -> dict[int, int]:
+        """Returns, by sum, the scatter over zeros that goes into it: into its other term, or into all that this is added to as well.
+
+        Nothing is sent there, and nothing else reads what is passed on; XLA (`AlgebraicSimplifier`) adds up the other terms first.
+        """
+        graph, found = self.graph, dict[int, int]()
         for scatter in [op for op, number in enumerate(self.class_of) if graph.classes[number].name == COPIED_UPDATE]:
-            value = graph.results(scatter).start
-            readers = np.flatnonzero(graph.uses == value)
-            if len(readers) != 1 or value in graph.returns:
+            op = self.adder_alone(scatter)
+            if op < 0 or op in found or not is_scattered(graph, op) or int(graph.operands(scatter)[0]) not in graph.zeros:
                 continue
-            op = int(np.searchsorted(graph.use_start, readers[0], side="right")) - 1
-            alike = len({plan.specs[value], *plan.ops[scatter].comes, *plan.ops[op].needs}) == 1
-            if alike and op not in found and is_scattered(graph, op) and int(graph.operands(scatter)[0]) in graph.zeros:
-                found[op] = scatter
+            while (after := self.adder_alone(op)) >= 0 and after not in found:
+                op = after
+            found[op] = scatter
         return found
+
+    def adder_alone(self, op: int) -> int:
+        """Returns the sum that alone reads what an op gives, where it is made, and as it is made; -1 for none."""
+        graph, plan, value = self.graph, self.plan, self.graph.results(op).start
+        uses = np.flatnonzero(graph.uses == value)
+        if len(uses) != 1 or value in graph.returns:
+            return -1
+        reader = int(np.searchsorted(graph.use_start, uses[0], side="right")) - 1
+        alike = len({plan.specs[value], *plan.ops[op].comes, *plan.ops[reader].needs}) == 1
+        return reader if alike and graph.cls(reader).name == ADD and self.region[reader] == self.region[op] else -1
 
     # Ways
 
@@ -290,6 +312,8 @@ class _Writer:
         """Returns what comes of a value by a way."""
         parts = [held]
         for form in forms:
+            if form.alike is None and self.classes[form.cls].name == _COPY:
+                self.put_in_order.add(len(self.op_class))
             parts = self.write_all(form, parts) if form.alike is None else self.once(form, parts[0])
         return parts[0]
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from rhino.ir.graph import Graph, OpClass
 from rhino.strategies.order import level_reader, post_order, regions
+from rhino.strategies.regrouped import regrouped
 
 _MOST_JOINED: Final = 256
 
@@ -103,36 +104,12 @@ class _Joining:
         """Returns the graph in which each group is one op, where the last of it was."""
         graph, parts = self.graph, {max(group): group for group in groups}
         order = self.in_order(parts)
-        classes, op_class, uses, use_start = [*graph.classes], list[int](), list[int](), [0]
-        old, result_start = list(range(len(graph.arguments))), list[int]()
+        classes, op_class = [*graph.classes], list[int]()
         for op in order:
-            result_start.append(len(old))
-            number = int(graph.op_class[op])
+            op_class.append(len(classes) if op in parts else int(graph.op_class[op]))
             if op in parts:
-                number = len(classes)
                 classes.append(_one_class([graph.cls(part) for part in parts[op]]))
-            op_class.append(number)
-            for part in parts.get(op, (op,)):
-                uses += self.operands[part]
-                old += graph.results(part)
-            use_start.append(len(uses))
-        new, place = np.empty(len(old), dtype=np.int64), {op: number for number, op in enumerate(order)}
-        new[old] = np.arange(len(old))
-        result_start.append(len(old))
-        makers = np.repeat(np.arange(len(order)), np.diff(result_start))
-        return replace(
-            graph,
-            classes=tuple(classes),
-            op_class=np.array(op_class, dtype=np.int64),
-            use_start=np.array(use_start, dtype=np.int64),
-            uses=new[uses],
-            result_start=np.array(result_start, dtype=np.int64),
-            value_type=graph.value_type[old],
-            value_op=np.concatenate([graph.value_op[: len(graph.arguments)], makers]),
-            returns=tuple(new[list(graph.returns)].tolist()),
-            loops=tuple([replace(loop, op=place[loop.op], end=place[loop.end]) for loop in graph.loops]),
-            zeros=frozenset(new[sorted(graph.zeros)].tolist()),
-        )
+        return regrouped(graph, [parts.get(op, (op,)) for op in order], classes, op_class, self.operands)
 
     def in_order(self, parts: Mapping[int, tuple[int, ...]]) -> list[int]:
         """Returns all ops, each group for its last, in an order in which they can run, and that of the graph where there is a choice."""

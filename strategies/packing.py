@@ -1,8 +1,9 @@
 """Where buffers lie: what a device's program takes once buffers that stand empty for a while are used for others.
 
 XLA (`BufferAssigner`) gives arguments and results buffers throughout. Where one of these holds nothing for a while, temporaries lie there:
-the largest comes first, and takes the smallest such buffer that has room for it as long as it lives. What finds none goes to one heap, the
-largest first, each to the smallest gap that has room for it.
+the largest comes first, and of one size what XLA comes to first as it goes from the results through all operands, whenever that runs. It
+takes the smallest such buffer that has room for it as long as it lives. What finds none goes to one heap, the largest first, of one size
+what is there first, each to the smallest gap that has room for it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _LEAST_SHARE: Final = 4096
 
 
 class Buffer(NamedTuple):
-    """Bytes between two times, both included."""
+    """Bytes between two times, both included. Of one size, what has the least rank is laid out first in what stands empty."""
 
     num_bytes: int
     start: int
     end: int
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,19 @@ class Packed:
 
 def packed(buffers: Sequence[Buffer], vacant: Sequence[Buffer], num_times: int) -> Packed:
     """Returns what buffers take of which some hold nothing for a while (`vacant`); who is there at all times is kept."""
-    sizes, start, end = _columns(buffers)
+    sizes, start, end, rank = _columns(buffers)
     throughout = (start == 0) & (end == num_times - 1)
-    housed = throughout | _housed(_columns(vacant), np.where(throughout, np.inf, sizes), start, end)
+    housed = throughout | _housed(_columns(vacant)[:3], np.where(throughout, np.inf, sizes), start, end, rank)
     small = ~housed & (sizes * _LEAST_SHARE < sizes[~housed].max(initial=0.0))
     large = ~housed & ~small
     heap = _sum(sizes[small], start[small], end[small]) + heap_bytes(sizes[large], start[large], end[large])
     return Packed(float(sizes[throughout].sum()), heap, _sum(sizes[~housed], start[~housed], end[~housed]))
 
 
-def _columns(buffers: Sequence[Buffer]) -> tuple[Floats, Ints, Ints]:
-    """Returns bytes, first and last times [buffers], without empty buffers."""
-    rows = np.array([one for one in buffers if one.num_bytes and one.start <= one.end], dtype=np.int64).reshape(-1, 3)
-    return rows[:, 0].astype(np.float64), rows[:, 1], rows[:, 2]
+def _columns(buffers: Sequence[Buffer]) -> tuple[Floats, Ints, Ints, Ints]:
+    """Returns bytes, first and last times, and ranks [buffers], without empty buffers."""
+    rows = np.array([one for one in buffers if one.num_bytes and one.start <= one.end], dtype=np.int64).reshape(-1, 4)
+    return rows[:, 0].astype(np.float64), rows[:, 1], rows[:, 2], rows[:, 3]
 
 
 def _sum(sizes: Floats, start: Ints, end: Ints) -> float:
@@ -107,7 +109,7 @@ class _Rooms:
         return True
 
 
-def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: Ints) -> Flags:
+def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: Ints, rank: Ints) -> Flags:
     """Returns which buffers lie in others that hold nothing as long as they are there [buffers]."""
     housed = np.zeros(len(sizes), dtype=bool)
     room, opens, closes = vacant
@@ -116,7 +118,7 @@ def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: 
     by_size = np.argsort(room, kind="stable")
     room, opens, closes = room[by_size], opens[by_size], closes[by_size]
     some = np.flatnonzero((sizes <= room[-1]) & (sizes * _LEAST_SHARE >= room[-1]))
-    some = some[np.lexsort((start[some], -sizes[some]))]
+    some = some[np.lexsort((rank[some], -sizes[some]))]
     begin = np.flatnonzero(np.diff(room, prepend=-1.0))
     alike = [_Rooms(opens[a:b], closes[a:b], len(some)) for a, b in pairwise([*begin.tolist(), len(room)])]
     first = np.searchsorted(room[begin], sizes[some])  # the smallest with room for it

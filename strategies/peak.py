@@ -12,6 +12,7 @@ from typing import Final
 
 from rhino.ir.graph import BARRIER, REDUCE, UPDATES, WHILE, YIELD, Graph
 from rhino.strategies.buffers import aligned, selection_sizes
+from rhino.strategies.carried import carried_on
 from rhino.strategies.copies import copies_held
 from rhino.strategies.device_graph import device_graph
 from rhino.strategies.fusion import Fused, fuse
@@ -25,6 +26,8 @@ _MARGINS: Final = (0.075, 0.015)
 """What temporaries are told to take is so much of the heap in which they are packed and, for the rest, what of them is there at most at a
 time, for how far apart XLA's two are is half an accident. To this is added, for what is not told as XLA has it, the first of the margins in
 the order that is most often XLA's, the second in the other one. docs/memory.md has the figures."""
+
+_ADDRESS_BYTES: Final = 8
 
 
 def predicted_peak(plan: Plan) -> float:
@@ -58,6 +61,7 @@ class Lives:
         for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
             self.in_place -= {value for value, initial in came if self.is_free[initial]}
+        self.in_place |= carried_on(graph, fused.in_memory)
 
     def buffers(self) -> Iterator[Buffer]:
         """Yields all buffers."""
@@ -72,10 +76,11 @@ class Lives:
             if not cls.free:
                 yield from self.beside(op)
         yield from self.repeated()
+        yield from self.tables()
 
     def temporary(self, value: int, start: int, end: int) -> Buffer:
         """Returns a buffer of a value's size."""
-        return Buffer(aligned(self.num_bytes[value]), start, end)
+        return Buffer(aligned(self.num_bytes[value]), start, end, self.plan.rank[value])
 
     def buffer_of(self, value: int) -> Buffer:
         """Returns the buffer of a value that has one of its own."""
@@ -122,9 +127,9 @@ class Lives:
                 if self.is_free[value] and not (position == 0 and cls.name in UPDATES):
                     yield self.temporary(value, start, stop)
         if cls.name == "stablehlo.select_and_scatter":
-            inputs, outputs = selection_sizes(cls)
-            yield from (Buffer(size, start, start) for size in inputs)
-            yield from (Buffer(size, start, stop) for size in outputs)
+            (inputs, outputs), rank = selection_sizes(cls), self.plan.rank[self.graph.results(op).start]
+            yield from (Buffer(size, start, start, rank) for size in inputs)
+            yield from (Buffer(size, start, stop, rank) for size in outputs)
 
     def repeated(self) -> Iterator[Buffer]:
         """Yields the constants that libraries read from memory: one of each type, from the first such reader to the last."""
@@ -135,6 +140,14 @@ class Lives:
             times[kind] = min(start, since), max(end, until)
         for kind, (start, end) in times.items():
             yield Buffer(aligned(self.graph.types[kind].num_bytes), start, end)
+
+    def tables(self) -> Iterator[Buffer]:
+        """Yields what lists, for each loop, where that lies which it carries or reads from outside."""
+        for loop in self.graph.loops:
+            read = {value for op in range(loop.op + 1, loop.end + 1) for value in self.operands[op]}
+            outside = [value for value in read if self.maker[value] < loop.op and not self.is_free[value]]
+            size = aligned(_ADDRESS_BYTES * (len(self.graph.results(loop.op)) + len(outside)))
+            yield Buffer(size, self.plan.start[loop.op], self.plan.stop[loop.end])
 
     def vacant(self) -> Iterator[Buffer]:
         """Yields the buffers of arguments and results while they hold nothing.

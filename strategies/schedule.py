@@ -23,7 +23,7 @@ from rhino.strategies.buffers import PRODUCT, is_matrix, reads_as_it_lies
 from rhino.strategies.fusion import Fused
 from rhino.strategies.order import level_reader, post_order, regions
 
-_ADD = "stablehlo.add"
+ADD = "stablehlo.add"
 
 _CERTAIN = 1.05
 """A result that needs so many times its cap comes to it in XLA as well: here it is up to 4 % more than there (docs/memory.md)."""
@@ -41,7 +41,8 @@ class Schedule:
     computed inside others has theirs). `first` and `end` [values] are when a value is first read, and the last time at which it must be
     in memory. `copied` are arguments that must be copied, each with the times of its first and last reader. `again` are values that are
     computed anew for later readers if a reduction reads them from elsewhere, each with how many tensors of its size must then stay, and
-    when the last other reader has computed. `over` are the ops that write over what they read.
+    when the last other reader has computed. `over` are the ops that write over what they read. `rank` [values] is when a walk comes to what
+    makes a value, or copies an argument, that goes from the results through all that is read, operands in their order.
     """
 
     start: list[int]
@@ -51,6 +52,7 @@ class Schedule:
     copied: tuple[tuple[int, int, int], ...]
     again: dict[int, tuple[int, int]]
     over: frozenset[int]
+    rank: list[int]
     num_times: int
 
 
@@ -197,7 +199,9 @@ class _Scheduler:
                 first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
-        return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), frozenset(self.over), num_times)
+        return Schedule(
+            start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), frozenset(self.over), self.ranks(), num_times
+        )
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:
         """Returns, by value, how many tensors of its size must stay if it is to be computed again, and the time of its last direct reader.
@@ -218,6 +222,14 @@ class _Scheduler:
             gone = [source for source in self.reads[op] if kind(source).num_bytes == size and end[source] <= stop[op] < end[value]]
             if gone:
                 found[value] = len(gone), min(until[value], end[value])
+        return found
+
+    def ranks(self) -> list[int]:
+        """Returns when a walk through all that is read comes to what makes each value, or copies it; last what it does not come to."""
+        last = len(self.walk)
+        found = [2 * self.walk.get(op, last) + 1 for op in self.value_op]
+        for argument, ops in self.copies.items():
+            found[argument] = 2 * min(self.walk.get(op, last) for op in ops)
         return found
 
     def copied(self, start: list[int], stop: list[int]) -> tuple[tuple[int, int, int], ...]:
@@ -287,17 +299,24 @@ class _Scheduler:
 
     def written_over(self, dying: dict[int, int]) -> Iterator[tuple[int, int]]:
         """Yields an op and the value in whose buffer it writes, one that it is the last to read (`dying`)."""
+        updated = self.updated()
         for op, cls in enumerate(self.classes):
-            if not self.runs[op] or cls.name == YIELD:
+            if not self.runs[op] or cls.name == YIELD or not updated.isdisjoint(self.results[op]):
                 continue
             if cls.name == WHILE:
                 yield from ((op, value) for value in dict.fromkeys(self.operands[op]) if dying.get(value) == op)
                 continue
             found = [value for value, elementwise in self.reads[op].items() if elementwise]
             if cls.name in UPDATES:
-                found = self.operands[op][: cls.name != COPIED_UPDATE]
+                found = self.operands[op][: self.fused is not None or cls.name != COPIED_UPDATE]
             size = cls.results[0].num_bytes
             yield from [(op, v) for v in found if dying.get(v) == op and self.graph.type_of(v).num_bytes == size][:1]
+
+    def updated(self) -> set[int]:
+        """Returns what scatters write over in a device's program: what makes it writes over nothing, for its buffer is theirs already."""
+        if self.fused is None:
+            return set()
+        return {self.operands[op][0] for op, cls in enumerate(self.classes) if cls.name == COPIED_UPDATE}
 
     # The order
 
@@ -322,6 +341,7 @@ class _Scheduler:
                     readers[value] += 1
         self.copies = self.copied_arguments()
         self.copied_for = self.copies_read()
+        self.walk: dict[int, int] = {}
         bodies = {loop.op: next(self.depth_first(loop.end, needs, readers)) for loop in graph.loops}
         yield from (self.with_bodies(order, bodies) for order in self.depth_first(root, needs, readers))
 
@@ -356,6 +376,7 @@ class _Scheduler:
     def depth_first(self, root: int, needs: list[_Needs], readers: list[int]) -> Iterator[list[int]]:
         """Yields what `root` needs, and it, in the order of time; if it is close, also with the first two that it reads changed over."""
         plain = post_order(root, needs.__getitem__)
+        self.walk |= {op: len(self.walk) + number for number, op in enumerate(plain)}
         most = len(plain) + len(self.graph.arguments)
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
@@ -426,5 +447,5 @@ def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
 
 def is_scattered(graph: Graph, op: int) -> bool:
     """Says whether an op adds what another scatters over zeros: XLA (`AlgebraicSimplifier`) scatters it over the other term at once."""
-    makers = [int(graph.value_op[value]) for value in graph.operands(op).tolist()] if graph.cls(op).name == _ADD else []
+    makers = [int(graph.value_op[value]) for value in graph.operands(op).tolist()] if graph.cls(op).name == ADD else []
     return any(maker >= 0 and graph.cls(maker).name == COPIED_UPDATE and int(graph.operands(maker)[0]) in graph.zeros for maker in makers)

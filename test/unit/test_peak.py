@@ -378,14 +378,17 @@ def test_all_reduces_are_joined_where_joining_others_has_turned_their_order():
     assert all(maker < op for op in range(graph.num_ops) for maker in graph.value_op[graph.operands(op)])
 
 
+SCATTER = """"stablehlo.scatter"({into}, {at}, {what}) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+  inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}}> ({{
+    ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+      %m = stablehlo.add %l, %r : tensor<f32>
+      stablehlo.return %m : tensor<f32>
+  }}) : ({kind}, tensor<2x1xi32>, {rows}) -> {kind}"""
+
+
 def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():
     kind, rows = tensor((4, 8)), tensor((2, 8))
-    scatter = f""""stablehlo.scatter"(%z, %i, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
-        inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}}> ({{
-      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-        %c = stablehlo.add %a, %b : tensor<f32>
-        stablehlo.return %c : tensor<f32>
-      }}) : ({kind}, tensor<2x1xi32>, {rows}) -> {kind}"""
+    scatter = SCATTER.format(into="%z", at="%i", what="%u", kind=kind, rows=rows)
     body = f"%z = stablehlo.constant dense<0.0> : {kind}\n%s = {scatter}\n%y = stablehlo.add %x, %s : {kind}"
     found, graph = local(body, {"x": kind, "i": "tensor<2x1xi32>", "u": rows}, {"y": kind}, {}, (R,))
     assert found == ["constant", "transpose", COPIED_UPDATE.removeprefix("stablehlo.")]
