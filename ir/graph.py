@@ -270,8 +270,8 @@ MOVES = frozenset(f"stablehlo.{name}" for name in _MOVES.split())
 """Fusible ops whose elements come from another place of their operands: none is written over what it reads."""
 
 COPIED_UPDATE = "stablehlo.scatter"
-"""An update beside which what its first operand is made of, unless that depends on constants alone, lies as if that were copied: XLA's CPU
-backend (jaxlib 0.10.2) makes that operand in the update's buffer, and so over nothing else."""
+"""An update that writes over its first operand; what makes this, unless that depends on constants alone, then writes over nothing, so that
+there is one tensor more, as if XLA's CPU backend (jaxlib 0.10.2) copied it."""
 
 PART_UPDATE = "stablehlo.dynamic_update_slice"
 """An update that is computed where it goes: XLA fuses what makes the part into it."""
