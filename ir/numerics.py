@@ -44,10 +44,11 @@ def reduction_of(op: ir.Operation) -> str | None:
         case "stablehlo.gather":
             return "add" if _adds(op.results[0].type) else None  # absent rows read as zero
         case "stablehlo.scatter" if len(op.results) == 1:
-            return "add" if _body_monoid(op) == "add" else None
+            return "add" if _body_monoid(op, _body_op(op)) == "add" else None
         case "stablehlo.reduce" if len(op.results) == 1:
             # What it starts from enters once per part, or where XLA takes it for the identity not at all.
-            return None if needless_start(op) else _body_monoid(op)
+            by = _body_op(op)
+            return None if _other_start(op, by) else _body_monoid(op, by)
     return None
 
 
@@ -55,7 +56,12 @@ def needless_start(op: ir.Operation) -> tuple[str, float] | None:
     """Returns the op that a reduction is by, and its identity, where the reduction starts from something else."""
     if op.name != "stablehlo.reduce" or len(op.results) != 1:
         return None
-    by, start = _body_op(op), op.operands[1]
+    return _other_start(op, _body_op(op))
+
+
+def _other_start(op: ir.Operation, by: str | None) -> tuple[str, float] | None:
+    """Returns what `needless_start` does of a reduction by an op."""
+    start = op.operands[1]
     identity = identity_of(by, ir.RankedTensorType(start.type).element_type) if by is not None else None
     return None if by is None or identity is None or is_constant(start, identity) else (by, identity)
 
@@ -124,8 +130,9 @@ def _adds(kind: ir.Type) -> bool:
     return isinstance(element, ir.FloatType | ir.ComplexType) or (isinstance(element, ir.IntegerType) and element.width > 1)
 
 
-def _body_monoid(op: ir.Operation) -> str | None:
-    kind, by = op.results[0].type, _body_op(op)
+def _body_monoid(op: ir.Operation, by: str | None) -> str | None:
+    """Returns the monoid that an op whose region joins its arguments `by` an op is."""
+    kind = op.results[0].type
     if by is None or not isinstance(kind, ir.RankedTensorType):
         return None
     if _adds(kind):
