@@ -59,7 +59,7 @@ _NEAR: Final = 1.125
 _PROGRAM_STEPS: Final = 24_000
 """How many nodes the programs that are asked for at the end have in all, as far as they are no fewer than ..."""
 
-_LEAST_PROGRAMS, _MOST_PROGRAMS = 8, 48
+_LEAST_PROGRAMS, _MOST_PROGRAMS = 16, 48
 """... and no more than so many: a program takes 0.07 ms of processor time a node to tell, and a search at one limit tens of solves."""
 
 
