@@ -48,6 +48,11 @@ class CostModel:
         """The sizes of the axes."""
         return tuple(axis.size for axis in self.axes)
 
+    @property
+    def is_host(self) -> bool:
+        """Whether devices are those of a host's own processor, for which XLA's CPU backend compiles."""
+        return any(axis.topology == "host" for axis in self.axes)
+
     def move_s(self, move: Move) -> float:
         """Returns the seconds of one collective; of a slice, those to read and write the part."""
         if move.kind == "slice":

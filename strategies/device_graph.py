@@ -2,7 +2,7 @@
 
 It is what localizing writes (`rhino.passes.localize`), with what XLA puts in before it decides what is fused (jaxlib 0.10.2 on a CPU,
 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result back; an
-all-to-all takes parts, and what it gives is joined; what is the same each time round a loop is computed before it
+all-to-all takes parts, and what it gives is joined; on a host, what is the same each time round a loop is computed before it
 (`rhino.strategies.hoisting`); all-reduces are sent together (`rhino.strategies.joining`); products and convolutions want their operands'
 dims in an order of their own, and read transposes of what lies so; what is added to a scatter over zeros is added up, and scattered into; a
 pad or a slice that takes everything is none; what is cut out of a value or copied to an order twice is so once. On a mesh of one device
@@ -150,7 +150,7 @@ class _Writer:
             zeros=frozenset([self.stored[value] for value in sorted(graph.zeros)]),
             repeats=self.repeats(),
         )
-        found = hoisted(found, self.put_in_order)
+        found = hoisted(found, self.put_in_order) if plan.hoists else found
         return joined(found, self.all_reduces) if found.repeats is None else found
 
     def repeats(self) -> Repeats | None:

@@ -4,7 +4,8 @@ XLA (`WhileLoopInvariantCodeMotion`; jaxlib 0.10.2 on a CPU, 2026-11-22) moves o
 changes: gathers of weights, above all, where a loop runs over micro-batches. Out of a loop within a loop it may go on before the outer one.
 What takes no arithmetic (a view, a broadcast, a slice, a transpose) is computed before the loop for what goes there, and again in the body
 for what stays. So are constants, and what is folded into one; but what is computed from a counter, as a mask is, goes, and lies in memory
-then. A loop that runs once is none to XLA.
+then. A loop that runs once is none to XLA. Of GPUs that is not so: there XLA leaves in a loop what it gathers (compiled for what describes
+a V100).
 """
 
 from __future__ import annotations

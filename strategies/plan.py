@@ -33,7 +33,8 @@ class Transfer:
 class Plan:
     """How one graph runs on a mesh with axes of `sizes`.
 
-    `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function.
+    `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function. `hoists` says
+    whether XLA will compute before a loop what is the same each time round (`rhino.strategies.hoisting`), whatever the plan says.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class Plan:
     ops: tuple[State, ...]
     specs: tuple[Spec, ...]
     returned: tuple[Spec, ...]
+    hoists: bool = False
 
     def transfers(self) -> Iterator[Transfer]:
         """Yields every collective, in program order."""
@@ -127,7 +129,7 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
         if graph.cls(op).name == BARRIER:
             ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
-    return Plan(graph, sizes, every, tuple(specs), tuple(returned))
+    return Plan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.is_host)
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:

@@ -55,7 +55,7 @@ def plan_of(plan: Plan, part: Part) -> Plan:
         ops = list(part.ops)
         found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
-    return Plan(found, plan.sizes, tuple(states), tuple(specs), tuple(part.returns.values()))
+    return Plan(found, plan.sizes, tuple(states), tuple(specs), tuple(part.returns.values()), plan.hoists)
 
 
 def temporary_bytes(plan: Plan) -> float:

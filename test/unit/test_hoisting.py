@@ -2,14 +2,19 @@
 
 import re
 
+import numpy as np
 import pytest
 from snippets import function, program_of, tensor
 from test_build import S0, R
 from test_peak import SCATTER, local
 
+from rhino.ir.cluster import load_cluster, mesh_axes
 from rhino.ir.graph import Graph
+from rhino.strategies.build import build
 from rhino.strategies.carried import carried_on
+from rhino.strategies.cost import CostModel
 from rhino.strategies.fusion import fuse
+from rhino.strategies.plan import make_plan
 from rhino.strategies.schedule import schedules_fused
 
 KIND, COUNT = tensor((8, 8)), "tensor<i32>"
@@ -31,9 +36,9 @@ def looped(inner, trips=3, carried="%a", outer=""):
       }}"""
 
 
-def names_around(body, specs=None):
+def names_around(body, specs=None, hoists=True):
     """The names of the ops of a device's program before its loop, but for constants, and in the loop; and the program."""
-    names, graph = local(body, {"x": KIND, "v": KIND}, {"e#1": KIND}, specs or {}, (R,))
+    names, graph = local(body, {"x": KIND, "v": KIND}, {"e#1": KIND}, specs or {}, (R,), hoists=hoists)
     (loop,) = graph.loops
     return [name for name in names[: loop.op] if name != "constant"], names[loop.op + 1 : loop.end], graph
 
@@ -48,6 +53,20 @@ def test_what_a_loop_gathers_anew_each_time_is_gathered_before_it(trips):
     gather = ["all_gather"]
     assert before == gather * (trips > 1)
     assert inside == [*gather * (trips == 1), "reverse", "add", "add"]
+
+
+def test_for_accelerators_a_loop_gathers_anew_each_time():
+    before, inside, _ = names_around(looped(REVERSED), {0: S0}, hoists=False)
+    assert not before
+    assert inside == ["all_gather", "reverse", "add", "add"]
+
+
+@pytest.mark.parametrize(("cluster", "hoists"), [("cpu4", True), ("v100x8", False)])
+def test_a_plan_knows_whether_its_devices_are_those_of_a_host(cluster, hoists):
+    where = load_cluster(cluster)
+    model = CostModel(where.device, mesh_axes(where, (where.num_devices,)))
+    choice = build(program_of(function(looped(REVERSED), {"x": KIND, "v": KIND}, {"e#1": KIND})).graph, model)
+    assert make_plan(choice, np.zeros(choice.problem.num_nodes, dtype=np.int64)).hoists == hoists
 
 
 def test_what_goes_before_a_loop_for_others_is_computed_again_where_it_is_read_in_it():

@@ -161,14 +161,14 @@ def test_of_two_that_are_divided_by_what_is_broadcast_the_first_is_multiplied_by
 # The program of a device
 
 
-def local(body, arguments, results, specs, returned, size=2):
-    """The names of the ops of a device's program, with values stored and returned as given, on one axis."""
+def local(body, arguments, results, specs, returned, size=2, hoists=True):
+    """The names of the ops of a device's program, with values stored and returned as given, on one axis of host devices or others."""
     graph = program_of(function(body, arguments, results), size).graph
     stored = [specs.get(value, R) for value in range(graph.num_values)]
     ops = [implied(graph, op, stored, (size,)) for op in range(graph.num_ops)]
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, stored)
-    plan = Plan(graph, (size,), tuple(ops), tuple(stored), returned)
+    plan = Plan(graph, (size,), tuple(ops), tuple(stored), returned, hoists)
     assert predicted_peak(plan) > 0
     found = device_graph(plan)
     return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found
@@ -303,7 +303,7 @@ def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other,
         values, results = graph.operands(op).tolist(), graph.results(op)
         needs = [R if graph.cls(op).name == "stablehlo.reshape" else stored[value] for value in values]
         states.append(State((-1,), tuple(needs), tuple(stored[value] for value in results)))
-    written = device_graph(Plan(graph, (2,), tuple(states), tuple(stored), (R,)))
+    written = device_graph(Plan(graph, (2,), tuple(states), tuple(stored), (R,), hoists=True))
     names = [written.cls(op).name.removeprefix("stablehlo.") for op in range(written.num_ops)]
     in_loop = ["while", "dynamic_slice", *["negate"] * bool(other), "all_gather", "reshape", "add", "add", "return"]
     assert names == ["constant"] * 3 + before + in_loop * loops
