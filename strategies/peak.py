@@ -62,6 +62,8 @@ class Lives:
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
             self.in_place -= {value for value, initial in came if self.is_free[initial]}
         self.in_place |= carried_on(graph, fused.in_memory)
+        self.over = {self.result_over(op, value): value for op, values in plan.over.items() for value in values}
+        """What each result is written over that is written over something."""
 
     def buffers(self) -> Iterator[Buffer]:
         """Yields all buffers."""
@@ -82,6 +84,10 @@ class Lives:
         """Returns a buffer of a value's size."""
         return Buffer(aligned(self.num_bytes[value]), start, end, self.plan.rank[value])
 
+    def result_over(self, op: int, value: int) -> int:
+        """Returns which result of an op is written over a value: of a loop what starts as that."""
+        return self.graph.results(op)[self.operands[op].index(value) if self.classes[op].name == WHILE else 0]
+
     def buffer_of(self, value: int) -> Buffer:
         """Returns the buffer of a value that has one of its own."""
         op, plan = self.maker[value], self.plan
@@ -89,7 +95,8 @@ class Lives:
             return Buffer(self.num_bytes[value], 0, self.num_times - 1)
         if value in self.results:
             return self.temporary(value, 0, self.num_times - 1)
-        return self.temporary(value, self.time_made(op), max(plan.end[value], plan.stop[op]))
+        found = self.temporary(value, self.time_made(op), max(plan.end[value], plan.stop[op]))
+        return found._replace(value=value, over=self.over.get(value, -1))
 
     def time_made(self, op: int) -> int:
         """Returns when the results of an op are first there: what is handed on is there before."""

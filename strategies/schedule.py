@@ -38,11 +38,11 @@ class Schedule:
     """Times of ops and values.
 
     Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so (an op that is
-    computed inside others has theirs). `first` and `end` [values] are when a value is first read, and the last time at which it must be
-    in memory. `copied` are arguments that must be copied, each with the times of its first and last reader. `again` are values that are
+    computed inside others has theirs). `first` and `end` [values] are when a value is first read, and the last time at which it must be in
+    memory. `copied` are arguments that must be copied, each with the times of its first and last reader. `again` are values that are
     computed anew for later readers if a reduction reads them from elsewhere, each with how many tensors of its size must then stay, and
-    when the last other reader has computed. `over` are the ops that write over what they read. `rank` [values] is when a walk comes to what
-    makes a value, or copies an argument, that goes from the results through all that is read, operands in their order.
+    when the last other reader has computed. `over` are the ops that write over what they read, with what that is. `rank` [values] is when a
+    walk comes to what makes a value, or copies an argument, that goes from the results through all that is read, operands in their order.
     """
 
     start: list[int]
@@ -51,7 +51,7 @@ class Schedule:
     end: list[int]
     copied: tuple[tuple[int, int, int], ...]
     again: dict[int, tuple[int, int]]
-    over: frozenset[int]
+    over: dict[int, list[int]]
     rank: list[int]
     num_times: int
 
@@ -183,7 +183,7 @@ class _Scheduler:
 
     def timed(self, order: list[int]) -> Schedule:
         """Returns the schedule of the ops in an order."""
-        graph, self.over = self.graph, set[int]()
+        graph, self.over = self.graph, dict[int, list[int]]()
         start, stop = [-1] * graph.num_ops, [-1] * graph.num_ops
         for number, op in enumerate(order):
             start[op], stop[op] = 3 * number, 3 * number + 1
@@ -199,9 +199,7 @@ class _Scheduler:
                 first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
-        return Schedule(
-            start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), frozenset(self.over), self.ranks(), num_times
-        )
+        return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), self.over, self.ranks(), num_times)
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:
         """Returns, by value, how many tensors of its size must stay if it is to be computed again, and the time of its last direct reader.
@@ -284,7 +282,7 @@ class _Scheduler:
             last.pop(value, None)
         for op, value in self.written_over({v: op for v, op in last.items() if self.value_op[v] >= 0 and end[v] == stop[op]}):
             end[value] = start[op] - (self.classes[op].name == WHILE)
-            self.over.add(op)
+            self.over.setdefault(op, []).append(value)
         return end
 
     def seen_from(self, value: int, op: int, stop: list[int]) -> int:

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import jax
-import numpy as np
 import pytest
 from snippets import class_of, function, program_of, tensor
 from test_build import FOUR, S0, S1, UPDATE, P, R, choice_of, loop, pick
@@ -20,7 +19,7 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.runtime.executable import compile_module
 from rhino.strategies.buffers import Move, is_matrix, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.candidates import replicate
-from rhino.strategies.packing import Buffer, heap_bytes, packed
+from rhino.strategies.packing import Buffer, packed
 from rhino.strategies.schedule import schedule
 
 TILE = rounded(64)
@@ -250,11 +249,31 @@ def test_temporaries_lie_where_arguments_have_been():
     assert taken([(101, 2, 4)], vacant=(2, 6)) == 201
 
 
+def heap(*temporaries):
+    """How far the heap of temporaries (bytes, first, last, and more of a buffer) reaches."""
+    return packed([Buffer(*one) for one in temporaries], [], 100).heap_bytes
+
+
 def test_a_heap_may_have_gaps():
     """The largest lies lowest, and what is there with it above: so there may be more than is alive at any time."""
-    assert heap_bytes(np.array([70.0, 60.0, 50.0]), np.array([0, 3, 0]), np.array([2, 4, 4])) == 120
-    assert heap_bytes(np.array([70.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([2, 4, 3])) == 150
-    assert heap_bytes(np.array([10.0, 60.0, 80.0]), np.array([0, 3, 1]), np.array([4, 4, 2])) == 90
+    assert heap((50, 0, 4), (60, 3, 4), (70, 0, 2)) == 120
+    assert heap((70, 0, 2), (60, 3, 4), (80, 1, 3)) == 150
+    assert heap((10, 0, 4), (60, 3, 4), (80, 1, 2)) == 90
+
+
+def test_of_one_size_lies_lowest_what_is_there_for_long():
+    """That is what others come and go beside: of four, each there with the next, the outer ones lie lowest, and one finds no place."""
+    four = [(100, 0, 10, 0), (100, 10, 20, 1), (100, 20, 30, 2), (100, 30, 40, 3)]
+    assert heap(*four) == 200
+    assert heap(*four, (10, 1, 1), (10, 2, 2), (10, 38, 38), (10, 39, 39)) == 300
+
+
+@pytest.mark.parametrize(("over", "takes"), [(-1, 200), (2, 300)])
+def test_what_is_written_over_another_goes_where_that_does(over, takes):
+    """That is there for a moment, and comes late: one gap is taken by what is there before it, the other by what comes at the end."""
+    before, written = [(100, 0, 4, 0, 0), (100, 3, 9, 1, 1)], [(100, 9, 11, 2, 2), (100, 12, 30, 3, 3, over)]
+    behind = [(100, 30, 40, 4, 4), (10, 31, 32), (10, 33, 34), (10, 35, 36)]
+    assert heap((10, 1, 1), *before, *written, *behind) == takes
 
 
 # Against XLA: a layer with its gradients and updates, on eight host devices

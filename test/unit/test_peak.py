@@ -264,6 +264,7 @@ def test_nothing_is_written_over_a_view_that_is_computed_inside(shape, heap):
     found = fuse(graph)
     lives = Lives(graph, found, schedules_fused(graph, found)[0])
     assert packed([*lives.buffers()], [*lives.vacant()], lives.num_times).heap_bytes == heap * 1024
+    assert sum(buffer.over >= 0 for buffer in lives.buffers()) == (heap == 4)
 
 
 @pytest.mark.parametrize(("shape", "reads"), [((4, 8), ""), ((4, 2, 8), "reshape")])
