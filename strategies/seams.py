@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rhino.strategies.parts import Parts
 from rhino.strategies.problem import Floats, Ints, Problem, spread
-from rhino.strategies.recombine import Parts
 
 _MOST: Final = 4
 """How many of the parts in which two choices differ are cut: those in which there is most to gain."""

@@ -5,7 +5,7 @@ choice takes long to tell. So programs are asked for one by one, as many as step
 
 - of the choices that are cheaper than the best that fits, each where it does not look too large by those most like it whose programs are
   known;
-- of mixtures. Where a cheaper choice differs from the one that fits, it does so in parts that do not touch (`rhino.strategies.recombine`),
+- of mixtures. Where a cheaper choice differs from the one that fits, it does so in parts that do not touch (`rhino.strategies.parts`),
   and what is too much in its program is as a rule in a few of these. All are taken over at once, or else a half of them, and so on, so
   that one part that is too much is found with as many programs as the number of parts has binary digits, twice. A part that is too much
   as a whole is taken over as far as a seam (`rhino.strategies.seams`);
@@ -21,8 +21,8 @@ from typing import Final
 
 import numpy as np
 
+from rhino.strategies.parts import Parts
 from rhino.strategies.problem import Ints, Problem
-from rhino.strategies.recombine import Parts
 from rhino.strategies.seams import Prefixes, orders
 
 _SOURCES: Final = 6
