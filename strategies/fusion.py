@@ -16,6 +16,7 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
   has 4,096 elements too (`LibraryRewriter`): constants are read from memory there as well. Where a product of matrices is read by the
   reduction and by what comes behind it, as in the gradient of a softmax, all of this is one call.
 
+What is computed element by element from products alone is computed as they are, as matrices: a view of it as one lies where it does.
 A view that is read from memory lies where its operand does, unless that is computed inside it: then it lies by itself.
 """
 
@@ -102,6 +103,7 @@ class _Fusion:
         """Pairs of ops within one call of a library: who gives, who reads."""
         self.repeats = self.find_repeats()
         self.turned = self.find_turned()
+        self.flat = self.find_flat()
         self.windowed = {self.maker[v] for op, cls in enumerate(self.classes) if cls.name in _WINDOWS for v in self.operands[op]}
         self.is_costly = [cls.name in COSTLY and not self.is_by_repeats(op) for op, cls in enumerate(self.classes)]
         self.once: set[int] = set()
@@ -162,6 +164,34 @@ class _Fusion:
                 readers = [reader for reader in self.readers[value] if not self.is_maximum(reader)]
                 turned[value] = bool(readers) and all(self.is_turned(reader, turned) for reader in readers)
         return {value for value, found in enumerate(turned) if found and self.is_constant(value)}
+
+    def find_flat(self) -> set[int]:
+        """Returns the ops that are computed element by element as matrices, as the products that they read are.
+
+        XLA (`ReshapeMover`) goes from what it views as more than two dims to what reads that, if all that reads it is computed element by
+        element and reads no more than such views and constants; then that is viewed, and so on.
+        """
+        moved, found = {op for op, cls in enumerate(self.classes) if self.is_view_of_product(op, cls)}, set[int]()
+        while moved:
+            found |= moved
+            moved = {op for op in range(self.graph.num_ops) if op not in found and self.is_computed_of(op, found)}
+            while stays := {op for op in moved if not self.are_alone(op, found | moved)}:
+                moved -= stays
+        return {op for op in found if not self.is_view[op]}
+
+    def is_view_of_product(self, op: int, cls: OpClass) -> bool:
+        """Says whether an op views a product as what it is in the program."""
+        maker = self.maker[self.operands[op][0]] if self.is_view[op] and cls.rule is None else -1
+        return maker >= 0 and self.classes[maker].name == PRODUCT
+
+    def is_computed_of(self, op: int, makers: set[int]) -> bool:
+        """Says whether an op is computed element by element from what some ops make, and constants."""
+        read = [self.maker[value] for value in self.operands[op] if not self.is_constant(value)]
+        return bool(read) and self.is_element_by_element(op) and self.classes[op].name not in _CUTS and makers.issuperset(read)
+
+    def are_alone(self, op: int, others: set[int]) -> bool:
+        """Says whether what an op reads, but constants, is read by others of its kind alone."""
+        return all(self.is_constant(value) or others.issuperset(self.readers[value]) for value in self.operands[op])
 
     def is_turned(self, reader: int, turned: Sequence[bool]) -> bool:
         """Says whether who reads a value wants it in the order of a collective: as a copy for that, or as its own result is wanted."""
@@ -336,6 +366,8 @@ class _Fusion:
             return True
         if not self.is_loop[maker] or self.region[maker] != self.region[op] or op in self.library:
             return False
+        if self.is_view[op] and self.classes[op].rule is None and maker in self.flat:
+            return False  # seen as a matrix, it is as it was computed
         name = self.classes[op].name
         if name == PART_UPDATE:
             return self.num_readers[value] == 1 and self.operands[op][0] != value

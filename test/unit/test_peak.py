@@ -515,3 +515,20 @@ def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
       %y = stablehlo.add %a, %b : {number}"""
     for found in times(body, {"x": kind, "v": kind}, {"y": number, "a": number, "b": number}):
         assert found["y"] > max(found["a"], found["b"])
+
+
+@pytest.mark.parametrize(("other", "lies"), [("%c", True), ("%x", False)])
+def test_what_is_computed_of_products_alone_is_computed_as_they_are(other, lies):
+    """As a matrix the gradient of a ReLU is there once for the products that read it; what reads anything else is computed in each."""
+    kind, weight = tensor((4, 16, 16)), tensor((16, 16))
+    product = f"stablehlo.dot_general {{}}, %w, contracting_dims = [2] x [0] : ({kind}, {weight}) -> {kind}"
+    body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
+      %c = stablehlo.broadcast_in_dim %o, dims = [] : (tensor<f32>) -> {kind}
+      %p = {product.format("%x")}
+      %g = stablehlo.compare GT, %p, %c : ({kind}, {kind}) -> {tensor((4, 16, 16), "i1")}
+      %d = {product.format("%v")}
+      %s = stablehlo.select %g, %d, {other} : {tensor((4, 16, 16), "i1")}, {kind}
+      %y = {product.format("%s")}
+      %z = stablehlo.dot_general %s, %x, contracting_dims = [0, 1] x [0, 1] : ({kind}, {kind}) -> {weight}"""
+    names, graph = local(body, {"x": kind, "v": kind, "w": weight}, {"y": kind, "z": weight}, {}, (R, R))
+    assert fuse(graph).in_memory[graph.results(names.index("select")).start] == lies
