@@ -105,7 +105,8 @@ class _Fusion:
         self.turned = self.find_turned()
         self.flat = self.find_flat()
         self.windowed = {self.maker[v] for op, cls in enumerate(self.classes) if cls.name in _WINDOWS for v in self.operands[op]}
-        self.is_costly = [cls.name in COSTLY and not self.is_by_repeats(op) for op, cls in enumerate(self.classes)]
+        self.by_inverse = self.find_by_inverse()
+        self.is_costly = [cls.name in COSTLY and op not in self.by_inverse for op, cls in enumerate(self.classes)]
         self.once: set[int] = set()
         """Values that are not computed twice."""
 
@@ -134,23 +135,21 @@ class _Fusion:
                 found[self.first[op] : self.first[op + 1]] = [True] * (self.first[op + 1] - self.first[op])
         return found
 
-    def is_by_repeats(self, op: int) -> bool:
-        """Says whether an op divides by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast.
+    def find_by_inverse(self) -> set[int]:
+        """Returns the ops that divide by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast.
 
         Of the ops that divide by one value that is no constant, this happens to the first alone.
         """
-        if self.classes[op].name != _DIVIDE or not self.repeats[value := self.operands[op][1]]:
-            return False
-        divide = (reader for reader in self.readers[value] if reader < self.graph.num_ops and self.divides(reader, value))
-        return self.is_constant(value) or next(divide) == op
+        found, divided = set[int](), set[int]()
+        for op, cls in enumerate(self.classes):
+            if cls.name == _DIVIDE and self.repeats[value := self.operands[op][1]] and (value not in divided or self.is_constant(value)):
+                found.add(op)
+                divided.add(value)
+        return found
 
-    def divides(self, op: int, value: int) -> bool:
-        """Says whether an op divides by a value."""
-        return self.classes[op].name == _DIVIDE and self.operands[op][1] == value
-
-    def divides_by_repeats(self, op: int, value: int) -> bool:
-        """Says whether an op divides by a value that is broadcast, and reads it in no other way."""
-        return op < self.graph.num_ops and self.is_by_repeats(op) and self.operands[op][0] != value
+    def reads_inverse(self, op: int, value: int) -> bool:
+        """Says whether an op reads the inverse of a value that is broadcast, and not the value."""
+        return op in self.by_inverse and self.operands[op][1] == value and self.operands[op][0] != value
 
     def find_turned(self) -> set[int]:
         """Returns the constants that lie in the order of collectives, which is that of all that reads them but maxima.
@@ -320,12 +319,11 @@ class _Fusion:
         """
         if maker < 0 or self.region[maker] != self.region[op]:
             return False
-        value = self.first[maker]
-        readers = [reader for reader in self.readers[value] if not self.divides_by_repeats(reader, value)]
-        if not call.issuperset(readers):
-            return False
         name = self.classes[maker].name
-        return name == PRODUCT or self.is_view[maker] or name in REPEATS or name in _IN_LIBRARY
+        if not (name == PRODUCT or self.is_view[maker] or name in REPEATS or name in _IN_LIBRARY):
+            return False
+        value = self.first[maker]
+        return all(reader in call or self.reads_inverse(reader, value) for reader in self.readers[value])
 
     def constants(self, uses: frozenset[Use]) -> frozenset[Use]:
         """Returns the uses of constants that the library reads from memory."""
