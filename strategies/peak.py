@@ -22,7 +22,7 @@ from rhino.strategies.plan import Plan
 from rhino.strategies.schedule import Schedule, schedules_fused
 
 _HEAP_SHARE: Final = 2 / 3
-_MARGINS: Final = (0.075, 0.015)
+_MARGINS: Final = (0.0725, 0.015)
 """What temporaries are told to take is so much of the heap in which they are packed and, for the rest, what of them is there at most at a
 time, for how far apart XLA's two are is half an accident. To this is added, for what is not told as XLA has it, the first of the margins in
 the order that is most often XLA's, the second in the other one. docs/memory.md has the figures."""
