@@ -145,17 +145,23 @@ def _heap_bytes(sizes: Floats, start: Ints, end: Ints, most: float) -> float:
 
     Each takes the smallest gap that has room for it between those before it that are there with it.
     """
-    low, high = np.zeros(len(sizes)), np.zeros(len(sizes))
-    for number, size in enumerate(sizes.tolist()):
-        beside = np.flatnonzero((start[:number] <= end[number]) & (end[:number] >= start[number]))
-        beside = beside[np.argsort(low[beside], kind="stable")]
-        ends = np.concatenate([[0.0], np.maximum.accumulate(high[beside])])
-        gaps = np.concatenate([low[beside], [np.inf]]) - ends
-        best = int(np.argmin(np.where(gaps < size, np.inf, gaps)[:-1])) if (gaps[:-1] >= size).any() else len(gaps) - 1
-        low[number], high[number] = ends[best], ends[best] + size
-        if high[number] >= most:
+    placed = np.zeros((4, len(sizes)))  # where each begins and ends, its first and last times, in the order of where they begin
+    reach = 0.0
+    for number, (size, first, last) in enumerate(zip(sizes.tolist(), start.tolist(), end.tolist(), strict=True)):
+        low, high, since, until = placed[:, :number]
+        beside = (since <= last) & (until >= first)
+        ends = np.concatenate(([0.0], np.maximum.accumulate(high[beside])))
+        gaps = low[beside] - ends[:-1]
+        gaps[gaps < size] = np.inf
+        best = int(gaps.argmin()) if np.isfinite(gaps).any() else -1
+        place = float(ends[best])
+        reach = max(reach, place + size)
+        if reach >= most:
             return most
-    return float(high.max(initial=0.0))
+        turn = int(low.searchsorted(place, side="right"))
+        placed[:, turn + 1 : number + 1] = placed[:, turn:number]
+        placed[:, turn] = place, place + size, first, last
+    return reach
 
 
 class _Rooms:

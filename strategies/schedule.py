@@ -82,6 +82,7 @@ class _Scheduler:
         self.fused = None if fused is None else fused.uses
         self.classes = [graph.classes[c] for c in graph.op_class.tolist()]
         self.value_op: list[int] = graph.value_op.tolist()
+        self.num_bytes: list[int] = graph.value_bytes().tolist()
         uses, starts = graph.uses.tolist(), graph.use_start.tolist()
         self.operands = [uses[a:b] for a, b in pairwise(starts)]
         first = graph.result_start.tolist()
@@ -207,7 +208,7 @@ class _Scheduler:
         XLA fuses a cheap op into all of its readers where it can, and then computes it in each of them: a reshape, a copy to another
         layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from memory, and then all do.
         """
-        kind, found = self.graph.type_of, {}
+        found: dict[int, tuple[int, int]] = {}
         if self.fused is not None:
             return {}
         values = _summed_and_copied(self.graph, self.in_memory)
@@ -216,8 +217,8 @@ class _Scheduler:
             if self.runs[op] and cls.name != REDUCE:
                 until |= {value: max(until[value], stop[op]) for value in self.reads[op] if value in until}
         for value in values:
-            op, size = self.value_op[value], kind(value).num_bytes
-            gone = [source for source in self.reads[op] if kind(source).num_bytes == size and end[source] <= stop[op] < end[value]]
+            op, size = self.value_op[value], self.num_bytes[value]
+            gone = [source for source in self.reads[op] if self.num_bytes[source] == size and end[source] <= stop[op] < end[value]]
             if gone:
                 found[value] = len(gone), min(until[value], end[value])
         return found
@@ -308,7 +309,7 @@ class _Scheduler:
             if cls.name in UPDATES:
                 found = self.operands[op][: self.fused is not None or cls.name != COPIED_UPDATE]
             size = cls.results[0].num_bytes
-            yield from [(op, v) for v in found if dying.get(v) == op and self.graph.type_of(v).num_bytes == size][:1]
+            yield from [(op, v) for v in found if dying.get(v) == op and self.num_bytes[v] == size][:1]
 
     def updated(self) -> set[int]:
         """Returns what scatters write over in a device's program: what makes it writes over nothing, for its buffer is theirs already."""
@@ -379,7 +380,7 @@ class _Scheduler:
         shared: dict[int, int] = {}
         sizes: dict[int, int] = {}
         sums: dict[int, tuple[int, int]] = {}  # what is needed in all, uncapped, and the cap
-        total, size_of = 0, self.graph.type_of
+        total = 0
         seen: set[int] = set()
 
         def on_way(op: int, value: int) -> int:
@@ -387,12 +388,12 @@ class _Scheduler:
 
         for op in plain:
             copies = self.copied_for[op]
-            total += sum(size_of(argument).num_bytes for argument in copies if argument not in seen)
+            total += sum(self.num_bytes[argument] for argument in copies if argument not in seen)
             seen.update(copies)
             made = self.results[op] if op < self.graph.num_ops else ()
-            own = sum(size_of(v).num_bytes for v in made if self.in_memory[v] and v not in self.kept)
+            own = sum(self.num_bytes[v] for v in made if self.in_memory[v] and v not in self.kept)
             total += own
-            own += sum(size_of(argument).num_bytes for argument in copies)
+            own += sum(self.num_bytes[argument] for argument in copies)
             extra = max(sum(readers[value] > 0 for value in made) - 1, 0)
             extra += sum(len(set(self.copies[argument])) - 1 for argument in copies)
             given = [(p, value) for p, values in needs[op].items() for value in values]
