@@ -23,6 +23,7 @@ from rhino.ir.reader import read_module
 from rhino.ir.tally import Tally
 from rhino.ir.units import format_seconds
 from rhino.runtime.compare import Difference, check, check_same_signature, differences
+from rhino.runtime.compile_apart import compiling_apart
 from rhino.runtime.devices import pick_devices, request_host_devices
 from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
@@ -207,12 +208,12 @@ def _choose(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
     except RhinoError as error:
         annotated = _compile_annotated(module, devices)
         return replace(annotated, lines=(*annotated.lines, f"note: not localized: {error.what}"))
-    localized = _compile_localized(local, devices)
-    try:
-        compiled = tally_hlo(compile_module(module, devices).hlo_text())
-        said = _tally_lines("annotated form, as XLA would have it", compiled)
-    except RhinoError as error:
-        said = (f"note: XLA does not take the annotated form: {error.what.splitlines()[0][:200]}",)
+    with compiling_apart(module, len(devices)) as hlo_text:
+        localized = _compile_localized(local, devices)
+        try:
+            said = _tally_lines("annotated form, as XLA would have it", tally_hlo(hlo_text()))
+        except RhinoError as error:
+            said = (f"note: XLA does not take the annotated form: {error.what.splitlines()[0][:200]}",)
     return replace(localized, lines=(*localized.lines, *said))
 
 

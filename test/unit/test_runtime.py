@@ -428,6 +428,21 @@ LOCAL = (
 """
 )
 
+# The gradient of a strided, dilated convolution in three groups, by its filter.
+GROUPED = """
+sdy.mesh @mesh = <["x"=2, "y"=3]>
+func.func @main(%a: tensor<8x12x21xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}, {}]>},
+                %b: tensor<8x24x31xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}, {}]>})
+    -> (tensor<24x4x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {"x"}, {}]>}) {
+  %0 = stablehlo.convolution(%a, %b) dim_numbers = [f, b, 0]x[i, o, 0]->[f, b, 0],
+    window = {stride = [2], pad = [[3, 1]], lhs_dilate = [3], rhs_dilate = [2]}
+    {batch_group_count = 3 : i64, feature_group_count = 1 : i64,
+     sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"y"}, {"x"}, {}]>]>}
+    : (tensor<8x12x21xf32>, tensor<8x24x31xf32>) -> tensor<24x4x3xf32>
+  return %0 : tensor<24x4x3xf32>
+}
+"""
+
 
 class TestTool:
     """`rhino-run` from its command line to its exit code."""
@@ -507,6 +522,15 @@ class TestTool:
         assert out.startswith("form: localized")
         assert "as XLA would have it" in out
         assert re.search(r"all_gather +1 +256 B", out)
+
+    def test_auto_outlives_xlas_partitioner(self):
+        """XLA's ends the process that runs it on this convolution (jaxlib 0.10.2), which is no reason not to run the localized form."""
+        code, out, err = self.run(stdin=GROUPED)
+        assert (code, err) == (0, "")
+        assert out.startswith("form: localized, devices: 6\n")
+        assert "note: XLA does not take the annotated form: XLA does not compile the module for 6 devices: it ends the process" in out
+        assert "Check failed" in out
+        assert out.splitlines()[-1].startswith("time per step: ")
 
     def test_auto_says_why_it_did_not_localize(self, monkeypatch: pytest.MonkeyPatch):
         def refuse(module: ir.Module) -> ir.Module:
