@@ -234,6 +234,8 @@ def _shardings(
 
     They always divide the shapes: XLA trims those that do not where the program begins and ends.
     """
+    if not count:
+        return ()  # XLA names one for the empty tuple, too
     if given is None:
         return (jax.sharding.SingleDeviceSharding(devices[0]),) * count
     return tuple(GSPMDSharding(devices, sharding) for sharding in given)

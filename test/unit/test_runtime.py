@@ -96,6 +96,11 @@ class TestExecutable:
         ((a, b),) = results(compiled(text, 1), values)
         assert (a.tolist(), b.tolist()) == (values[0].tolist(), values[1].tolist())
 
+    def test_a_program_without_results_runs(self):
+        empty = "func.func @main(%a: tensor<8xf32>) { return }"
+        split = f'sdy.mesh @mesh = <["x"=8]>\n{empty}'
+        assert results(compiled(empty, 1), drawn(empty)) == results(compiled(split), drawn(split)) == [[]]
+
     def test_a_module_that_xla_refuses(self):
         text = "func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
         text += "%0 = stablehlo.custom_call @nowhere(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }"
