@@ -13,6 +13,7 @@ import numpy as np
 from rhino.call import Key, leaf_kind
 from rhino.pipeline_plan import PipelinePlan
 from rhino.program import Getter, NewShapesError
+from rhino.runtime.executable import weakly_typed
 from rhino.runtime.executor import Argument, Executor
 from rhino.spread import Spread
 from rhino.traced import Traced
@@ -35,6 +36,7 @@ class PipelineProgram:
         given, made = plan.key_dims
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
+        self._weak = [n for n, aval in enumerate(traced.out_avals) if aval.weak_type]
         self._donated = [number for number in traced.alias if number not in traced.kept]
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
@@ -60,6 +62,8 @@ class PipelineProgram:
             results = self._spread.whole(results)
         for number, implementation in self._keys.items():
             results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
+        for number in self._weak:
+            results[number] = weakly_typed(results[number])
         return jax.tree.unflatten(self._traced.out_tree, results)
 
     def place(self, values: tuple[Any, ...]) -> tuple[Any, ...]:

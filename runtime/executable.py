@@ -247,6 +247,13 @@ def array_handler(shape: tuple[int, ...], dtype: np.dtype[np.generic], sharding:
     return handler
 
 
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """Returns an array of the same buffers whose dtype gives way to that of others, as JAX has it of what is computed of numbers alone."""
+    aval = jax.core.ShapedArray(array.shape, array.dtype, weak_type=True)
+    handler: Handler = xla_client.array_result_handler(aval, array.sharding, committed=True, _skip_checks=True)
+    return handler([shard.data for shard in array.addressable_shards])
+
+
 def _check_argument(value: Value, array: jax.Array, sharding: jax.sharding.Sharding) -> None:
     if not isinstance(array, jax.Array):
         raise _bad_argument(value, f"a {type(array).__name__}", "a jax.Array")
