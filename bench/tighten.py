@@ -114,7 +114,8 @@ def reason(before: Kept, now: Kept) -> str:
             return f"the one before: {row['why']}"
     for row in now.data["alternatives"]:
         if _shape(row) == before.shape:
-            return f"the one before: {format_seconds(row['predicted_step_s'])} if it is to fit; {row['why']}"
+            step_s = row.get("predicted_step_s", row["estimated_step_s"])
+            return f"the one before: {format_seconds(step_s)} if it is to fit; {row['why']}"
     for row in now.data["cut_off"]:
         if _shape(row) == before.shape:
             return f"the one before: takes {format_seconds(row['bound_s'])} at least if it is to fit"

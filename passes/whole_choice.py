@@ -16,7 +16,7 @@ from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes
 from rhino.passes.problem import NEEDS_ROOM
-from rhino.passes.whole_report import Chosen, Report
+from rhino.passes.whole_report import MadePlan, Report
 from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
@@ -107,7 +107,8 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
         workers.close()
     end = _End(setup, explored, make)
     made, chosen = end.best()
-    return made.made, Report(explored, chosen, tuple(end.failed), setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
+    plans, failed = tuple(end.plans), tuple(end.failed)
+    return made.made, Report(explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
 
 
 def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
@@ -135,16 +136,17 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
 
 @dataclass(eq=False)
 class _End(Generic[T]):
-    """Makes the programs of the best shapes, best first. `failed` are those that turned out not to fit."""
+    """Makes the programs of the best shapes, best first. `plans` are those that fit, `failed` the shapes of those that do not."""
 
     setup: Setup
     explored: Explored
     make: Make[T]
+    plans: list[MadePlan] = field(default_factory=list)
     failed: list[Refused] = field(default_factory=list)
 
-    def best(self) -> tuple[Made[T], Chosen]:
+    def best(self) -> tuple[Made[T], MadePlan]:
         """Returns the best that was made."""
-        found: tuple[Made[T], Chosen] | None = None
+        found: tuple[Made[T], MadePlan] | None = None
         shapes: dict[Shape, int] = {}
         for estimate in self.candidates():
             if found and (found[0].step_s <= estimate.step_s or not self.is_worth(estimate.shape, shapes)):
@@ -157,8 +159,11 @@ class _End(Generic[T]):
                     raise
                 self.explored.is_complete = False
                 break
-            if one and (not found or one.step_s < found[0].step_s):
-                found = one, Chosen(estimate, one.step_s, one.peak_bytes)
+            if one:
+                plan = MadePlan(estimate, one.step_s, one.peak_bytes)
+                self.plans.append(plan)
+                if not found or one.step_s < found[0].step_s:
+                    found = one, plan
         if found is None:
             raise self.none_fits()
         return found

@@ -164,14 +164,33 @@ def dims(layout: Layout) -> str:
     return dims_text(layout.dims)
 
 
-def lost(search: dict[str, Any]) -> Iterator[tuple[str, float | None, str]]:
-    """Yields what else a search has found, best first: what it is, the seconds of its step (None where there is none), and why not that."""
+@dataclass(frozen=True, slots=True)
+class LostShape:
+    """What else a search has looked at: `step_s` is None where there is none, `is_made` says that it is that of its programs."""
+
+    what: str
+    step_s: float | None
+    is_made: bool
+    why: str
+
+    @property
+    def step(self) -> str:
+        """The step in words; `about` says that it is an estimate."""
+        if self.step_s is None:
+            return "-"
+        return format_seconds(self.step_s) if self.is_made else f"about {format_seconds(self.step_s)}"
+
+
+def lost(search: dict[str, Any]) -> Iterator[LostShape]:
+    """Yields what else a search has found, best first."""
     for one in search["alternatives"]:
-        yield f"{shape_text(one)}{', ' + one['schedule'] if one['schedule'] else ''}", one["predicted_step_s"], one["why"]
+        step_s = one.get("predicted_step_s", one.get("estimated_step_s"))
+        what = f"{shape_text(one)}{', ' + one['schedule'] if one['schedule'] else ''}"
+        yield LostShape(what, step_s, "predicted_step_s" in one, one["why"])
     for one in search.get("cut_off", ()):
-        yield shape_text(one), None, f"not planned to its end: it takes at least {format_seconds(one['bound_s'])}"
+        yield LostShape(shape_text(one), None, is_made=False, why=f"not planned to its end: {one['why']}")
     for one in search["refused"]:
-        yield shape_text(one), None, one["why"]
+        yield LostShape(shape_text(one), None, is_made=False, why=one["why"])
 
 
 def shape_text(one: dict[str, Any]) -> str:
@@ -199,7 +218,7 @@ def _ranks(plan: WholePlan, simulation: Simulation) -> list[str]:
 def lost_text(plan: WholePlan, num_rows: int = 20) -> list[str]:
     """Returns what else a search has looked at, best first, as lines; none where nothing was."""
     every = list(lost(plan.about["search"])) if plan.about.get("search") else []
-    rows = [(format_seconds(seconds) if seconds is not None else "-", what, why) for what, seconds, why in every]
+    rows = [(one.step, one.what, one.why) for one in every]
     return ["what else was looked at:", *table(rows[:num_rows]), *more(len(rows), num_rows)] if rows else []
 
 

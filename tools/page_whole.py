@@ -180,11 +180,9 @@ def _whole_tables(plan: WholePlan, simulation: Simulation, reasons: Sequence[Why
     )
     yield reasons_table(reasons, note, ("work", "compute", "collectives", "memory"))
     search = plan.about.get("search")
-    rows = [
-        (Cell(what), Cell("-" if seconds is None else format_seconds(seconds), seconds), Cell(why))
-        for what, seconds, why in (lost(search) if search else ())
-    ]
-    yield table("losers", "What else was looked at", "As it was estimated.", ("shape", "step", "why not"), rows)
+    rows = [(Cell(one.what), Cell(one.step, one.step_s), Cell(one.why)) for one in (lost(search) if search else ())]
+    note = 'A step with "about" is an estimate: the programs of that shape were not made.'
+    yield table("losers", "What else was looked at", note, ("shape", "step", "why not"), rows)
 
 
 def _alive(plan: WholePlan, simulation: Simulation) -> Iterable[tuple[Cell, ...]]:

@@ -17,7 +17,7 @@ from training import export_step
 
 from rhino.ir.plan_folder import WholePlan, read_plan
 from rhino.ir.spmd_plan import SpmdPlan, load_plan
-from rhino.passes.whole_text import diff_whole, explain_whole
+from rhino.passes.whole_text import diff_whole, explain_whole, lost_text
 from rhino.tools import opt
 from rhino.tools.drawing import ranges, tensor_drawing
 from rhino.tools.plan import run
@@ -66,7 +66,9 @@ def stages(folder: Path) -> WholePlan:
     plan = read_plan(folder / "stages")
     search = plan.about["search"]
     lost = {"stages": 2, "mesh": [2], "micro_batches": 2, "keep": 0.5, "schedule": "gpipe", "predicted_step_s": 0.5, "why": "too slow"}
-    return replace(plan, about={**plan.about, "search": {**search, "alternatives": [lost]}})
+    about = {**lost, "schedule": "1f1b", "estimated_step_s": 0.6}
+    del about["predicted_step_s"]
+    return replace(plan, about={**plan.about, "search": {**search, "alternatives": [lost, about]}})
 
 
 def called(*argv: str) -> tuple[int, str, str]:
@@ -200,3 +202,11 @@ def read_png(path: Path) -> tuple[set[bytes], int, int]:
         place += 12 + length
     rows = zlib.decompress(packed)
     return {rows[at : at + 3] for at in range(1, len(rows) - 3, 997)}, width, height
+
+
+def test_steps_of_programs_and_estimates_are_told_apart(stages: WholePlan):
+    assert [" ".join(line.split()) for line in lost_text(stages)[1:3]] == [
+        "500 ms 2 stages of 2, 2 micro-batches, 50% of the activations kept, gpipe too slow",
+        "about 600 ms 2 stages of 2, 2 micro-batches, 50% of the activations kept, 1f1b too slow",
+    ]
+    assert ">about 600 ms</td>" in report_html(stages)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 
 import jax
@@ -157,7 +157,18 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
     ]
     assert (plan.schedule, plan.chunks, report.chosen.step_s) == ("interleaved", 2, 2.3)
     assert [one.shape for one in report.failed] == [nearly]
-    assert [one.shape for one, _ in report.lost()] == [alone]
+    assert [(one.estimate.shape, one.step_s, one.why.partition(":")[0]) for one in report.lost()] == [
+        (alone, 2.5, "by estimates 19.0% slower"),
+        (slow, 5.0, "117.4% slower once its programs were made"),
+    ]
+    assert not report.cut_off(), "what was made was planned to its end"
+    about, made = report.json()["alternatives"]
+    assert (about["estimated_step_s"], about["estimated_peak_bytes"]) == (2.5, [ceil(0.5 * setup.budget_bytes)])
+    assert not about.keys() & {"predicted_step_s", "predicted_peak_bytes"}, "its programs were not made"
+    assert (made["predicted_step_s"], made["predicted_peak_bytes"], made["estimated_step_s"]) == (5.0, [0.0], 2.0)
+    assert "  about 2.1 s by its estimate: " in report.text()
+    assert "mesh 2, 4 micro-batches: about 2.5 s, by estimates 19.0% slower" in report.text()
+    assert "2 stages of 1, 8 micro-batches, zero-bubble: 5 s, 117.4% slower once its programs were made" in report.text()
 
 
 def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
