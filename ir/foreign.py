@@ -8,6 +8,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.reader import walk
+from rhino.ir.rules import RULE
 from rhino.ir.tally import KINDS
 
 GSPMD: Final = "mhlo.sharding"
@@ -32,6 +33,7 @@ _SIZED_BY_VALUES: Final = _stablehlo(
 _OUTSIDE_FIX: Final = "pass what it moves as an argument or a result"
 _UNSEEDED_FIX: Final = "draw from a key, with rng_bit_generator or jax.random"
 _NO_CALLBACKS: Final = "take callbacks (jax.debug.print, jax.pure_callback, ...) out of the program"
+_RULE_FIX: Final = "give it a sharding rule (--op-rules) if that is as it should be, or has_side_effect = false if it has none"
 _WHY: Final = (
     (
         "RHI-READ-003",
@@ -65,6 +67,9 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
     if _calls_back(op):
         what = f"'{name}' calls {_target(op)}, back into the process that made the program: each of several devices would do it"
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)
+    if _acts(op) and RULE not in op.attributes:
+        what = f"'{name}' of {_target(op)} has a side effect: each of several devices would have it"
+        raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_RULE_FIX)
     for result in op.results:
         kind = result.type
         if not isinstance(kind, ir.RankedTensorType) and str(kind) != _TOKEN:
@@ -96,6 +101,10 @@ def refuse_unrunnable(module: ir.Module, file: str) -> None:
 
 def _calls_back(op: ir.Operation) -> bool:
     return op.name == "stablehlo.custom_call" and "callback" in _target(op)
+
+
+def _acts(op: ir.Operation) -> bool:
+    return op.name == "stablehlo.custom_call" and "has_side_effect" in op.attributes and ir.BoolAttr(op.attributes["has_side_effect"]).value
 
 
 def _target(op: ir.Operation) -> str:

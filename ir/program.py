@@ -22,12 +22,11 @@ from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE, SOURCES, linear_in, reduction_of
 from rhino.ir.reader import walk
 from rhino.ir.repeats import FOLDED, GROUP, mark_of, repeats_of
-from rhino.ir.rules import Rule, elementwise_rule, parse_rule
+from rhino.ir.rules import RULE, Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
 from rhino.ir.spec import REPLICATED, Spec, all_specs
 from rhino.ir.trips import trip_count
 
-RULE = "sdy.sharding_rule"
 COST = "rhino.cost"
 """On a custom call: the floating-point operations and bytes moved that its owner says it takes, unsplit."""
 CARRIED = "rhino.carried"

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
+RULE = "sdy.sharding_rule"
 _FACTOR = re.compile(r"[i-z](?:_\d+)?")
 _TENSOR = re.compile(r"\[([^\]]*)\]")
 _SIZE = re.compile(r"([i-z](?:_\d+)?)=(\d+)")

@@ -28,9 +28,10 @@ from rhino.ir.manual import LOCAL, copy_module
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, passmanager, sdy, stablehlo
 from rhino.ir.outline import OutlinedLoop, inline_loops, outline_loops
-from rhino.ir.program import CARRIED, COST, RULE, Program, read_program
+from rhino.ir.program import CARRIED, COST, Program, read_program
 from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.repeats import refuse_folded
+from rhino.ir.rules import RULE
 from rhino.ir.shardings import (
     FORBIDDEN,
     SAID,

@@ -15,8 +15,9 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.op_rules import OpRule, read_op_rules
-from rhino.ir.program import COST, CUSTOM_CALL, RULE, is_custom
+from rhino.ir.program import COST, CUSTOM_CALL, is_custom
 from rhino.ir.reader import walk
+from rhino.ir.rules import RULE
 from rhino.passes.base import Pass, Remarks, opt
 
 

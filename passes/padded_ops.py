@@ -11,7 +11,7 @@ from typing import Any, Final
 from rhino.ir.graph import OpClass
 from rhino.ir.identity import make_constant
 from rhino.ir.mlir import ir, stablehlo
-from rhino.ir.program import RULE
+from rhino.ir.rules import RULE
 from rhino.passes.viewed_ops import BARRIER, CONSTRAINT, RESHAPE, made_in, shape_of, with_shape, works_by_element
 from rhino.strategies.pads import Shape
 

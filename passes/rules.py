@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rhino.ir.mlir import ir, passmanager
-from rhino.ir.program import RULE, is_ruled
+from rhino.ir.program import is_ruled
 from rhino.ir.reader import walk
+from rhino.ir.rules import RULE
 
 
 @contextmanager

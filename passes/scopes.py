@@ -18,8 +18,9 @@ from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir
 from rhino.ir.numerics import SOURCES
 from rhino.ir.patterns import nearest
-from rhino.ir.program import RULE, Program
+from rhino.ir.program import Program
 from rhino.ir.reader import entry_function, walk
+from rhino.ir.rules import RULE
 from rhino.ir.scopes import REPLICATE, SCOPES, SPLIT, Way, depth_in, names_scopes, parse_way, scope_path, way_of_name
 from rhino.ir.shardings import SAID
 from rhino.ir.spec import REPLICATED, all_specs, entry

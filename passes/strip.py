@@ -13,8 +13,8 @@ from typing import ClassVar, Final
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir import func, ir
-from rhino.ir.program import RULE
 from rhino.ir.reader import walk
+from rhino.ir.rules import RULE
 from rhino.passes.base import Pass, Remarks
 
 SIDES: Final[tuple[Side, ...]] = ("arg", "res")

@@ -13,7 +13,7 @@ from rhino.ir.boundary import Attributes
 from rhino.ir.graph import OpClass
 from rhino.ir.mlir import ir, sdy, stablehlo
 from rhino.ir.numerics import FUSIBLE
-from rhino.ir.program import RULE
+from rhino.ir.rules import RULE
 from rhino.strategies.links import Cut
 from rhino.strategies.views import View
 

@@ -116,3 +116,12 @@ def test_a_call_back_is_not_planned():
     code, _, err = auto_shard(Case(CALLBACK), "4")
     assert code == 1
     assert "error: [RHI-READ-003] 'stablehlo.custom_call' calls xla_ffi_python_cpu_callback" in err
+
+
+def test_a_call_with_a_side_effect_is_planned_by_the_word_of_its_owner_alone():
+    call = "%0 = stablehlo.custom_call @act(%a) {{has_side_effect = true{rule}}} : (tensor<8xf32>) -> tensor<8xf32>"
+    a, rule = {"a": tensor((8,))}, ", sdy.sharding_rule = #sdy.op_sharding_rule<([i])->([i]) {i=8}>"
+    code, _, err = auto_shard(Case(function(call.format(rule=""), a, {"0": tensor((8,))})), "4")
+    assert code == 1
+    assert "error: [RHI-READ-003] 'stablehlo.custom_call' of act has a side effect: each of several devices would have it" in err
+    assert auto_shard(Case(function(call.format(rule=rule), a, {"0": tensor((8,))})), "4")[0] == 0

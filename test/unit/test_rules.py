@@ -6,9 +6,8 @@ import pytest
 from snippets import RULES, context, function, parse, ruled, tensor
 
 from rhino.ir.mlir import ir, run_pipeline
-from rhino.ir.program import RULE
 from rhino.ir.reader import walk
-from rhino.ir.rules import elementwise_rule, factor_name, parse_rule
+from rhino.ir.rules import RULE, elementwise_rule, factor_name, parse_rule
 from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, spec_text, split, split_dim
 
 ARGUMENTS = {"a": tensor((4, 6)), "b": tensor((6, 8)), "s": tensor((4, 4)), "i": tensor((5, 1), "i32")}
