@@ -3,9 +3,11 @@
 An `optimization_barrier` says that what makes any of its operands runs before what reads any of its results. XLA's CPU backend (jaxlib
 0.10.2) takes barriers out before it orders ops, so that what is computed again may run early, and what it waits for late: the memory that
 recomputation saves is lost. Here a barrier becomes a branch between its operands and zeros, by a truth that is read from an element of one
-of them: that it is equal to itself, or is not. XLA does not see through that; no bit changes. Backends of accelerators keep barriers until
-ops are ordered. (A choice for each result, by a truth of every operand, is not enough: XLA computes the elements that it reads by
-themselves. Of 388 MiB of temporaries of a GPT 127 were left, and 77 with the branch, 2026-11-22.)
+of them: that it is equal to itself, or is not. XLA does not see through that; no bit changes. One of the zeros is a count instead: a branch
+in which there are only ops as cheap as a broadcast becomes a choice for each result where the other is more than its operands, as it is
+once XLA has found one of these to be a constant (`ConditionalSimplifier`). Backends of accelerators keep barriers until ops are ordered. (A
+choice for each result, by a truth of every operand, is not enough: XLA computes the elements that it reads by themselves. Of 388 MiB of
+temporaries of a GPT 127 were left, and 77 with the branch, 2026-11-22.)
 """
 
 from __future__ import annotations
@@ -59,10 +61,22 @@ def _write_out(barrier: ir.Operation) -> None:
         with ir.InsertionPoint(choice.regions[0].blocks.append()):
             stablehlo.ReturnOp(list(barrier.operands))
         with ir.InsertionPoint(choice.regions[1].blocks.append()):
-            stablehlo.ReturnOp([make_constant(kind, 0) for kind in kinds])
+            counted = next((number for number, kind in enumerate(kinds) if _dim_to_count(kind) is not None), None)
+            stablehlo.ReturnOp([_count(kind) if number == counted else make_constant(kind, 0) for number, kind in enumerate(kinds)])
     for result, held in zip(barrier.results, choice.results, strict=True):
         result.replace_all_uses_with(held)
     barrier.erase()
+
+
+def _dim_to_count(kind: ir.RankedTensorType) -> int | None:
+    """Returns a dim along which a count is no constant, None where there is none."""
+    is_truth = isinstance(kind.element_type, ir.IntegerType) and kind.element_type.width == 1
+    return None if is_truth else next((dim for dim, size in enumerate(kind.shape) if size > 1), None)
+
+
+def _count(kind: ir.RankedTensorType) -> ir.Value[Any]:
+    result: ir.Value[Any] = stablehlo.IotaOp(kind, _dim_to_count(kind)).result
+    return result
 
 
 def _has_elements(value: ir.Value[Any]) -> bool:

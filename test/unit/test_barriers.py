@@ -62,3 +62,17 @@ def test_a_layer_that_is_computed_again_saves_its_memory():
         return compile_module(module, jax.devices()[:1]).memory_bytes()
 
     assert memory(jax.checkpoint(layer)) < 0.8 * memory(layer)
+
+
+def test_what_xla_finds_to_be_constant_takes_no_barrier_away():
+    """XLA writes a constant into the branch, which is then more than its operands."""
+    values = np.arange(64.0, dtype=np.float32), np.arange(64, dtype=np.int32)
+
+    def through(x, n):
+        return jax.lax.optimization_barrier((jnp.sin(x), jnp.zeros(32), jnp.flip(n)))
+
+    executable = compile_module(module_of(through, *values), jax.devices()[:1])
+    assert "conditional(" in executable.hlo_text()
+    results = executable.fetch(executable.run([executable.put(n, value) for n, value in enumerate(values)]))
+    assert np.array_equal(results[1], np.zeros(32))
+    assert np.array_equal(results[2], values[1][::-1])
