@@ -17,7 +17,7 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.units import format_bytes
 from rhino.passes.problem import NEEDS_ROOM
 from rhino.passes.whole_report import MadePlan, Report
-from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of
+from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of, refusal
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore
@@ -199,14 +199,25 @@ class _End(Generic[T]):
             return None
 
     def none_fits(self) -> RhinoError:
-        """Returns what to say where there is no plan."""
+        """Returns what to say where there is no plan: what is wrong with the step, where that is so in every shape."""
         refused = [*self.failed, *self.explored.refused]
         by_memory = any(one.by_memory for one in refused)
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
             what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device"
             return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, NEEDS_ROOM)
-        return RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
+        no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
+        return self.refused_step([one.shape for one in refused]) or no_plan
+
+    def refused_step(self, shapes: Sequence[Shape]) -> RhinoError | None:
+        """Returns why the step itself cannot be had in any of `shapes`, by the first of them; None where in some it can."""
+        errors = []
+        for shape in {(one.micro_batches, one.keep): one for one in shapes}.values():
+            error = refusal(self.setup, shape)
+            if error is None:
+                return None
+            errors.append(error)
+        return errors[0] if errors else None
 
 
 def decided(estimate: Estimate) -> Decided:

@@ -308,6 +308,15 @@ class Evaluator:
         return sorted(found, key=lambda one: one[0])
 
 
+def refusal(setup: Setup, shape: Shape) -> RhinoError | None:
+    """Returns the error of the step itself, in so many micro-batches and recomputed so, whatever the devices; None where there is none."""
+    try:
+        Evaluator(setup).prepared(shape)
+    except RhinoError as error:
+        return error
+    return None
+
+
 def _estimates(shape: Shape, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
     """Returns what a shape comes to by each schedule, best first, without what that needs."""
     compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))

@@ -319,6 +319,15 @@ def test_what_is_said_is_kept_and_what_lost_is_explained(step: Path):
         assert "slower" in one["why"]
 
 
+def test_a_step_that_cannot_be_had_in_any_shape_is_refused_once(step: Path):
+    for said in ((), ("--mesh=4",)):
+        code, out, err = optimize(step, "--micro-batches=5", "--jobs=1", *said)
+        assert (code, out) == (1, "")
+        assert "[RHI-BATCH-003] 5 micro-batches do not divide the batch" in err
+        assert len(err.splitlines()) == 2
+        assert "to fix: ask for one of 1, 2," in err
+
+
 def test_a_budget_that_nothing_fits(step: Path):
     code, out, err = optimize(step, "--budget=1KiB", "--jobs=1")
     assert (code, out) == (3, "")
