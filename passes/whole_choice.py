@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final, Generic, TypeVar
@@ -20,8 +21,8 @@ from rhino.passes.whole_report import MadePlan, Report
 from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of, refusal
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
-from rhino.strategies.whole import DEFAULT, explore
-from rhino.strategies.whole.base import MOST, Estimate, Explored, Refused, Shape, Space
+from rhino.strategies.whole import DEFAULT, explore, is_open, reopen
+from rhino.strategies.whole.base import MOST, CutOff, Estimate, Evaluate, Explored, Outcome, Refused, Shape, Space
 
 T = TypeVar("T")
 
@@ -98,17 +99,20 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
     stages = [] if said.stages is None else [max(1, said.stages // chunks)]
     _check_ranks(setup, stages, said.mesh)
-    workers = Workers(setup, said.jobs or os.cpu_count() or 1)
-    try:
+    processes = said.jobs or os.cpu_count() or 1
+    with closing(Workers(setup, processes)) as workers:
         setup = workers.setup = folded(setup)
         space = _space(setup, said, stages)
         explored = explore(space, workers.evaluate, told, said.strategy, foresee=workers.foresee)
-    finally:
-        workers.close()
     end = _End(setup, explored, make)
-    made, chosen = end.best()
+    end.make_best()
+    if end.is_open:
+        with closing(Workers(setup, processes)) as workers:
+            end.reopen(space, workers.evaluate, told, said.strategy)
+        end.make_best()
+    made, chosen = end.found()
     plans, failed = tuple(end.plans), tuple(end.failed)
-    return made.made, Report(explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
+    return made.made, Report(end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
 
 
 def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
@@ -136,37 +140,56 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
 
 @dataclass(eq=False)
 class _End(Generic[T]):
-    """Makes the programs of the best shapes, best first. `plans` are those that fit, `failed` the shapes of those that do not."""
+    """Makes the programs of the best shapes, best first. `plans` are those that fit, `failed` the shapes of those that do not.
+
+    `best` is the best of them; `known` are the outcomes of which programs were asked for, if they were worth it.
+    """
 
     setup: Setup
     explored: Explored
     make: Make[T]
     plans: list[MadePlan] = field(default_factory=list)
     failed: list[Refused] = field(default_factory=list)
+    best: tuple[Made[T], MadePlan] | None = None
+    known: dict[Shape, Outcome] = field(default_factory=dict)
 
-    def best(self) -> tuple[Made[T], MadePlan]:
-        """Returns the best that was made."""
-        found: tuple[Made[T], MadePlan] | None = None
+    def make_best(self) -> None:
+        """Makes the best of what is new; where that is interrupted, with something made, that is all there is."""
         shapes: dict[Shape, int] = {}
-        for estimate in self.candidates():
-            if found and (found[0].step_s <= estimate.step_s or not self.is_worth(estimate.shape, shapes)):
+        new = [one for one in self.explored.outcomes if self.known.get(one.shape) is not one]
+        self.known = {one.shape: one for one in self.explored.outcomes}
+        for estimate in self.candidates(new):
+            if self.best and (self.best[0].step_s <= estimate.step_s or not self.is_worth(estimate.shape, shapes)):
                 continue
             shapes[estimate.shape] = shapes.get(estimate.shape, 0) + 1
             try:
-                one = self.made(estimate)
+                self.take(estimate)
             except KeyboardInterrupt:
-                if found is None:
+                if self.best is None:
                     raise
                 self.explored.is_complete = False
                 break
-            if one:
-                plan = MadePlan(estimate, one.step_s, one.peak_bytes)
-                self.plans.append(plan)
-                if not found or one.step_s < found[0].step_s:
-                    found = one, plan
-        if found is None:
+
+    def found(self) -> tuple[Made[T], MadePlan]:
+        """Returns the best that was made. Raises RHI-SOLVE-001 and -002 where nothing was."""
+        if self.best is None:
             raise self.none_fits()
-        return found
+        return self.best
+
+    @property
+    def done(self) -> dict[Shape, None]:
+        """The shapes of which programs were made."""
+        return dict.fromkeys([*(one.estimate.shape for one in self.plans), *(one.shape for one in self.failed)])
+
+    @property
+    def is_open(self) -> bool:
+        """Says whether the search has left something that may take less than what was made; if it came to its end."""
+        return self.best is not None and self.explored.is_complete and is_open(self.explored, self.best[0].step_s, self.done)
+
+    def reopen(self, space: Space, evaluate: Evaluate, told: Callable[[Explored], None], strategy: str) -> None:
+        """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
+        assert self.best is not None, "there is a step to beat"
+        self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, told, strategy)
 
     def is_worth(self, shape: Shape, made: dict[Shape, int]) -> bool:
         """Says whether one more may be made, after so many of each shape; without stages there is nothing that estimates leave open."""
@@ -174,29 +197,33 @@ class _End(Generic[T]):
             return sum(made.values()) - len(made) < MOST_SCHEDULES
         return len(made) < MOST_MADE or shape.stages == 1
 
-    def candidates(self) -> list[Estimate]:
+    def candidates(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
         """Returns what may be made, best first: a plan of each shape by each schedule.
 
         Last comes what by its estimate does not fit, and what was too slow for anybody to ask what it needs.
         """
-        ranked = self.explored.ranked
+        ranked = [one for one in outcomes if isinstance(one, Estimate)]
         others = [other for one in ranked for other in one.others]
-        nearly = [one for refused in self.explored.refused for one in refused.nearly]
-        slow = [one for cut_off in self.explored.cut_off for one in cut_off.plans]
+        nearly = [one for refused in outcomes if isinstance(refused, Refused) for one in refused.nearly]
+        slow = [one for cut_off in outcomes if isinstance(cut_off, CutOff) for one in cut_off.plans]
         fits = [(max(one.peak_bytes, default=0.0) <= self.setup.budget_bytes, one) for one in (*ranked, *others)]
         every = [*fits, *((False, one) for one in (*nearly, *slow))]
         return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].shape))]
 
-    def made(self, estimate: Estimate) -> Made[T] | None:
-        """Returns what is made of a shape, None where that does not fit."""
+    def take(self, estimate: Estimate) -> None:
+        """Makes the programs of a plan, and takes it if it is the best."""
         try:
-            return self.make(decided(estimate))
+            made = self.make(decided(estimate))
         except RhinoError as error:
             if error.id not in TOO_LARGE:
                 raise
             by = f", {estimate.schedule}" if estimate.schedule else ""
             self.failed.append(Refused(estimate.shape, f"{error.what}{by}", by_memory=True))
-            return None
+            return
+        plan = MadePlan(estimate, made.step_s, made.peak_bytes)
+        self.plans.append(plan)
+        if self.best is None or made.step_s < self.best[0].step_s:
+            self.best = made, plan
 
     def none_fits(self) -> RhinoError:
         """Returns what to say where there is no plan: what is wrong with the step, where that is so in every shape."""

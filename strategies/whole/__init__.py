@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
 from rhino.strategies.whole import aceso, best, rhino, tap
 from rhino.strategies.whole.base import ROUND, CutOff, Evaluate, Explored, Outcome, Refused, Shape, Space, SpentError, Strategy, Trials
 
-__all__ = ["DEFAULT", "STRATEGIES", "explore"]
+__all__ = ["DEFAULT", "STRATEGIES", "explore", "is_open", "reopen"]
 
 STRATEGIES: Final[dict[str, Strategy]] = {
     one.name: one
@@ -39,19 +39,20 @@ def explore(
     below_s: float = inf,
     relaxed: Sequence[Outcome] = (),
     foresee: Callable[[Iterator[Shape]], None] = lambda _: None,
+    made_s: float | None = None,
 ) -> Explored:
     """Returns what became of the shapes of `space`; `evaluate` gives the outcomes of a round, and `told` hears of each round.
 
     Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came to where less was
-    said of how anything lies. An interruption ends the search with what is known. Before a round `foresee` is given what is likely to be
-    asked for behind it, which is found out when it is first read.
+    said of how anything lies; with `made_s` that is the step to beat, whatever is estimated. An interruption ends the search with what is
+    known. Before a round `foresee` is given what is likely to be asked for behind it, which is found out when it is first read.
     """
 
     def round_of(shapes: Sequence[Shape], cutoff_s: float) -> Iterable[Outcome]:
         foresee(_foreseen(trials, strategy, set(shapes)))
         return evaluate(shapes, cutoff_s)
 
-    trials = Trials(space, round_of, told, Explored(below_s), relaxed)
+    trials = Trials(space, round_of, told, Explored(below_s, made_s), relaxed)
     try:
         STRATEGIES[strategy].run(trials)
     except SpentError:
@@ -61,6 +62,52 @@ def explore(
         if not trials.explored.ranked:
             raise
     return trials.explored
+
+
+def is_open(explored: Explored, made_s: float, done: Collection[Shape]) -> bool:
+    """Says whether a shape was cut off, or a family passed over, that may yet take less than the programs of the best plan, `made_s`.
+
+    That is so where these take longer than was estimated. Of `done` the programs were made.
+    """
+    cut_off = any(one.step_s < made_s and one.shape not in done for one in explored.cut_off)
+    return cut_off or any(bound_s < made_s for bound_s in explored.passed_over.values())
+
+
+def reopen(
+    explored: Explored,
+    made_s: float,
+    done: Collection[Shape],
+    space: Space,
+    evaluate: Evaluate,
+    told: Callable[[Explored], None] = lambda _: None,
+    strategy: str = DEFAULT,
+) -> Explored:
+    """Returns what became of the shapes with `made_s` for the step to beat, that of the best plan whose programs were made.
+
+    The search is run again on what is known; `evaluate` is asked for what was cut off at less than that, and for what is asked for behind.
+    """
+    known = {one.shape: one for one in explored.outcomes if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done}
+
+    def evaluated(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        new = [one for one in shapes if one not in known]
+        found = {one.shape: one for one in (evaluate(new, cutoff_s) if new else ())}
+        return [known.get(one) or found[one] for one in shapes]
+
+    try:
+        again = explore(space, evaluated, told, strategy, made_s=made_s)
+    except KeyboardInterrupt:
+        again = Explored(made_s=made_s, is_complete=False)
+    outcomes = {one.shape: one for one in (*explored.outcomes, *again.outcomes)}
+    implied = {one.shape: one for one in (*explored.implied, *again.implied) if one.shape not in outcomes}
+    passed_over = again.passed_over if again.is_complete else {**explored.passed_over, **again.passed_over}
+    return replace(
+        again,
+        outcomes=list(outcomes.values()),
+        implied=list(implied.values()),
+        asked_by={**again.asked_by, **explored.asked_by},
+        passed_over=passed_over,
+        is_complete=explored.is_complete and again.is_complete,
+    )
 
 
 class _EnoughError(Exception):
@@ -98,7 +145,7 @@ def _foreseen(trials: Trials, strategy: str, under_way: Container[Shape]) -> Ite
     found: dict[Shape, None] = {}
     for guess in (_too_slow, _too_large):
         guesses = _Guesses(known, under_way, guess)
-        again = Trials(trials.space, guesses, explored=Explored(trials.explored.below_s), relaxed=trials.relaxed)
+        again = Trials(trials.space, guesses, explored=Explored(trials.explored.below_s, trials.explored.made_s), relaxed=trials.relaxed)
         with suppress(_EnoughError, SpentError):
             STRATEGIES[strategy].run(again)
         new = [one for one in guesses.foreseen if one not in found]

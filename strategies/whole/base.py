@@ -204,11 +204,13 @@ class Space:
 class Explored:
     """What was looked at, and for which strategy.
 
-    `below_s` is a step from elsewhere: what is not below it is of no use. `implied` are shapes that were asked for and are cut off by what
-    another came to, `passed_over` families that ended with nothing evaluated or by their bound.
+    `below_s` is a step from elsewhere: what is not below it is of no use; `made_s` that of the best plan whose programs were made, once
+    there is one, which is then the step to beat in place of what plans are estimated at. `implied` are shapes that were asked for and are
+    cut off by what another came to, `passed_over` families that ended with nothing evaluated or by their bound.
     """
 
     below_s: float = inf
+    made_s: float | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     implied: list[CutOff] = field(default_factory=list)
     asked_by: dict[Shape, str] = field(default_factory=dict)
@@ -234,6 +236,8 @@ class Explored:
     @property
     def best_s(self) -> float:
         """The best step so far, or the one from elsewhere if that is better; infinite before there is one."""
+        if self.made_s is not None:
+            return min(self.below_s, self.made_s)
         return min([self.below_s, *(one.step_s for one in self.outcomes if isinstance(one, Estimate))])
 
     @property

@@ -25,7 +25,8 @@ from rhino.passes.whole_search import Evaluator, Setup
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.answer import INTERRUPTED, Answer
 from rhino.strategies.search import Search
-from rhino.strategies.whole.base import CutOff, Estimate, Explored, Refused, Shape
+from rhino.strategies.whole import STRATEGIES
+from rhino.strategies.whole.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Strategy, Trials
 
 SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
 
@@ -189,3 +190,36 @@ def test_the_callers_script_runs_once(tmp_path: Path, how: str):
         command = [sys.executable, "-" if how == "stdin" else str(file)]
         done = subprocess.run(command, stdin=script, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout.splitlines() == ["the script runs", "{(2, None)}"], done.stderr
+
+
+def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_at_again(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+    """An estimate that programs do not keep cuts off what would have been faster; what was made cuts off no less than it takes."""
+    first, better, slower, never = Shape(2, (1,), 4), Shape(1, (2,), 1), Shape(1, (2, 1), 1), Shape(1, (1, 2), 1)
+    steps, estimates, asked = {first: 3.0, better: 2.4, slower: 2.9}, {first: 2.0, better: 2.5, slower: 2.9}, []
+
+    def outcome(shape: Shape, cutoff_s: float) -> Outcome:
+        asked.append((shape, cutoff_s))
+        step_s = estimates.get(shape, 3.5)
+        if step_s >= cutoff_s:
+            return CutOff(shape, step_s, step_s, by_memory=False)
+        return Estimate(shape, "1f1b" if shape.stages > 1 else "", step_s, 1.0, 1.0, 1.0, 0.0, (0.0,))
+
+    def search(trials: Trials) -> None:
+        trials.outcomes([first])
+        trials.outcomes([never, slower, better])
+
+    monkeypatch.setitem(STRATEGIES, "two rounds", Strategy("two rounds", "", search))
+    monkeypatch.setattr(Workers, "evaluate", lambda _, shapes, cutoff_s: [outcome(shape, cutoff_s) for shape in shapes])
+    made: list[Shape] = []
+
+    def make(plan: Decided) -> Made[Decided]:
+        made.append(Shape(plan.stages, plan.mesh, plan.micro_batches))
+        return Made(plan, steps[made[-1]], (0.0,))
+
+    plan, report = choose_whole(setup, Said(jobs=1, strategy="two rounds"), make)
+    assert (plan.mesh, report.chosen.step_s) == ((2,), 2.4)
+    assert made == [first, better]
+    again = [(shape, cutoff_s) for shape, cutoff_s in asked if cutoff_s == 3.0]
+    assert sorted(again) == [(better, 3.0), (slower, 3.0)], "not what was made, and what is proven to take no less"
+    assert [(one.estimate.shape, one.step_s) for one in report.lost()] == [(slower, 2.9), (first, 3.0)]
+    assert [one.shape for one, _ in report.cut_off()] == [never]
