@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, Final, TextIO
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
 _CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
+
+
+class _StopError(BaseException):
+    """The user asks for the second time to end: for those who make do with what they have when asked once, this is no KeyboardInterrupt."""
+
+
+@contextmanager
+def heard_at_once(said: str, stderr: TextIO) -> Iterator[None]:
+    """Says `said` on `stderr` as soon as the user interrupts; a second interruption ends the command as soon as Python gets to run.
+
+    For whoever is interrupted may take a while to end in order. Where interruptions are somebody else's (in other threads, in the
+    background), they stay so.
+    """
+    own = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def second(*_: object) -> None:
+        raise _StopError
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, second)
+        with suppress(OSError):  # not by `print`, which may be what is interrupted
+            os.write(stderr.fileno(), f"{said}\n".encode())
+        raise KeyboardInterrupt
+
+    if own:
+        signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], str], stdout: BinaryIO | TextIO, stderr: TextIO) -> int:
@@ -28,7 +61,7 @@ def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], st
         with suppress(OSError):  # the pipe is pointed at nothing, or else Python fails again when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         return _CLOSED_PIPE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _StopError):
         print(f"{tool}: interrupted", file=stderr)
         return _INTERRUPTED
     except Exception:

@@ -24,10 +24,13 @@ from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
 from rhino.strategies.whole import DEFAULT
 from rhino.strategies.whole.base import MOST, Explored
+from rhino.tools.ending import heard_at_once
 from rhino.tools.files import write_output
 from rhino.tools.opt_options import settle
 
 _PASS_OPTIONS: Final[tuple[str, ...]] = ("pin", "forbid", "axis-role", "scope", "constraints", "op-rules", "batch", "whole")
+
+_INTERRUPTED: Final = "rhino-opt: interrupted: ending with the best plan so far, if there is one; to stop at once, interrupt again"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +65,7 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
     def make_own(plan: Decided) -> Made[MadeModule]:
         return make(ir.Module.parse(setup.module, module.context), as_said(options, plan))
 
-    with Progress(stderr) as progress:
+    with heard_at_once(_INTERRUPTED, stderr), Progress(stderr) as progress:
         made, report = choose_whole(setup, said, make_own, progress.told)
     print(report.text(), file=stderr)
     if options.plan_json:

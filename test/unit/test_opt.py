@@ -3,12 +3,15 @@
 import io
 import os
 import re
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.tools import opt as tool
+from rhino.tools.ending import exit_code_of, heard_at_once
 from rhino.tools.expected import UNKNOWN, Diagnostic, Expectation, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, write_output
 
@@ -219,6 +222,24 @@ def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(tool, "read_module", interrupted)
     assert run() == (130, "", "rhino-opt: interrupted\n")
+
+
+def test_an_interrupt_is_heard_at_once_and_a_second_one_ends_the_command(tmp_path: Path):
+    file = tmp_path / "stderr"
+
+    def work() -> int:
+        with heard_at_once("in a while", stderr):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert file.read_text() == "in a while\n"
+            with suppress(KeyboardInterrupt):  # who makes do with what there is hears of the first alone
+                signal.raise_signal(signal.SIGINT)
+        return 0
+
+    with file.open("w") as stderr:
+        assert exit_code_of("tool", work, str, io.BytesIO(), stderr) == 130
+    assert file.read_text() == "in a while\ntool: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Terminal(io.BytesIO):
