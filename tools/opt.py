@@ -20,6 +20,7 @@ from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.ir.spmd_plan import save_plan
+from rhino.ir.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
 from rhino.passes.localize import Localize
 from rhino.passes.pipeline import build_pass_manager
@@ -167,7 +168,7 @@ class _Run:
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
-        facts = self.source_facts(module, data) if self.options.makes_plan or self.options.searches else {}
+        facts = self.source_facts(module, data) if self.options.is_decided or self.options.searches else {}
         with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
             if self.options.searches:
                 module = self.searched(module, facts, result)
@@ -175,7 +176,7 @@ class _Run:
                 self.write_file(module, result.remarks)
             else:
                 self.run_passes(module, self.items, result.remarks)
-                if self.options.makes_plan:
+                if self.options.makes_plan or (self.options.is_decided and is_staged(module.operation)):
                     self.write_plan(module, facts)
         if self.options.plan and self.options.output == "-":
             return b""

@@ -105,8 +105,9 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 def _check_parallel(options: argparse.Namespace) -> None:
     is_parallel = any(name == PARALLEL for name, _ in options.steps)
     options.makes_plan = is_parallel and (options.plan is not None or options.timeline)
-    options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
     options.searches = is_parallel and (options.num is None or options.stages is None or options.mesh == AUTO)
+    options.is_decided = is_parallel and not options.searches
+    options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
     if options.plan == "":
         raise RhinoError("RHI-CLI-001", "--plan names no folder and no file", fix="say for example --plan=out/plan")
     if is_parallel:
@@ -130,7 +131,7 @@ def _check_parallel(options: argparse.Namespace) -> None:
     if (options.makes_plan or options.makes_file or options.searches) and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")
     options.ranks = None
-    if is_parallel and not options.searches:
+    if options.is_decided:
         settle(options)
 
 
