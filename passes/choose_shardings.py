@@ -248,22 +248,37 @@ def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget
 def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
     """Returns the error for a budget that cannot be met, or was not: the largest tensors, each at the least size that it can have."""
     worst, floor, culprits = _least_sizes(choice)
-    notes = [f"at least {format_bytes(size)}: {program.describe(value)}" for size, value in culprits]
+    notes = [f"at least {format_bytes(size)}: {beside}{program.describe(value)}" for size, beside, value in culprits]
     notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
     if isinstance(outcome, Infeasible):
-        needed = floor if outcome.peak_bytes is None else outcome.peak_bytes
-        words = format_bytes(needed)
-        if words == format_bytes(budget):
-            words += f" ({ceil(needed)} bytes)"
-        what = f"no choice of shardings fits {format_bytes(budget)} per device; at least {words} are needed"
+        what = f"no choice of shardings fits {format_bytes(budget)} per device; {_needed(outcome, budget, floor)}"
         return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), NEEDS_ROOM)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that fits {format_bytes(budget)} per device was found within the steps of the search{found}"
     return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), NEEDS_ROOM)
 
 
-def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, int]]]:
-    """Returns the time at which the least sizes of all tensors add up to most, that sum, and the five largest tensors then, with sizes."""
+def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
+    """Returns what is known of the memory that is needed: as proven, or the least program found and, if that is less, what rows say."""
+    if outcome.found_bytes is None:
+        return f"at least {_size_over(floor if outcome.peak_bytes is None else outcome.peak_bytes, budget)} are needed"
+    found = f"the least that was found needs {_size_over(outcome.found_bytes, budget)}"
+    if outcome.peak_bytes is None or not budget < outcome.peak_bytes < outcome.found_bytes:
+        return found
+    return f"about {_size_over(outcome.peak_bytes, budget)} are needed, {found}"
+
+
+def _size_over(size: float, budget: float) -> str:
+    """Returns a size, with its bytes where it reads as the budget does."""
+    words = format_bytes(size)
+    return f"{words} ({ceil(size)} bytes)" if words == format_bytes(budget) else words
+
+
+def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, str, int]]]:
+    """Returns the time at which the least sizes of all tensors add up to most, that sum, and the five largest tensors then, with sizes.
+
+    What there is of an argument beside itself, for a part of the step, is told apart from it in words.
+    """
     problem = choice.problem
     residents = problem.node_residents
     columns = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
@@ -271,8 +286,12 @@ def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, int]]]:
     alive = problem.least_memory()
     worst = int(alive.argmax())
     largest = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
-    nodes = [(size, choice.nodes[owner]) for size, owner, _, _ in largest]
-    return worst, float(alive[worst]), [(size, _value_of(choice, node)) for size, node in nodes]
+    found = []
+    for size, owner, start, end in largest:
+        node = choice.nodes[owner]
+        beside = f"kept from time {start} to {end} beside " if node.kind == "argument" and start > 0 else ""
+        found.append((size, beside, _value_of(choice, node)))
+    return worst, float(alive[worst]), found
 
 
 def _value_of(choice: Choice, node: Node) -> int:

@@ -48,9 +48,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Proof that no legal choice fits. `peak_bytes`: every legal choice needs at least that much; None: there is no legal choice at all."""
+    """Proof that no legal choice fits. `peak_bytes`: every legal choice needs at least that much; None: there is no legal choice at all.
+
+    `found_bytes`, where it is there: the least that a program takes of those that were found. Then the proof is one of rows, which count
+    somewhat else than programs hold: that nothing fits, and `peak_bytes`, are likely and not proven.
+    """
 
     peak_bytes: float | None
+    found_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

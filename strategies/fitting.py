@@ -221,12 +221,13 @@ class _Fitting:
         return len(self.free.states) < _SMALL
 
     def refusal(self) -> Infeasible | Unsolved | None:
-        """Returns the first refusal, in terms of the budget: what rows need of it, but no more than a program that was found takes."""
+        """Returns the first refusal, with the least program that was found; what rows need is told in terms of the budget."""
         if self.refused is None or self.refused.peak_bytes is None:
             return self.refused
-        needed = self.refused.peak_bytes * self.share
-        found = (needed, min(one.peak_bytes for one in self.programs.told.values()))
-        return replace(self.refused, peak_bytes=min((one for one in found if one > self.budget), default=needed))
+        found = min(one.peak_bytes for one in self.programs.told.values())
+        if isinstance(self.refused, Unsolved):
+            return replace(self.refused, peak_bytes=found)
+        return Infeasible(min(self.refused.peak_bytes * self.share, found), found)
 
 
 @dataclass(eq=False)

@@ -102,7 +102,7 @@ def test_a_refusal_is_in_terms_of_the_budget():
     """Rows may take twice the budget; 80 of theirs are 40 of it, more than the limit widened by an eighth."""
     search = Rows(SECOND, THIRD)
     found = fit(search, 30, FREE, lambda states: PEAKS[int(states[0])])
-    assert (found, search.asked) == (Infeasible(40.0), [60])
+    assert (found, search.asked) == (Infeasible(40.0, 100.0), [60]), "of programs, that of the best choice alone is known"
     assert fit(search, 30, Unsolved(1.0), len) == Unsolved(1.0)
 
 
@@ -110,7 +110,7 @@ def test_the_least_that_rows_need_is_tried_once_where_a_wider_limit_took_too_muc
     """Of 36 rows may take 72. 80 are needed; what stays within 81 takes 58, and what stays within a little more than 80 is no less."""
     search = Rows(SECOND, answer(2, 2.5, 80.7), THIRD)
     found = fit(search, 36, FREE, lambda states: [100.0, 72.0, 60.0, 58.0][int(states[0])])
-    assert (found, search.asked) == (Infeasible(40.0), pytest.approx([72, 81, 80.35], rel=1e-4))
+    assert (found, search.asked) == (Infeasible(40.0, 60.0), pytest.approx([72, 81, 80.35], rel=1e-4))
 
 
 def test_what_is_left_of_the_budget_is_tried_where_much_is_to_be_gained():
@@ -138,4 +138,4 @@ def test_a_refusal_names_no_more_than_a_program_that_was_found():
     """Rows may take twice the budget. What stays within the first limit takes 62 of it, and nothing stays within less than 116 of rows."""
     search = Rows(answer(1, 2.0, 118.0), answer(2, 2.0, 116.0))
     refused = fit(search, 56, FREE, lambda states: [100.0, 62.0, 57.0][int(states[0])])
-    assert refused == Infeasible(57.0)
+    assert refused == Infeasible(57.0, 57.0)

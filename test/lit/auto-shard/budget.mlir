@@ -7,7 +7,7 @@
 // CHECK-LABEL: func.func @tight(
 // CHECK-SAME: %[[W:.*]]: tensor<128x128xf32> {sdy.sharding = #sdy.sharding<@mesh, [{{.*}}{"x"}{{.*}}]>}
 
-// ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings fits 32 KiB per device; at least {{.*}} KiB are needed
+// ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings fits 32 KiB per device; {{.*}}the least that was found needs {{.*}} KiB
 // ERROR-NEXT: note: at least {{.*}} KiB: {{.*}}tensor<128x128xf32>
 // ERROR: note: to fix: raise --budget, {{.*}}; or --auto-parallel in place of --auto-shard
 // NONE: error: [RHI-CLI-002] cannot read the module: No such file or directory
