@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import ceil, inf, prod
 from typing import Final, Generic, TypeVar
 
 from rhino.ir.cluster import load_cluster
@@ -229,12 +229,22 @@ class _End(Generic[T]):
         """Returns what to say where there is no plan: what is wrong with the step, where that is so in every shape."""
         refused = [*self.failed, *self.explored.refused]
         by_memory = any(one.by_memory for one in refused)
+        refused.sort(key=lambda one: (not one.by_memory, one.least_bytes or inf))  # what needs least first, last where that is not known
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
-            what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device"
+            what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device{self.least_known(refused[0])}"
             return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, NEEDS_ROOM)
         no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
         return self.refused_step([one.shape for one in refused]) or no_plan
+
+    def least_known(self, least: Refused) -> str:
+        """Returns what the shape that needs least would have to have, as far as is known, as words behind the budget."""
+        size = least.least_bytes
+        words = format_bytes(size)
+        if words == format_bytes(self.setup.budget_bytes):
+            words += f" ({ceil(size)} bytes)"
+        about = "" if least.found_bytes == size else "about "  # what rows and stages are said to need is no program
+        return f"; of what was looked at the least needs {about}{words}" if size else ""
 
     def refused_step(self, shapes: Sequence[Shape]) -> RhinoError | None:
         """Returns why the step itself cannot be had in any of `shapes`, by the first of them; None where in some it can."""

@@ -242,7 +242,7 @@ class Evaluator:
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
-            return Refused(shape, "no choice of shardings that fits was found", by_memory=True, free_bound_s=free_s)
+            return _none_that_fits(shape, answer, free_s)
         bounds = (answer.bound / ranks, free_s)
         if ranks == 1:
             compute_s, collectives_s = _shares(problem, answer.states)
@@ -335,6 +335,15 @@ def named_options(shape: Shape) -> dict[str, str]:
     """Returns the options of the passes before the choice of shardings that make a step of this shape."""
     found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
     return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
+
+
+def _none_that_fits(shape: Shape, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
+    """Returns the refusal of a shape of which no choice fits, with the least program that was found, which one stage alone has."""
+    why = "no choice of shardings that fits was found"
+    least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if shape.stages == 1 else None
+    if least is None:
+        return Refused(shape, why, True, free_bound_s)
+    return Refused(shape, f"{why}; the least needs {format_bytes(least)} per device", True, free_bound_s, found_bytes=least)
 
 
 def _says_nothing_of_axes(graph: Graph) -> bool:

@@ -101,7 +101,8 @@ class Refused:
     """Why a shape is none: `by_memory`, or for another reason that holds for all shapes with as many micro-batches or more.
 
     `needs_bytes` is what a device would have to hold at least, where that is what stands against it. That of stages is an estimate:
-    `nearly` are the plans, best first, that by it need hardly more than there is.
+    `nearly` are the plans, best first, that by it need hardly more than there is. `found_bytes` is what the least program takes that was
+    found, where one was.
     """
 
     shape: Shape
@@ -110,6 +111,12 @@ class Refused:
     free_bound_s: float = 0.0
     needs_bytes: float = 0.0
     nearly: tuple[Estimate, ...] = ()
+    found_bytes: float = 0.0
+
+    @property
+    def least_bytes(self) -> float:
+        """What a device would have to hold, as far as that is known; else 0."""
+        return max(self.needs_bytes, self.found_bytes)
 
 
 @dataclass(frozen=True, slots=True)

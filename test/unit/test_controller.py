@@ -23,12 +23,13 @@ from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
+from rhino.passes.whole_choice import Made, _End
 from rhino.passes.whole_search import Evaluator, Setup, make_space
 from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
 from rhino.strategies.step_time import StageTimes, step_seconds
-from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Trials, bounds
+from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, Trials, bounds
 from rhino.strategies.whole.rhino import PAYS
 from rhino.tools import opt
 
@@ -319,6 +320,15 @@ def test_what_is_said_is_kept_and_what_lost_is_explained(step: Path):
         assert "slower" in one["why"]
 
 
+def test_a_program_that_computes_nothing_takes_no_time(tmp_path: Path):
+    file = tmp_path / "nothing.mlir"
+    file.write_text("func.func @main(%a: tensor<8xf32>) { return }")
+    code, _, err = optimize(file, "--jobs=1")
+    assert code == 0, err
+    assert "step 0 s" in err
+    assert "0% compute, 0% collectives, 0% idle" in err
+
+
 def test_a_step_that_cannot_be_had_in_any_shape_is_refused_once(step: Path):
     for said in ((), ("--mesh=4",)):
         code, out, err = optimize(step, "--micro-batches=5", "--jobs=1", *said)
@@ -332,4 +342,13 @@ def test_a_budget_that_nothing_fits(step: Path):
     code, out, err = optimize(step, "--budget=1KiB", "--jobs=1")
     assert (code, out) == (3, "")
     assert "RHI-SOLVE-001" in err
-    assert "per device" in err
+    assert "per device; of what was looked at the least needs about" in err
+
+
+def test_a_refusal_names_what_needs_least_first():
+    needs = ((4, 300.0, 0.0), (1, 0.0, 0.0), (2, 120.0, 0.0), (8, 0.0, 110.0))
+    refused = [Refused(Shape(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found) for number, least, found in needs]
+    end = _End(Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ()))
+    error = end.none_fits()
+    assert error.what == "no plan fits 100 B per device; of what was looked at the least needs 110 B"
+    assert [note.rpartition(" ")[2] for note in error.notes] == ["8", "2", "4", "1"]
