@@ -61,7 +61,7 @@ class Report:
         """Returns the summary."""
         one = self.chosen.estimate
         bound_s = min(self.explored.bound_s, self.chosen.step_s)
-        gap = 1 - bound_s / self.chosen.step_s if self.chosen.step_s else 0.0
+        gap = _part(self.chosen.step_s - bound_s, self.chosen.step_s)
         ended = "" if self.explored.is_complete else "; the search was ended before its end"
         lines = [
             f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than {format_seconds(bound_s)} "
@@ -100,7 +100,7 @@ class Report:
 
     def made_loss(self, plan: MadePlan) -> str:
         """Returns by what a plan loses whose programs were made."""
-        return f"{plan.step_s / self.chosen.step_s - 1:.1%} slower once its programs were made"
+        return f"{_part(plan.step_s - self.chosen.step_s, self.chosen.step_s):.1%} slower once its programs were made"
 
     def loss(self, one: Estimate) -> str:
         """Returns by what a plan loses as it was estimated, against what was chosen as that was."""
@@ -119,7 +119,7 @@ class Report:
             about = f"about {format_seconds(one.plans[0].step_s)} without regard to memory"
             return f"{about}, {self.loss(one.plans[0])}"
         memory = " in the memory there is" if one.by_memory else ""
-        slower = one.bound_s / self.chosen.step_s - 1
+        slower = _part(one.bound_s - self.chosen.step_s, self.chosen.step_s)
         than = f"{slower:.1%} slower" if slower >= 0 else "no less than the best was estimated at when it was looked at"
         return f"at least {format_seconds(one.bound_s)}{memory}, {than}"
 
@@ -195,7 +195,13 @@ def _step(one: Lost) -> str:
 
 
 def _parts(one: Estimate) -> str:
-    return f"{one.compute_s / one.step_s:.0%} compute, {one.collectives_s / one.step_s:.0%} collectives, {one.idle_s / one.step_s:.0%} idle"
+    parts = (("compute", one.compute_s), ("collectives", one.collectives_s), ("idle", one.idle_s))
+    return ", ".join(f"{_part(seconds, one.step_s):.0%} {name}" for name, seconds in parts)
+
+
+def _part(seconds: float, step_s: float) -> float:
+    """Returns what part of a step some time is; none, where nothing is computed and the step takes no time."""
+    return seconds / step_s if step_s else 0.0
 
 
 def _loss(one: Estimate, best: Estimate) -> str:
@@ -205,6 +211,6 @@ def _loss(one: Estimate, best: Estimate) -> str:
         ("collectives", one.collectives_s - best.collectives_s),
         ("idle time", one.idle_s - best.idle_s),
     )
-    words = [f"{seconds / best.step_s:+.1%} {name}" for name, seconds in pairs if abs(seconds) > NOTABLE * best.step_s]
-    slower = one.step_s / best.step_s - 1
+    words = [f"{_part(seconds, best.step_s):+.1%} {name}" for name, seconds in pairs if abs(seconds) > NOTABLE * best.step_s]
+    slower = _part(one.step_s - best.step_s, best.step_s)
     return f"by estimates {abs(slower):.1%} {'slower' if slower >= 0 else 'faster'}: {', '.join(words) or 'hardly'}"
