@@ -226,6 +226,7 @@ def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_interrupt_is_heard_at_once_and_a_second_one_ends_the_command(tmp_path: Path):
     file = tmp_path / "stderr"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell has started in the background ignores it
 
     def work() -> int:
         with heard_at_once("in a while", stderr):
@@ -236,10 +237,13 @@ def test_an_interrupt_is_heard_at_once_and_a_second_one_ends_the_command(tmp_pat
                 signal.raise_signal(signal.SIGINT)
         return 0
 
-    with file.open("w") as stderr:
-        assert exit_code_of("tool", work, str, io.BytesIO(), stderr) == 130
-    assert file.read_text() == "in a while\ntool: interrupted\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        with file.open("w") as stderr:
+            assert exit_code_of("tool", work, str, io.BytesIO(), stderr) == 130
+        assert file.read_text() == "in a while\ntool: interrupted\n"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Terminal(io.BytesIO):
