@@ -339,6 +339,8 @@ class _Scheduler:
                 for value in values:
                     readers[value] += 1
         self.copies = self.copied_arguments()
+        self.num_copying = {argument: len(set(ops)) for argument, ops in self.copies.items()}
+        """How many ops each argument that is copied is copied for."""
         self.copied_for = self.copies_read()
         self.walk: dict[int, int] = {}
         bodies = {loop.op: next(self.depth_first(loop.end, needs, readers)) for loop in graph.loops}
@@ -395,7 +397,7 @@ class _Scheduler:
             total += own
             own += sum(self.num_bytes[argument] for argument in copies)
             extra = max(sum(readers[value] > 0 for value in made) - 1, 0)
-            extra += sum(len(set(self.copies[argument])) - 1 for argument in copies)
+            extra += sum(self.num_copying[argument] - 1 for argument in copies)
             given = [(p, value) for p, values in needs[op].items() for value in values]
             shared[op] = min(extra + sum(on_way(p, value) for p, value in given), most)
             sums[op] = own + sum(sizes[p] for p, _ in given), total
