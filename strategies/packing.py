@@ -110,12 +110,13 @@ class _Heap:
 
     def num_bytes(self) -> float:
         """Returns how far the heap reaches: in the better one of two orders, or in the mean of orders that are drawn, if that is more."""
-        longest = self.reach(np.inf, self.rank, -self.sizes, -self.whole)
-        largest = self.reach(longest, self.rank, -self.own, -self.sizes)
         count = len(self.sizes)
-        drawn = np.random.PCG64(0)
         num_drawn = min(_MOST_DRAWN, _MOST_PAIRS // max(count, 1) ** 2)
-        return max(largest, fmean([self.reach(longest, drawn.random_raw(count), -self.sizes) for _ in range(num_drawn)] or [0.0]))
+        largest = self.reach(np.inf, self.rank, -self.own, -self.sizes)
+        longest = self.reach(np.inf if num_drawn else largest, self.rank, -self.sizes, -self.whole)
+        drawn = np.random.PCG64(0)
+        found = [self.reach(longest, drawn.random_raw(count), -self.sizes) for _ in range(num_drawn)]
+        return max(min(largest, longest), fmean(found) if found else 0.0)
 
     def reach(self, most: float, *keys: NDArray[np.generic]) -> float:
         """Returns how far the heap reaches in the order of some keys, the last first, or `most` if that is less."""
