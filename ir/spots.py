@@ -36,6 +36,16 @@ def said_words(attributes: Attributes | ir.OpAttributeMap) -> list[str]:
     return [ir.StringAttr(words).value for words in ir.ArrayAttr(attributes[SAID])] if SAID in attributes else []
 
 
+def words_on(program: Program, value: int) -> list[str]:
+    """Returns the user's words that the constraints on a value come from: on the argument or the op, and where it is returned."""
+    op = int(program.graph.value_op[value])
+    words = said_words(boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes)
+    if value in program.graph.returns:
+        results = boundary_attributes(program.entry, "res")
+        words += [one for number, attrs in zip(program.graph.returns, results, strict=True) if number == value for one in said_words(attrs)]
+    return list(dict.fromkeys(words))
+
+
 def argument_spots(entry: func.FuncOp, file: str) -> list[Spot]:
     """Returns the arguments of the entry; their names are pytree paths, with dots."""
     attributes = boundary_attributes(entry, "arg")

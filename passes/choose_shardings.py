@@ -29,10 +29,11 @@ from rhino.ir.mlir import ir
 from rhino.ir.program import CARRIED, Program
 from rhino.ir.shardings import SHARDING, per_value_attribute, sharding_attribute
 from rhino.ir.spec import Spec, spec_text
+from rhino.ir.spots import words_on
 from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks, opt
-from rhino.passes.problem import NEEDS_ROOM, PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, write_mesh
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, to_fit, write_mesh
 from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
@@ -248,14 +249,19 @@ def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget
 def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
     """Returns the error for a budget that cannot be met, or was not: the largest tensors, each at the least size that it can have."""
     worst, floor, culprits = _least_sizes(choice)
-    notes = [f"at least {format_bytes(size)}: {beside}{program.describe(value)}" for size, beside, value in culprits]
+    said = [words_on(program, value) for _, _, value in culprits]
+    notes = [
+        f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
+        for (size, beside, value), words in zip(culprits, said, strict=True)
+    ]
+    fix = to_fit("what is said of these tensors" if any(said) else "")
     notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
     if isinstance(outcome, Infeasible):
         what = f"no choice of shardings fits {format_bytes(budget)} per device; {_needed(outcome, budget, floor)}"
-        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), NEEDS_ROOM)
+        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
     what = f"no choice of shardings that fits {format_bytes(budget)} per device was found within the steps of the search{found}"
-    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), NEEDS_ROOM)
+    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
 
 
 def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
@@ -266,6 +272,11 @@ def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
     if outcome.peak_bytes is None or not budget < outcome.peak_bytes < outcome.found_bytes:
         return found
     return f"about {_size_over(outcome.peak_bytes, budget)} are needed, {found}"
+
+
+def _under(words: Sequence[str]) -> str:
+    """Returns which constraints something is under, as words behind it."""
+    return f", under {', '.join(words)}" if words else ""
 
 
 def _size_over(size: float, budget: float) -> str:

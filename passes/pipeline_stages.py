@@ -123,6 +123,8 @@ class PipelineStages(Pass):
         working = int(np.count_nonzero(staging.problem.work))
         if working < self.stages:
             what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
+            if not working:
+                raise _bad_number("the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard")
             raise _bad_number(what, f"ask for at most {max(working, 1)}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging

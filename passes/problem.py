@@ -32,9 +32,8 @@ DEFAULT_CLUSTER = "cpu8"
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
 
-NEEDS_ROOM = "raise --budget, use more devices, or a smaller batch"
-"""What to do where no plan fits, and what may do besides where only shardings were searched for."""
 WHOLE_NEEDS_LESS = "micro-batches, stages and recomputation need less"
+"""What may do where only shardings were searched for."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,12 @@ def write_mesh(module: ir.Operation, target: Target) -> None:
         axes = ", ".join(f'"{name}"={size}' for name, size in target.mesh.axes)
         mesh = ir.Module.parse(f"sdy.mesh @{target.mesh_name} = <[{axes}]>").body.operations[0].operation
         mesh.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
+
+
+def to_fit(said: str = "") -> str:
+    """Returns what to do where no plan fits; `said` is what may be why, of the user's words."""
+    room = "raise --budget, use more devices, or a smaller batch"
+    return f"{room}, or take back {said}" if said else room
 
 
 def build_choice(program: Program, target: Target) -> Choice:

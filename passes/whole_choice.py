@@ -14,11 +14,11 @@ from math import ceil, inf, prod
 from typing import Final, Generic, TypeVar
 
 from rhino.ir.cluster import load_cluster
-from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.units import format_bytes
-from rhino.passes.problem import NEEDS_ROOM
+from rhino.passes.problem import to_fit
 from rhino.passes.whole_report import MadePlan, Report
-from rhino.passes.whole_search import Setup, folded, make_space, pipeline_of, refusal
+from rhino.passes.whole_search import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
 from rhino.passes.whole_workers import Workers
 from rhino.strategies.schedules import SCHEDULES
 from rhino.strategies.whole import DEFAULT, explore, is_open, reopen
@@ -36,8 +36,8 @@ MOST_SCHEDULES: Final = 2
 MOST_NOTES: Final = 8
 """How many shapes an error names."""
 
-TOO_LARGE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
-"""Errors of plans that need too much, where another may do."""
+NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
+"""Errors of plans that cannot be made, most for they need too much, where another may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +215,10 @@ class _End(Generic[T]):
         try:
             made = self.make(decided(estimate))
         except RhinoError as error:
-            if error.id not in TOO_LARGE:
+            if error.id not in NOT_MADE:
                 raise
             by = f", {estimate.schedule}" if estimate.schedule else ""
-            self.failed.append(Refused(estimate.shape, f"{error.what}{by}", by_memory=True))
+            self.failed.append(Refused(estimate.shape, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT))
             return
         plan = MadePlan(estimate, made.step_s, made.peak_bytes)
         self.plans.append(plan)
@@ -233,7 +233,8 @@ class _End(Generic[T]):
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
             what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device{self.least_known(refused[0])}"
-            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, NEEDS_ROOM)
+            said = " and ".join(f"--{name}" for name in CONSTRAINTS if self.setup.options.get(name))
+            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(said))
         no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
         return self.refused_step([one.shape for one in refused]) or no_plan
 

@@ -57,7 +57,10 @@ LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 GROUPS: Final = 64
 """In how many groups alike layers are planned at least, where there are twice as many or more; and in two for each device."""
 
-_BY_NAME: Final = ("axis-role", "batch", "constraints", "forbid", "pad", "pin", "scope", "whole")
+CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
+"""Options that are constraints on how tensors lie and ops run."""
+
+_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]

@@ -13,7 +13,7 @@ from rhino.passes.pad import refuse_pads
 from rhino.passes.problem import WHOLE_NEEDS_LESS
 from rhino.passes.recompute import share_of_all
 from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
-from rhino.passes.whole_choice import TOO_LARGE, Decided, Made, Said, choose_whole
+from rhino.passes.whole_choice import NOT_MADE, Decided, Made, Said, choose_whole
 from rhino.passes.whole_search import Setup
 from rhino.pipeline_planner import Staged, plan_stages
 from rhino.planner import SHARD, Planned, Wish, search_plan
@@ -33,7 +33,7 @@ def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
         return _planned(traced, wish)
     except RhinoError as error:
         fix = as_keywords(error).fix
-        if error.id in TOO_LARGE and wish.search == SHARD:
+        if error.id in NOT_MADE and wish.search == SHARD:
             fix = f"{fix}; or say search='whole': {WHOLE_NEEDS_LESS}"
         raise replace(error, fix=fix) from None
 

@@ -345,6 +345,22 @@ def test_a_budget_that_nothing_fits(step: Path):
     assert "per device; of what was looked at the least needs about" in err
 
 
+def test_a_budget_that_nothing_fits_under_what_is_said(step: Path):
+    code, out, err = optimize(step, "--budget=1KiB", "--mesh=4", "--forbid=*=x", "--axis-role=x=batch", "--jobs=1")
+    assert (code, out) == (3, "")
+    assert err.endswith("or take back --axis-role and --forbid\n")
+
+
+def test_a_step_that_computes_nothing_has_no_stages(tmp_path: Path):
+    step = tmp_path / "step.mlir"
+    step.write_text("func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
+    code, out, err = optimize(step, f"--plan={tmp_path / 'plan'}", "--jobs=1")
+    assert (code, out) == (3, "")
+    assert "[RHI-SOLVE-002] no plan was found" in err
+    assert "the step computes nothing" in err
+    assert not (tmp_path / "plan").exists()
+
+
 def test_a_refusal_names_what_needs_least_first():
     needs = ((4, 300.0, 0.0), (1, 0.0, 0.0), (2, 120.0, 0.0), (8, 0.0, 110.0))
     refused = [Refused(Shape(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found) for number, least, found in needs]

@@ -10,6 +10,14 @@ func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
 
 // -----
 
+// expected-error@unknown {{[RHI-STAGE-001] the step computes nothing, so no stage has anything to do}}
+// expected-note@unknown {{to fix: shard it alone, with --auto-shard}}
+func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+  return %x : tensor<8x8xf32>
+}
+
+// -----
+
 func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %a = stablehlo.tanh %x : tensor<8x8xf32>
   // expected-error@+3 {{[RHI-STAGE-003] 'stablehlo.sine' is to be in virtual stage 3, of 0 to 2}}
