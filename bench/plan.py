@@ -1,10 +1,11 @@
 """How good whole plans are: the controller's against a grid of what experts would write down, under the same model.
 
-    python bench/plan.py [--cases=gpt-medium,moe-8e-380m] [--clusters=m8] [--jobs=N] [--no-experts] [--check] [--json=FILE]
+    python bench/plan.py [--cases=gpt-medium,moe-8e-380m] [--clusters=m8] [--devices=64,4096] [--jobs=N] [--no-experts] [--check] [--json=FILE]
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there (`m8` has eight in a
 node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of Aceso's Table 2 on 32 V100s, batch 1024 in
-16 bits. `--cases=gpt-1024 --no-experts`, of no paper, is for the time that a deep step's search takes.
+16 bits. `--cases=gpt-1024 --no-experts`, of no paper, is for the time that a deep step's search takes, and `--devices` for what it takes
+on more of them.
 
 An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel ranks is
 kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that of
@@ -32,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -244,10 +246,10 @@ def _report(who: str, explored: Explored) -> None:
     gc.collect()
 
 
-def measure(case: str, platform_name: str, options: argparse.Namespace) -> Result:
-    """Returns what a case comes to on a platform."""
+def measure(case: str, platform_name: str, num_devices: int, options: argparse.Namespace) -> Result:
+    """Returns what a case comes to on so many devices of a platform."""
     row = ROWS[case]
-    cluster = platform(platform_name, row.num_devices)
+    cluster = platform(platform_name, num_devices)
     text = step_text(row)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -325,6 +327,7 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(PAPERS), help=f"of {', '.join(ROWS)}; default the papers'")
     parser.add_argument("--clusters", default="m8", help="m8, s1 or both (default m8)")
+    parser.add_argument("--devices", metavar="N,N", help="on so many devices, in place of the papers' numbers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that search (default one a core)")
     parser.add_argument("--no-experts", action="store_true", help="only search")
     parser.add_argument("--check", action="store_true", help="exit with 1 if an expert is faster")
@@ -334,9 +337,9 @@ def run(argv: Sequence[str]) -> int:
     print(machine())
     print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
     results = []
-    for name in options.clusters.split(","):
-        for case in options.cases.split(","):
-            results.append(measure(case, name, options))
+    for name, case in product(options.clusters.split(","), options.cases.split(",")):
+        for count in map(int, options.devices.split(",")) if options.devices else [ROWS[case].num_devices]:
+            results.append(measure(case, name, count, options))
             print(f"| {' | '.join(cells(results[-1]))} |", flush=True)
             if options.json:
                 Path(options.json).write_text(json.dumps([asdict(one) for one in results], indent=2), encoding="utf-8")
