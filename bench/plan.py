@@ -1,6 +1,6 @@
 """How good whole plans are: the controller's against a grid of what experts would write down, under the same model.
 
-    python bench/plan.py [--cases=gpt-medium,moe-8e-380m] [--clusters=m8] [--devices=64,4096] [--jobs=N] [--no-experts] [--check] [--json=FILE]
+    python bench/plan.py [--cases=gpt-medium,gpt-xl] [--clusters=m8] [--devices=64,4096] [--jobs=N] [--no-experts] [--check] [--json=FILE]
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there (`m8` has eight in a
 node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of Aceso's Table 2 on 32 V100s, batch 1024 in

@@ -132,5 +132,6 @@ def _asked_for(problem: StageProblem, stage: Ints) -> Bools:
 def _crossing_bytes(problem: StageProblem, device: Ints) -> Floats:
     """Returns the bytes per step that pass between each stage and the next, either way [stages - 1]."""
     present = problem.nets.present(device, problem.num_stages)
-    cuts = [problem.nets.size @ (present[:, :s].any(axis=1) & present[:, s:].any(axis=1)) for s in range(1, problem.num_stages)]
-    return np.array(cuts, dtype=np.float64)
+    first, last = present.argmax(axis=1), problem.num_stages - 1 - present[:, ::-1].argmax(axis=1)
+    crossing = [problem.nets.size @ ((first < s) & (s <= last)) for s in range(1, problem.num_stages)]
+    return np.array(crossing, dtype=np.float64)

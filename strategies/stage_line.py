@@ -180,21 +180,31 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
     fair = _fair(parts, limit_s)
     if not _may_be_cut(fair, problem.num_stages):
         return None
-    cost = np.where(fair, parts.cost, np.inf)
-    best, choices = np.full(len(parts.work), np.inf), []
+    # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at [window, end].
+    end = np.arange(len(fair))
+    width = int((end - fair.argmax(axis=0)).max()) + 1
+    start = end + np.arange(1 - width, 1)[:, None]
+    is_there = start >= 0
+    start = np.maximum(start, 0)
+    cost = np.where(is_there & fair[start, end], parts.cost[start, end], np.inf)
+    best, choices = np.full(len(end), np.inf), []
     best[0] = 0.0
+    in_windows: dict[int, Floats] = {}
     for in_flight, pins in zip(problem.in_flight().tolist(), parts.pins, strict=True):
-        allowed = pins
+        if id(pins) not in in_windows:
+            in_windows[id(pins)] = np.where(pins[start, end], cost, np.inf)
+        total = best[start] + in_windows[id(pins)]
         if problem.budget_bytes is not None:
-            allowed = pins & (parts.held + in_flight * parts.saved <= problem.budget_bytes * (1 + ROUNDING))
-        total = np.where(allowed, best[:, None] + cost, np.inf)
-        choices.append(np.argmin(total, axis=0))
-        best = total.min(axis=0)
+            fits = parts.held[start, end] + in_flight * parts.saved[start, end] <= problem.budget_bytes * (1 + ROUNDING)
+            total = np.where(fits, total, np.inf)
+        choice = np.argmin(total, axis=0)
+        choices.append(start[choice, end])
+        best = total[choice, end]
     if not np.isfinite(best[-1]):
         return None
     ends = [len(best) - 1]
-    for choice in choices[:0:-1]:
-        ends.insert(0, int(choice[ends[0]]))
+    for starts in choices[:0:-1]:
+        ends.insert(0, int(starts[ends[0]]))
     return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
 
 

@@ -6,9 +6,11 @@ its own forward and the stage behind, a weight gradient for its input gradient. 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-from rhino.ir.instructions import Phase, Task
+from rhino.ir.instructions import Phase
 from rhino.strategies.schedules.base import Order
 
 
@@ -32,37 +34,41 @@ class StageTimes:
         """The number of stages."""
         return len(self.forward_s)
 
-    def task_s(self, task: Task) -> float:
+    def task_s(self, phase: Phase, stage: int) -> float:
         """Returns the seconds of a task."""
-        match task.phase:
+        match phase:
             case "forward":
-                return self.forward_s[task.stage]
+                return self.forward_s[stage]
             case "input-gradient":
-                return self.input_s[task.stage]
+                return self.input_s[stage]
             case "weight-gradient":
-                return self.weight_s[task.stage]
+                return self.weight_s[stage]
             case "backward":
-                return self.input_s[task.stage] + self.weight_s[task.stage]
+                return self.input_s[stage] + self.weight_s[stage]
             case _:
                 return 0.0
 
 
 def step_seconds(order: Order, times: StageTimes) -> float:
     """Returns when the last rank has applied its gradients. The order is one of a schedule, for as many stages."""
-    done: dict[tuple[Phase, int, int | None], float] = {}
+    kinds = _Kinds(times)
     free = [0.0] * len(order.tasks)
     at = [0] * len(order.tasks)
     waiting = sum(map(len, order.tasks))
     while waiting:
         before = waiting
         for rank, tasks in enumerate(order.tasks):
-            while at[rank] < len(tasks) and (ready := _ready_s(tasks[at[rank]], times, done)) is not None:
-                task = tasks[at[rank]]
-                free[rank] = max(free[rank], ready) + times.task_s(task)
-                for phase in _COUNTS_AS.get(task.phase, (task.phase,)):
-                    done[phase, task.stage, task.micro_batch] = free[rank]
-                at[rank] += 1
-                waiting -= 1
+            now, number = free[rank], at[rank]
+            for task in tasks[number:]:
+                kind = kinds[task.phase, task.stage]
+                ready = _ready_s(kind, task.micro_batch)
+                if ready is None:
+                    break
+                now = max(now, ready) + kind.seconds
+                kind.ends[task.micro_batch] = now
+                number += 1
+            waiting -= number - at[rank]
+            free[rank], at[rank] = now, number
         assert waiting < before, "the tasks of a schedule never wait for each other"
     apply_s = [0.0] * len(order.tasks)
     for stage, rank in enumerate(order.rank_of):
@@ -70,25 +76,59 @@ def step_seconds(order: Order, times: StageTimes) -> float:
     return max(one + more for one, more in zip(free, apply_s, strict=True))
 
 
-_COUNTS_AS: dict[Phase, tuple[Phase, ...]] = {"backward": ("input-gradient", "weight-gradient")}
+_Ends: TypeAlias = dict[int | None, float]
+"""When tasks end, by micro-batch."""
 
 
-def _ready_s(task: Task, times: StageTimes, done: dict[tuple[Phase, int, int | None], float]) -> float | None:
-    """Returns when what a task waits for is there; None while that is not known. The last stage has no forward of its own."""
-    stage, number, last = task.stage, task.micro_batch, times.num_stages - 1
-    starts = task.phase == "forward"
-    ends = task.phase in ("backward", "input-gradient")
-    found: list[float | None] = [0.0]
-    if stage and (ends if stage == last else starts):
-        found.append(_after(done.get(("forward", stage - 1, number)), times.there_s[stage - 1]))
-    if ends and stage < last:
-        found.append(done.get(("forward", stage, number)))
-        found.append(_after(done.get(("input-gradient", stage + 1, number)), times.back_s[stage]))
-    if task.phase == "weight-gradient":
-        found.append(done.get(("input-gradient", stage, number)))
-    known = [one for one in found if one is not None]
-    return max(known) if len(known) == len(found) else None
+class _Kind(NamedTuple):
+    """The tasks of one phase and stage: what each takes, when they end, and those they wait for, with what passes in between takes."""
+
+    seconds: float
+    ends: _Ends
+    after: tuple[tuple[_Ends, float], ...]
 
 
-def _after(end_s: float | None, seconds: float) -> float | None:
-    return None if end_s is None else end_s + seconds
+class _Kinds(dict[tuple[Phase, int], _Kind]):
+    """The kinds of tasks, each from when it is asked for."""
+
+    def __init__(self, times: StageTimes) -> None:
+        self.times = times
+        self.forward: list[_Ends] = [{} for _ in times.forward_s]
+        self.input: list[_Ends] = [{} for _ in times.forward_s]
+
+    def __missing__(self, key: tuple[Phase, int]) -> _Kind:
+        self[key] = kind = _Kind(self.times.task_s(*key), self._ends(*key), tuple(self._after(*key)))
+        return kind
+
+    def _ends(self, phase: Phase, stage: int) -> _Ends:
+        match phase:
+            case "forward":
+                return self.forward[stage]
+            case "backward" | "input-gradient":
+                return self.input[stage]
+            case _:
+                return {}
+
+    def _after(self, phase: Phase, stage: int) -> Iterator[tuple[_Ends, float]]:
+        """Yields what a task waits for. The last stage has no forward of its own."""
+        times, last = self.times, self.times.num_stages - 1
+        starts = phase == "forward"
+        ends = phase in ("backward", "input-gradient")
+        if stage and (ends if stage == last else starts):
+            yield self.forward[stage - 1], times.there_s[stage - 1]
+        if ends and stage < last:
+            yield self.forward[stage], 0.0
+            yield self.input[stage + 1], times.back_s[stage]
+        if phase == "weight-gradient":
+            yield self.input[stage], 0.0
+
+
+def _ready_s(kind: _Kind, micro_batch: int | None) -> float | None:
+    """Returns when what a task waits for is there; None while that is not known."""
+    ready = 0.0
+    for ends, seconds in kind.after:
+        end = ends.get(micro_batch)
+        if end is None:
+            return None
+        ready = max(ready, end + seconds)
+    return ready
