@@ -7,8 +7,8 @@ its own forward and the stage behind, a weight gradient for its input gradient. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rhino.ir.instructions import Phase
 from rhino.strategies.schedules.base import Order
@@ -54,30 +54,36 @@ def step_seconds(order: Order, times: StageTimes) -> float:
     kinds = _Kinds(times)
     free = [0.0] * len(order.tasks)
     at = [0] * len(order.tasks)
-    waiting = sum(map(len, order.tasks))
-    while waiting:
-        before = waiting
-        for rank, tasks in enumerate(order.tasks):
-            now, number = free[rank], at[rank]
-            for task in tasks[number:]:
-                kind = kinds[task.phase, task.stage]
-                ready = _ready_s(kind, task.micro_batch)
-                if ready is None:
-                    break
-                now = max(now, ready) + kind.seconds
-                kind.ends[task.micro_batch] = now
-                number += 1
-            waiting -= number - at[rank]
-            free[rank], at[rank] = now, number
-        assert waiting < before, "the tasks of a schedule never wait for each other"
+    awake = list(range(len(order.tasks)))
+    while awake:
+        rank = awake.pop()
+        now, tasks = free[rank], order.tasks[rank]
+        for number in range(at[rank], len(tasks)):
+            task = tasks[number]
+            kind = kinds[task.phase, task.stage]
+            ready = kind.ready_s(task.micro_batch, rank)
+            if ready is None:
+                break
+            now = max(now, ready) + kind.seconds
+            kind.ends.at_s[task.micro_batch] = now
+            awake += kind.ends.asleep.pop(task.micro_batch, ())
+            at[rank] = number + 1
+        free[rank] = now
+    assert all(number == len(tasks) for number, tasks in zip(at, order.tasks, strict=True)), (
+        "the tasks of a schedule never wait for each other"
+    )
     apply_s = [0.0] * len(order.tasks)
     for stage, rank in enumerate(order.rank_of):
         apply_s[rank] += times.apply_s[stage]
     return max(one + more for one, more in zip(free, apply_s, strict=True))
 
 
-_Ends: TypeAlias = dict[int | None, float]
-"""When tasks end, by micro-batch."""
+@dataclass(slots=True)
+class _Ends:
+    """When tasks of one phase and stage end, by micro-batch, and the ranks that wait for those that have not."""
+
+    at_s: dict[int | None, float] = field(default_factory=dict)
+    asleep: dict[int | None, list[int]] = field(default_factory=dict)
 
 
 class _Kind(NamedTuple):
@@ -87,14 +93,25 @@ class _Kind(NamedTuple):
     ends: _Ends
     after: tuple[tuple[_Ends, float], ...]
 
+    def ready_s(self, micro_batch: int | None, rank: int) -> float | None:
+        """Returns when what a task waits for is there; None while that is not known, until when `rank` is asleep."""
+        ready = 0.0
+        for ends, seconds in self.after:
+            end = ends.at_s.get(micro_batch)
+            if end is None:
+                ends.asleep.setdefault(micro_batch, []).append(rank)
+                return None
+            ready = max(ready, end + seconds)
+        return ready
+
 
 class _Kinds(dict[tuple[Phase, int], _Kind]):
     """The kinds of tasks, each from when it is asked for."""
 
     def __init__(self, times: StageTimes) -> None:
         self.times = times
-        self.forward: list[_Ends] = [{} for _ in times.forward_s]
-        self.input: list[_Ends] = [{} for _ in times.forward_s]
+        self.forward = [_Ends() for _ in times.forward_s]
+        self.input = [_Ends() for _ in times.forward_s]
 
     def __missing__(self, key: tuple[Phase, int]) -> _Kind:
         self[key] = kind = _Kind(self.times.task_s(*key), self._ends(*key), tuple(self._after(*key)))
@@ -107,7 +124,7 @@ class _Kinds(dict[tuple[Phase, int], _Kind]):
             case "backward" | "input-gradient":
                 return self.input[stage]
             case _:
-                return {}
+                return _Ends()
 
     def _after(self, phase: Phase, stage: int) -> Iterator[tuple[_Ends, float]]:
         """Yields what a task waits for. The last stage has no forward of its own."""
@@ -121,14 +138,3 @@ class _Kinds(dict[tuple[Phase, int], _Kind]):
             yield self.input[stage + 1], times.back_s[stage]
         if phase == "weight-gradient":
             yield self.input[stage], 0.0
-
-
-def _ready_s(kind: _Kind, micro_batch: int | None) -> float | None:
-    """Returns when what a task waits for is there; None while that is not known."""
-    ready = 0.0
-    for ends, seconds in kind.after:
-        end = ends.get(micro_batch)
-        if end is None:
-            return None
-        ready = max(ready, end + seconds)
-    return ready
