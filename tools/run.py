@@ -218,6 +218,8 @@ def _choose(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
 
 
 def _compile_annotated(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
+    with compiling_apart(module, len(devices)) as hlo_text:
+        hlo_text()  # an error where compiling it here would end this process
     executable = compile_module(module, devices)
     return _Program("annotated", executable, _tally_lines("as compiled", tally_hlo(executable.hlo_text())))
 

@@ -537,6 +537,11 @@ class TestTool:
         assert "Check failed" in out
         assert out.splitlines()[-1].startswith("time per step: ")
 
+    def test_the_annotated_form_is_refused_where_xla_would_end_the_process(self):
+        code, out, err = self.run("--form=annotated", stdin=GROUPED)
+        assert (code, out) == (1, "")
+        assert "[RHI-RUN-001] XLA does not compile the module for 6 devices: it ends the process (Check failed" in err
+
     def test_auto_says_why_it_did_not_localize(self, monkeypatch: pytest.MonkeyPatch):
         def refuse(module: ir.Module) -> ir.Module:
             raise RhinoError("RHI-LOCAL-001", "a sort along a split dim")
