@@ -118,7 +118,7 @@ class PipelineStages(Pass):
         }
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
-        budget = float(parse_size(self.budget)) if self.budget else None
+        budget = float(parse_size(self.budget)) if self.budget and self.stages > 1 else None  # one stage is no choice: its plan's proof decides
         staging = make_staging(program.graph, parts, self.stages, count, pins, budget, local_bytes(plan), link, runs_alone(plan))
         working = int(np.count_nonzero(staging.problem.work))
         if working < self.stages:
