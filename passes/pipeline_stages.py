@@ -118,7 +118,9 @@ class PipelineStages(Pass):
         }
         pins = {**self._marked(program, parts), **pins}
         _check_range(program, pins, parts.apply, self.stages)
-        budget = float(parse_size(self.budget)) if self.budget and self.stages > 1 else None  # one stage is no choice: its plan's proof decides
+        budget = float(parse_size(self.budget)) if self.budget else None
+        if self.stages == 1:
+            budget = None  # there is no choice: whether it fits is left to the proof of the plan, which is nearer than rows are
         staging = make_staging(program.graph, parts, self.stages, count, pins, budget, local_bytes(plan), link, runs_alone(plan))
         working = int(np.count_nonzero(staging.problem.work))
         if working < self.stages:

@@ -61,7 +61,7 @@ class Shape:
 
 
 NEARLY: Final = 1.25
-"""Times the budget: stages that are estimated to need no more may fit once their programs are made. Of a GPT of two layers, two stages to
+"""Times the budget: what is estimated to need no more may fit once its programs are made. Of a GPT of two layers, two stages to
 a rank were said to need 1.21 times what they were then proven to fit in (2026-11-22)."""
 
 
@@ -100,8 +100,8 @@ class Estimate:
 class Refused:
     """Why a shape is none: `by_memory`, or for another reason that holds for all shapes with as many micro-batches or more.
 
-    `needs_bytes` is what a device would have to hold at least, where that is what stands against it. That of stages is an estimate:
-    `nearly` are the plans, best first, that by it need hardly more than there is. `found_bytes` is what the least program takes that was
+    `needs_bytes` is what a device would have to hold, as estimated, where that is what stands against it. Of stages, `nearly` are the
+    plans, best first, that by it need hardly more than there is. `found_bytes` is what the least program takes that was
     found, where one was.
     """
 

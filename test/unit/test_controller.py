@@ -11,12 +11,13 @@ from itertools import product
 from pathlib import Path
 
 import gpt
+import mlp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_plans import cut_off
 from training import export_step
-from zoo import GPT
+from zoo import GPT, MLP
 
 from rhino.ir.manual import bytecode
 from rhino.ir.mlir import ir, make_context
@@ -359,6 +360,27 @@ def test_a_step_that_computes_nothing_has_no_stages(tmp_path: Path):
     assert "[RHI-SOLVE-002] no plan was found" in err
     assert "the step computes nothing" in err
     assert not (tmp_path / "plan").exists()
+
+
+def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: Path):
+    """Rows count before anything is chosen; a plan in one stage has its programs told."""
+    text, shape = export_step(mlp.model(MLP)), Shape(1, (4,), 1)
+    context = make_context()
+    module = read_module(text.encode(), "mlp", context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks())
+    by_rows = Evaluator(Setup(bytecode(module), "mlp", "cpu4", 1.0, {})).outcome(shape)
+    assert isinstance(by_rows, Refused)
+    budget = int(0.96 * by_rows.needs_bytes)
+    found = Evaluator(Setup(bytecode(module), "mlp", "cpu4", budget, {})).outcome(shape)
+    assert isinstance(found, Estimate)
+    assert found.peak_bytes[0] <= budget
+    step = tmp_path / "mlp.mlir"
+    step.write_text(text, encoding="utf-8")
+    said = f"--plan={tmp_path / 'plan'}", f"--budget={budget}", "--stages=1", "--mesh=4", "--micro-batches=1"
+    assert optimize(step, *said)[0] == 0
+    about = json.loads((tmp_path / "plan" / "manifest.json").read_text())["about"]
+    assert max(about["predicted_peak_bytes"]) <= budget
 
 
 def test_a_refusal_names_what_needs_least_first():

@@ -2,10 +2,12 @@
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=tolerance=-0.1 %s 2>&1 | filecheck %s --check-prefix=TOLERANCE
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=tolerance=ten %s 2>&1 | filecheck %s --check-prefix=WORD
 // RUN: not --exit-code=3 rhino-opt --rhino-pipeline-stages=budget=300B %s 2>&1 | filecheck %s --check-prefix=BUDGET
+// RUN: rhino-opt --rhino-pipeline-stages="stages=1 budget=300B" %s | filecheck %s --check-prefix=ONE
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=budget=much %s 2>&1 | filecheck %s --check-prefix=SIZE
 // RUN: not rhino-opt --rhino-pipeline-stages=cluster=none %s 2>&1 | filecheck %s --check-prefix=CLUSTER
 // RUN: rhino-opt --rhino-pipeline-stages=budget=600B %s | filecheck %s
 // Options that cannot be are refused; and where no cut fits the budget, what it needs without one and the largest parameters are named.
+// One stage is no cut, so that no budget rules it out here.
 
 // NUMBER: error: [RHI-STAGE-001] 0 stages were asked for
 // TOLERANCE: error: [RHI-STAGE-002] tolerance '-0.1' is no number from 0 to 10
@@ -14,6 +16,7 @@
 // BUDGET-NEXT: note: without it, the stages need {{.*}} B, {{.*}} B
 // BUDGET-NEXT: note: the largest: argument 2 "v" tensor<8x16xf32> of 512 B, argument 1 "u" tensor<8x8xf32> of 256 B
 // BUDGET-NEXT: note: to fix: allow more bytes
+// ONE-COUNT-2: stablehlo.dot_general {{.*}}rhino.stage = 0 : i64
 // SIZE: error: [RHI-CLI-001] size: got 'much'
 // CLUSTER: error: [RHI-CLUSTER-001] got cluster 'none'
 // CHECK: stablehlo.dot_general {{.*}}rhino.stage = 0 : i64
