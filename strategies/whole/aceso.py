@@ -63,7 +63,7 @@ def rank_of(outcome: Outcome) -> Rank:
         case Estimate() | CutOff():
             return 0, outcome.step_s
         case Refused():
-            return (1, outcome.needs_bytes) if outcome.by_memory else (2, 0.0)
+            return (1, outcome.least_bytes) if outcome.by_memory else (2, 0.0)
 
 
 @dataclass(eq=False)

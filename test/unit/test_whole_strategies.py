@@ -19,7 +19,7 @@ from training import export_step
 from zoo import GPT
 
 from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
-from rhino.strategies.whole.aceso import alleviate
+from rhino.strategies.whole.aceso import alleviate, rank_of
 from rhino.strategies.whole.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
 from rhino.strategies.whole.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
@@ -211,6 +211,12 @@ def test_alleviation_starts_from_any_plan():
         trials = Trials(space_of(8), model.evaluate)
         alleviate(trials, [start])
         assert trials.explored.ranked[0].step_s <= 1.02 * best_s
+
+
+def test_what_needs_less_ranks_before_what_needs_more_whoever_says_so():
+    by_rows = Refused(Shape(1, (4,), 1), "", by_memory=True, needs_bytes=120.0)
+    by_programs = Refused(Shape(1, (4,), 2), "", by_memory=True, found_bytes=150.0)
+    assert rank_of(by_rows) < rank_of(by_programs) < rank_of(Refused(Shape(1, (4,), 4), "", by_memory=False))
 
 
 def test_memory_that_does_not_suffice_is_relieved_first():
