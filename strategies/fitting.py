@@ -137,7 +137,7 @@ class _Fitting:
         if answer.peak_bytes >= _FULL * self.budget or answer.is_interrupted:
             return False
         gain = (answer.cost - self.free.cost) * (self.limits.next - limit) / (self.free.peak_bytes - limit)
-        return gain > _GAIN * answer.cost or self.is_small
+        return gain > self.worth * answer.cost or self.is_small
 
     def take(self, limit: float, answer: Answer) -> None:
         """Takes one that fits for the answer if it is cheaper."""
@@ -196,6 +196,11 @@ class _Fitting:
         if programs.tell(states) <= self.budget:
             self.settle(taking.bettered(states))
 
+    @property
+    def worth(self) -> float:
+        """The share of a large step that must be there to gain: no less than the search leaves open anyway."""
+        return max(_GAIN, self.search.limits.gap)
+
     def is_worth_programs(self) -> bool:
         """Says whether much of a large step is open: by its bound, or by what is left of the budget, as far as seconds fall evenly."""
         if self.answer is None or self.is_small:
@@ -203,7 +208,7 @@ class _Fitting:
         whole = self.programs.tell(self.free.states)
         left = (self.budget - self.answer.peak_bytes) / (whole - self.answer.peak_bytes)
         gain = self.answer.cost - self.answer.bound + (self.answer.cost - self.free.cost) * left
-        return gain > _GAIN * self.answer.cost
+        return gain > self.worth * self.answer.cost
 
     def settle(self, states: Ints) -> None:
         """Takes a choice [nodes] for the answer, with the best bound that was proven of choices within a limit of rows that it keeps."""
