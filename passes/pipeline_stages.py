@@ -123,11 +123,11 @@ class PipelineStages(Pass):
             budget = None  # there is no choice: whether it fits is left to the proof of the plan, which is nearer than rows are
         staging = make_staging(program.graph, parts, self.stages, count, pins, budget, local_bytes(plan), link, runs_alone(plan))
         working = int(np.count_nonzero(staging.problem.work))
+        if not working:
+            raise _bad_number("the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard")
         if working < self.stages:
             what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
-            if not working:
-                raise _bad_number("the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard")
-            raise _bad_number(what, f"ask for at most {max(working, 1)}, or give loops in it unrolled: each counts as one")
+            raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
         _check_order(program, staging, pins)
         return staging
 
