@@ -47,6 +47,7 @@ class Setting:
     mesh: str = "1"
     cluster: str = "v100x8"
     axis_role: str = ""
+    tolerance: str = ""
 
     @property
     def chunks(self) -> int:
@@ -63,6 +64,7 @@ def plan(text: bytes, name: str, setting: Setting) -> Made:
         "mesh": setting.mesh,
         "cluster": setting.cluster,
         **({"axis-role": setting.axis_role} if setting.axis_role else {}),
+        **({"tolerance": setting.tolerance} if setting.tolerance else {}),
         "split-backward": str(SCHEDULES[setting.schedule].splits_backward).lower(),
     }
     items = build_named(PARALLEL, options)

@@ -74,7 +74,7 @@ def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Par
     assert steps is not None
     build_pass_manager(steps, module.context).run(module.operation)
     with module.context, ir.Location.unknown(), whole_program(module.operation, Remarks()) as program:
-        seconds, _ = sharded_figures(program, module.operation, load_cluster(CLUSTER))
+        seconds = sharded_figures(program, module.operation, load_cluster(CLUSTER)).seconds
         return program.graph, parts_of(program.graph, accumulation_loop(program), seconds)
 
 

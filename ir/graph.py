@@ -7,6 +7,7 @@ the loop), a value is a number (arguments first).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -209,8 +210,10 @@ class Graph:
         return np.ones(self.num_values, dtype=np.int64) if self.repeats is None else self.repeats.copies
 
 
-def materialized(graph: Graph) -> NDArray[np.bool_]:
-    """Returns, for every value, whether it gets memory of its own [values].
+def materialized(graph: Graph, inside: NDArray[np.bool_] | None = None, given: Sequence[int] = ()) -> NDArray[np.bool_]:
+    """Returns, for every value, whether it gets memory of its own [values]; in a program that has the ops `inside` [ops] alone, if asked.
+
+    That returns the values `given`, and has as arguments what it does not make.
 
     Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like do, fusible ops and
     reductions do not, nor does an update of part of a buffer the part that it writes. Who reads a view reads what it views. Another
@@ -219,18 +222,21 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     """
     if not graph.num_ops:
         return np.ones(graph.num_values, dtype=bool)
+    returns = list(graph.returns if inside is None else given)
+    inside = np.ones(graph.num_ops, dtype=bool) if inside is None else inside
+    read = np.repeat(inside, np.diff(graph.use_start))
     absorbs = np.array([c.fusible or c.name == REDUCE for c in graph.classes])[graph.op_class]
     reduces = np.array([c.name == REDUCE for c in graph.classes])
     reader = np.repeat(graph.op_class, np.diff(graph.use_start))
     absorbed = np.repeat(absorbs, np.diff(graph.use_start))
     updates = np.array([c.name == PART_UPDATE for c in graph.classes])[graph.op_class]
     absorbed[graph.use_start[:-1][updates] + 1] = True
-    num_uses = np.bincount(graph.uses, minlength=graph.num_values)
-    from_memory = np.bincount(graph.uses, weights=~absorbed, minlength=graph.num_values) > 0
-    reduced = np.bincount(graph.uses, weights=reduces[reader], minlength=graph.num_values) > 0
-    from_memory[list(graph.returns)] = True
-    view = np.array([c.is_view for c in graph.classes])[graph.op_class]
-    returned = graph.value_op[list(graph.returns)]
+    num_uses = np.bincount(graph.uses[read], minlength=graph.num_values)
+    from_memory = np.bincount(graph.uses, weights=read & ~absorbed, minlength=graph.num_values) > 0
+    reduced = np.bincount(graph.uses, weights=read & reduces[reader], minlength=graph.num_values) > 0
+    from_memory[returns] = True
+    view = np.array([c.is_view for c in graph.classes])[graph.op_class] & inside
+    returned = graph.value_op[returns]
     view[returned[returned >= 0]] = False
     for op in np.flatnonzero(view)[::-1].tolist():
         for source, viewed in zip(graph.operands(op).tolist(), graph.results(op), strict=True):
@@ -242,8 +248,8 @@ def materialized(graph: Graph) -> NDArray[np.bool_]:
     fusible = np.array([c.fusible for c in graph.classes])[producer]
     repeats = np.array([c.name in COPY_FREE for c in graph.classes])[producer]
     cheap = np.array([c.name not in COSTLY for c in graph.classes])[producer]
-    inside = fusible & ~from_memory & ((num_uses <= 1) | repeats | (cheap & ~reduced))
-    result: NDArray[np.bool_] = ~((inside | view[made_by]) & (graph.value_op >= 0))
+    fused = fusible & ~from_memory & ((num_uses <= 1) | repeats | (cheap & ~reduced))
+    result: NDArray[np.bool_] = ~((fused | view[made_by]) & (graph.value_op >= 0) & inside[made_by])
     return result
 
 

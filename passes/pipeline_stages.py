@@ -39,6 +39,7 @@ from rhino.passes.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
 from rhino.passes.stage_marks import BACK, FORWARD, drop_marks, way_of
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
+from rhino.strategies.handed_on import Handing
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.stage_graph import Staging, make_staging
@@ -46,6 +47,7 @@ from rhino.strategies.stage_marks import marked_stages
 from rhino.strategies.stage_parts import Parts, parts_of
 from rhino.strategies.stage_places import op_stages
 from rhino.strategies.stage_problem import OPEN, Bools, StageProblem
+from rhino.strategies.ways_apart import ways_apart
 
 if TYPE_CHECKING:
     from rhino.strategies.stages import StageAnswer
@@ -73,7 +75,7 @@ class PipelineStages(Pass):
     )
 
     stages: int = opt(2, "how many stages")
-    tolerance: str = opt("0.05", "by what share of the best balance the largest work of a stage may be over it")
+    tolerance: str = opt("", "by what share of the best balance the largest work of a stage may be over it; empty chooses one")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     budget: str = opt("", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit")
 
@@ -95,7 +97,9 @@ class PipelineStages(Pass):
         drop_marks(module)
         remarks.statistics.update(stages=answer, staging=staging)
 
-    def _tolerance(self) -> float:
+    def _tolerance(self) -> float | None:
+        if not self.tolerance:
+            return None
         if not _TOLERANCE.fullmatch(self.tolerance) or float(self.tolerance) > MOST_TOLERANCE:
             raise RhinoError(
                 "RHI-STAGE-002",
@@ -108,8 +112,11 @@ class PipelineStages(Pass):
         loop = accumulation_loop(program)
         count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
         ranks = num_ranks(module, cluster, self.stages)
-        seconds, plan = sharded_figures(program, module, cluster, ranks)
+        seconds, plan, model = sharded_figures(program, module, cluster, ranks)
         parts = parts_of(program.graph, loop, seconds)
+        value_bytes = local_bytes(plan)
+        handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
+        apart = ways_apart(plan, model, handing)
         link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
         pins = {
             number: ir.IntegerAttr(op.attributes[STAGE]).value
@@ -121,7 +128,7 @@ class PipelineStages(Pass):
         budget = float(parse_size(self.budget)) if self.budget else None
         if self.stages == 1:
             budget = None  # there is no choice: whether it fits is left to the proof of the plan, which is nearer than rows are
-        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, local_bytes(plan), link, runs_alone(plan))
+        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, value_bytes, link, handing, apart)
         working = int(np.count_nonzero(staging.problem.work))
         if not working:
             raise _bad_number("the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard")
@@ -207,13 +214,13 @@ def _contradiction(program: Program, pins: dict[int, int], first: int, second: i
     )
 
 
-def _solve(problem: StageProblem, tolerance: float) -> StageAnswer | Infeasible | Unsolved:
+def _solve(problem: StageProblem, tolerance: float | None) -> StageAnswer | Infeasible | Unsolved:
     from rhino.strategies.stages import solve_stages  # noqa: PLC0415 - loads LP solvers, which other passes do not need
 
     return solve_stages(problem, tolerance)
 
 
-def _unsolved(program: Program, staging: Staging, tolerance: float, found: Infeasible | Unsolved) -> RhinoError:
+def _unsolved(program: Program, staging: Staging, tolerance: float | None, found: Infeasible | Unsolved) -> RhinoError:
     """Returns what to say where there is no choice."""
     problem = staging.problem
     if problem.budget_bytes is None:

@@ -96,7 +96,7 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
     """Returns what a step saves for the way back. Raises as the pass does."""
     loop = accumulation_loop(program)
     stages = _stages(program, loop)
-    seconds, _ = sharded_figures(program, module, cluster)
+    seconds = sharded_figures(program, module, cluster).seconds
     parts = parts_of(program.graph, loop, seconds)
     count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
     return Begun(program.graph, parts, stash_of(program.graph, parts, stages), _num_stages(module, stages), stages is not None, count)

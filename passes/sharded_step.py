@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rhino.ir.cluster import Cluster
 from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir
@@ -10,6 +12,7 @@ from rhino.ir.shardings import module_mesh
 from rhino.passes.localize import annotated_plan
 from rhino.passes.problem import rank_target
 from rhino.strategies.build import Builder
+from rhino.strategies.cost import CostModel
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats
 from rhino.strategies.sharded import op_seconds, states_of
@@ -28,10 +31,16 @@ def num_ranks(module: ir.Operation, cluster: Cluster, num_stages: int) -> int:
     return max(1, min(num_stages, cluster.num_devices // rank_mesh(module).num_devices))
 
 
-def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> tuple[Floats, Plan]:
-    """Returns the seconds of each op in a step [ops], with the collectives that it waits for, and how everything lies.
+class ShardedFigures(NamedTuple):
+    """The seconds of each op in a step [ops], with the collectives that it waits for; how everything lies; and the model of costs."""
 
-    The seconds are of one device of a rank's mesh, by the cost model that shardings are chosen by.
+    seconds: Floats
+    plan: Plan
+    model: CostModel
+
+
+def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> ShardedFigures:
+    """Returns what a step comes to on one device of a rank's mesh, by the cost model that shardings are chosen by.
 
     Raises:
         RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than the cluster.
@@ -39,7 +48,7 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     model = rank_target(cluster, rank_mesh(module), ranks).model
     plan = sharded_plan(program, module)
     choice = Builder(program.graph, model, is_part=True).costs()
-    return op_seconds(choice, states_of(choice, plan)), plan
+    return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
 
 
 def sharded_plan(program: Program, module: ir.Operation) -> Plan:

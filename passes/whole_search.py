@@ -45,7 +45,6 @@ from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Order, Pipeline, Schedule
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.sharded import op_seconds
-from rhino.strategies.simulate import Link
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, StageEstimates
 from rhino.strategies.step_time import step_seconds
 from rhino.strategies.whole.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
@@ -299,16 +298,14 @@ class Evaluator:
     def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> Timed:
         """Returns what a sharded step takes as a pipeline by each schedule, best first; none where it cannot be cut."""
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
-        sharded = Sharded(make_plan(choice, states), loop, op_seconds(choice, states), choice.problem.cost(states))
-        cuts = StageEstimates(sharded, shape.micro_batches, Link(outer.link.fixed_s, outer.link.per_s))
+        sharded = Sharded(make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states))
+        cuts = StageEstimates(sharded, shape.micro_batches, outer.link)
         found: Timed = []
         for name in self.setup.schedules:
-            pipeline = pipeline_of(SCHEDULES[name], shape)
-            cut = cuts.cut(pipeline.num_stages) if pipeline else None
-            if pipeline and cut:
-                order = make_order(name, pipeline)
-                found.append((step_seconds(order, cut.times), name, order, cut))
-        return sorted(found, key=lambda one: one[0])
+            if pipeline := pipeline_of(SCHEDULES[name], shape):
+                order, every = make_order(name, pipeline), cuts.cuts(pipeline.num_stages)
+                found.append(min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds))
+        return sorted(found, key=_seconds)
 
 
 def refusal(setup: Setup, shape: Shape) -> RhinoError | None:
@@ -322,8 +319,16 @@ def refusal(setup: Setup, shape: Shape) -> RhinoError | None:
 
 def _estimates(shape: Shape, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
     """Returns what a shape comes to by each schedule, best first, without what that needs."""
-    compute_s, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
-    return [Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()) for step_s, name, *_ in timed]
+    _, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
+    found = []
+    for step_s, name, _, cut in timed:
+        compute_s = cut.times.busy_s(shape.micro_batches) / shape.stages - collectives_s
+        found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, (), tolerance=cut.tolerance))
+    return found
+
+
+def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:
+    return timed[0]
 
 
 def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:

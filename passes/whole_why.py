@@ -195,8 +195,8 @@ class _Places:
         is_back = (answer.stage[nodes] > turn) | ((answer.stage[nodes] == turn) & problem.late[nodes])
         pinned = problem.pinned.copy()
         pinned[nodes] = np.where(is_back, problem.last - stage, stage)
-        tolerance = float(self.options.get("tolerance", PipelineStages.tolerance))
-        found = solve_stages(replace(problem, pinned=pinned), tolerance)
+        said = self.options.get("tolerance", PipelineStages.tolerance)
+        found = solve_stages(replace(problem, pinned=pinned), float(said) if said else None)
         if isinstance(found, Infeasible | Unsolved):
             return "cannot be"
         return (

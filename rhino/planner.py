@@ -55,6 +55,7 @@ class Wish:
     batch: str = ""
     recompute: str = ""
     stages: int | None = None
+    tolerance: str = ""
     schedule: str = ""
     search: str = SHARD
     jobs: int | None = None
@@ -84,6 +85,7 @@ class Wish:
             "num": "" if self.micro_batches is None else str(self.micro_batches),
             "batch": self.batch,
             "keep": self.recompute,
+            "tolerance": self.tolerance,
         }
         return {name: text for name, text in every.items() if text}
 

@@ -15,17 +15,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, TensorType, materialized
-from rhino.ir.spec import REPLICATED, Spec, all_specs, num_parts, partial_axes, unpack
+from rhino.ir.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, materialized
+from rhino.ir.spec import Spec, all_specs, partial_axes, unpack
 from rhino.strategies.candidates import State, keeps, strategies
 from rhino.strategies.cost import CostModel, reshard_seconds
 from rhino.strategies.memory import Memory, written_in_place
 from rhino.strategies.nodes import Node, Use
+from rhino.strategies.op_costs import OpCosts
 from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.roles import Roles
-
-_READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
-"""Ops that read as much of their first operand as they write."""
 
 
 class ContradictionError(Exception):
@@ -93,7 +91,6 @@ class Builder:
     def __post_init__(self) -> None:
         graph = self.graph
         self.sizes = self.model.sizes
-        self.has_memory = materialized(graph)
         self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(graph.returns, minlength=graph.num_values)
         self.giver = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
         self.offset = [0] * graph.num_values  # which of the giver's specs it is
@@ -103,10 +100,10 @@ class Builder:
         self.result_start = graph.result_start.tolist()
         self.value_type = graph.value_type.tolist()
         self.op_class = graph.op_class.tolist()
-        self.in_memory = self.has_memory.tolist()
-        self.lies = lies_in_memory(graph, self.in_memory)
+        self.in_memory: list[bool] = materialized(graph).tolist()
         self.times: list[int] = [*graph.times().tolist(), 1]
         self.in_place = written_in_place(graph)
+        self.op_costs = OpCosts(graph, self.model, self.in_memory, self.in_place)
         self.roles = Roles(graph) if any(graph.roles) else None
         self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
         self.has_several = (self.num_uses > 1).tolist()
@@ -230,7 +227,9 @@ class Builder:
         """Returns the table of the seconds in which a value that depends on constants alone is written, for it has no maker with a node."""
         kind, states = self.graph.types[self.value_type[value]], self.nodes[node].states
         rate = self.model.device.memory_bytes_per_s
-        return self.remembered(("fill", kind, id(states)), lambda: np.array([self.local_bytes(kind, s.comes[0]) / rate for s in states]))
+        return self.remembered(
+            ("fill", kind, id(states)), lambda: np.array([self.op_costs.local_bytes(kind, s.comes[0]) / rate for s in states])
+        )
 
     def starts_a_sum(self, op: int, value: int) -> bool:
         """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
@@ -251,8 +250,8 @@ class Builder:
         made = graph.value_op >= 0
         maker = graph.value_op[made]
         known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
-        reads = (known + 2 * np.array(self.lies, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
-        gives = self.has_memory.tobytes()
+        reads = (known + 2 * np.array(self.op_costs.lies, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
+        gives = np.array(self.in_memory, dtype=bool).tobytes()
         found = []
         for op, number in enumerate(self.op_class):
             first, end = self.result_start[op], self.result_start[op + 1]
@@ -293,7 +292,7 @@ class Builder:
     def runs(self, op: int, operands: Sequence[int]) -> tuple[tuple[State, ...], int, bool]:
         """Returns what `runs_of` has of an op."""
         options = self.op_states(op, tuple([self.giver[v] >= 0 for v in operands]), self.batch_factors(op))
-        cost = self.intern(self.times[op] * np.array([self.state_s(op, state) for state in options]))
+        cost = self.intern(self.times[op] * np.array([self.op_costs.state_s(op, state) for state in options]))
         return options, cost, any(state.monoid != "add" for state in options)
 
     def sums(self, options: tuple[State, ...], offset: int) -> tuple[int, ...]:
@@ -314,42 +313,6 @@ class Builder:
             if not every:
                 raise NoChoiceError(op)
         return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
-
-    def state_s(self, op: int, state: State) -> float:
-        """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
-        cls = self.graph.cls(op)
-        if cls.is_view:
-            return 0.0
-        moved = self.moved_bytes(op, state)
-        is_kernel = any(self.has_memory[value] for value in self.graph.results(op))
-        seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
-        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
-        return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
-
-    def moved_bytes(self, op: int, state: State) -> int:
-        """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes.
-
-        An operand that is computed inside the op is not read: what it is computed from was read by what computes it. A part of a stack is
-        computed inside loops, and copied for products (docs/search.md, Loops).
-        """
-        graph, cls = self.graph, self.graph.cls(op)
-        if cls.moved_bytes is not None:
-            return cls.moved_bytes // state.num_shares(self.sizes)
-        values = graph.results(op)
-        if values and values[0] in self.in_place:
-            written = list(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True))[1:]
-            return sum((1 + self.lies[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
-        results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.comes, strict=True)]
-        moved = sum(size for value, size in zip(values, results, strict=True) if self.in_memory[value])
-        for position, (value, kind, spec) in enumerate(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True)):
-            if self.lies[value]:
-                partly = position == 0 and cls.name in _READS_PART
-                moved += min(*results, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
-        return moved
-
-    def local_bytes(self, kind: TensorType, spec: Spec) -> int:
-        """Returns the bytes of a tensor on one device."""
-        return kind.num_bytes // num_parts(spec, self.sizes)
 
     # Edges
 
@@ -406,16 +369,6 @@ class Builder:
         seconds = reshard_seconds(self.model, self.graph.types[use.type], list(rows), list(columns))
         table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
         return table.T if use.swapped else table
-
-
-def lies_in_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:
-    """Returns which values are read from memory: those that have memory of their own, and views of these [values]."""
-    found = list(in_memory)
-    for op in range(graph.num_ops):
-        if graph.cls(op).is_view:
-            for source, viewed in zip(graph.operands(op).tolist(), graph.results(op), strict=True):
-                found[viewed] |= found[source]
-    return found
 
 
 def _times(seconds: Floats, count: int) -> Floats:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import prod
 from typing import Final
@@ -77,8 +78,27 @@ class Handing:
         carried = zip(self.graph.results(loop.op), loop.kept, strict=True)
         return {value for value, kept in carried if not kept} - counters_of(self.graph, loop)
 
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The ops of the micro-batch and after it that read each value, through what costs nothing."""
+        found: dict[int, list[int]] = {}
+        for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.free).tolist():
+            for source in dict.fromkeys(source for value in self.graph.operands(op).tolist() for source in self.sources[value]):
+                found.setdefault(source, []).append(op)
+        return found
+
+    @cached_property
+    def ends(self) -> dict[int, int]:
+        """The running sum that each value is the next of."""
+        loop = self.parts.loop
+        if loop is None:
+            return {}
+        carried = zip(self.graph.operands(loop.end).tolist(), self.graph.results(loop.op), loop.kept, strict=True)
+        return {value: into for value, into, kept in carried if not kept}
+
+    @cached_property
     def turns(self) -> tuple[int, int]:
-        """Returns the ops after which most of a micro-batch is held, and most is held for long, in program order.
+        """The ops after which most of a micro-batch is held, and most is held for long, in program order.
 
         In large steps the first is where the way back begins. In small ones, what is soon read can be larger, as in the way back of
         experts; so the other counts a byte by how long it is held. Where the way back begins is the program's, however it is sharded.
@@ -96,6 +116,11 @@ class Handing:
             change[:, end] -= weights
         peak, turn = np.argmax(np.cumsum(change, axis=1), axis=1).tolist()
         return peak, turn
+
+    @cached_property
+    def halves(self) -> HandedOn:
+        """What crosses if the micro-batch is two programs, which part where most is held."""
+        return self.between((np.arange(self.graph.num_ops) > self.turns[0]).astype(np.int64), 0, 1)
 
     def between(self, stage: Ints, forward: int, backward: int) -> HandedOn:
         """Returns what crosses from one virtual stage to another of the same device; `stage` [ops] are the virtual stages of the body."""

@@ -61,9 +61,7 @@ def _handed_on(graph: Graph, loop: Loop) -> list[int]:
     """Returns the values that would be handed on if a micro-batch were two programs, which part where most is held."""
     unknown: Floats = np.zeros(graph.num_ops)
     handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes() * graph.copies())
-    turn, _ = handing.turns()
-    kept = handing.between((np.arange(graph.num_ops) > turn).astype(np.int64), 0, 1).kept
-    return [value for value in kept if graph.type_of(value).shape]
+    return [value for value in handing.halves.kept if graph.type_of(value).shape]
 
 
 def _times(graph: Graph, loop: Loop) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, s
 from rhino.strategies.candidates import State
 from rhino.strategies.copies import copies_held
 from rhino.strategies.nodes import Node, Use
+from rhino.strategies.op_costs import OpCosts
 from rhino.strategies.problem import Floats, Residents
 from rhino.strategies.schedule import schedule_of
 
@@ -38,6 +39,7 @@ class Draft(Protocol):
     offset: list[int]
     in_memory: list[bool]
     in_place: set[int]
+    op_costs: OpCosts
     taken_over: dict[int, int]
     node_of_op: dict[int, int]
     edge_number: dict[tuple[int, int], int]
@@ -49,9 +51,6 @@ class Draft(Protocol):
 
     def remembered(self, key: object, make: Callable[[], Floats]) -> int:
         """Returns the number of the table that `make` makes for `key`."""
-
-    def local_bytes(self, kind: TensorType, spec: Spec) -> int:
-        """Returns the bytes of a tensor on one device."""
 
     def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
         """Returns the specs given and needed, by state of the giver and of the reader."""
@@ -225,7 +224,7 @@ class Memory:
         def make(stay: int) -> Floats:
             given, needed = draft.ends(u, v, use)
             table = np.array(
-                [[0 if g == n else stay * rounded(draft.local_bytes(kind, g)) for n in needed] for g in given], dtype=np.float64
+                [[0 if g == n else stay * rounded(draft.op_costs.local_bytes(kind, g)) for n in needed] for g in given], dtype=np.float64
             )
             return table.T.copy() if use.swapped else table
 
@@ -301,7 +300,7 @@ class Memory:
         """Returns the table of bytes of what a node's states "needs" as an operand, or what "comes" of them; rounded up as buffers are."""
 
         def count(state: State) -> int:
-            size = self.draft.local_bytes(kind, (state.needs if side == "needs" else state.comes)[place])
+            size = self.draft.op_costs.local_bytes(kind, (state.needs if side == "needs" else state.comes)[place])
             return copies * (size if exact else rounded(size))
 
         return self.table_of(node, (side, place, kind, exact, copies), count)

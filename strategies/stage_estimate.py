@@ -5,16 +5,19 @@ The figures are of the plan: an op takes what it takes as sharded, collectives a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rhino.ir.graph import Loop
+from rhino.ir.hardware import Line as Link
+from rhino.strategies.cost import CostModel
 from rhino.strategies.handed_on import Handing
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
-from rhino.strategies.simulate import Link
+from rhino.strategies.stage_balance import TOLERANCES
 from rhino.strategies.stage_graph import make_staging
 from rhino.strategies.stage_line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.stage_needs import StageNeeds
@@ -22,9 +25,7 @@ from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
 from rhino.strategies.stage_problem import Bools, StageProblem
 from rhino.strategies.step_time import StageTimes
-
-TOLERANCE = 0.05
-"""By what share of the best balance the largest work of a stage may be over it, where nothing else is said."""
+from rhino.strategies.ways_apart import ways_apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,7 @@ class Sharded:
     """
 
     plan: Plan
+    model: CostModel
     loop: Loop
     seconds: Floats
     total_s: float
@@ -42,14 +44,15 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageEstimate:
-    """A cut in stages: what they take, and what devices of each need."""
+    """A cut in stages: what they take, what devices of each need, and the tolerance of the best balance that it is the best cut within."""
 
     times: StageTimes
     needs: StageNeeds
+    tolerance: float
 
 
 class StageEstimates:
-    """The cuts of a sharded step in any number of stages: those that move the fewest bytes within the tolerance of the best balance.
+    """The cuts of a sharded step in any number of stages: those whose transfers cost least within a tolerance of the best balance.
 
     What the number does not change is found once. `link` is that between a stage and the next.
     """
@@ -59,39 +62,44 @@ class StageEstimates:
         self.sharded, self.num_micro_batches, self.link = sharded, num_micro_batches, link
         value_bytes, alone = local_bytes(plan), runs_alone(plan)
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
-        self.staging = make_staging(plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, alone=alone)
+        self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
+        apart = ways_apart(plan, sharded.model, self.handing)
+        self.staging = make_staging(
+            plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, link=link, handing=self.handing, apart=apart
+        )
         self.lines = lines_of(self.staging.problem)
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
-        self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
         self.temporaries: dict[object, float] = {}
-        self.found: dict[int, StageEstimate | None] = {}
+        self.found: dict[int, tuple[StageEstimate, ...]] = {}
 
-    def cut(self, num_stages: int) -> StageEstimate | None:
-        """Returns the cut in so many stages; None where no line can be cut so."""
+    def cuts(self, num_stages: int) -> tuple[StageEstimate, ...]:
+        """Returns the cuts in so many stages that are the best within some tolerance, the most even first."""
         if num_stages not in self.found:
             problem = replace(self.staging.problem, num_stages=num_stages)
-            stage = self._best_on_lines(problem)
-            self.found[num_stages] = None if stage is None else self._estimate(problem, stage)
+            self.found[num_stages] = tuple([self._estimate(problem, *one) for one in self._best_on_lines(problem)])
         return self.found[num_stages]
 
-    def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
+    def _estimate(self, problem: StageProblem, stage: Ints, tolerance: float) -> StageEstimate:
         """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
         parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
         by_op = op_stages(replace(self.staging, problem=problem), stage)
         apply_s = np.zeros(num_stages)
         np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
-        work = np.bincount(stage, weights=problem.work, minlength=problem.last + 1)
         # Before the loop, and what costs nothing.
-        once_s = self.sharded.total_s - self.num_micro_batches * float(work.sum()) - float(apply_s.sum())
+        once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
         asked = _asked_for(problem, stage)
-        asked_work = np.bincount(stage[asked], weights=problem.work[asked], minlength=problem.last + 1)
+        taken = np.where(device < num_stages - 1, problem.work_on(0) - self.staging.again, problem.work)
         back = problem.last - np.arange(num_stages)
-        crossing = _crossing_bytes(problem, device) / self.num_micro_batches / 2  # half there, half back
-        moves_s = [float(self.link.latency_s + size / self.link.bytes_per_s) for size in crossing]
+        again = np.bincount(problem.last - stage, weights=self.staging.again, minlength=problem.last + 1)[back]
+        again[-1] = 0.0
+        taken_s = np.bincount(stage, weights=taken, minlength=problem.last + 1)
+        asked_s = np.bincount(stage[asked], weights=taken[asked], minlength=problem.last + 1)
+        crossing = problem.crossing(device, self.staging.net_bytes) / self.num_micro_batches / 2  # half there, half back
+        moves_s = [self.link.seconds(float(size)) for size in crossing]
         times = StageTimes(
-            forward_s=(*work[: num_stages - 1].tolist(), 0.0),
-            input_s=tuple(asked_work[back].tolist()),
-            weight_s=tuple((work - asked_work)[back].tolist()),
+            forward_s=(*taken_s[: num_stages - 1].tolist(), 0.0),
+            input_s=tuple((asked_s[back] + again).tolist()),
+            weight_s=tuple((taken_s - asked_s)[back].tolist()),
             apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
             there_s=tuple(moves_s),
             back_s=tuple(moves_s),
@@ -100,17 +108,25 @@ class StageEstimates:
         kept = own + problem.held.size @ problem.held.present(device, num_stages)
         asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
         needs = StageNeeds(self.sharded.plan, self.handing, by_op, asked_ops, tuple(kept.tolist()), self.temporaries)
-        return StageEstimate(times, needs)
+        return StageEstimate(times, needs, tolerance)
 
-    def _best_on_lines(self, problem: StageProblem) -> Ints | None:
-        """Returns the virtual stage of each node in the best cut of a line, with the best balance that it can have."""
+    def _best_on_lines(self, problem: StageProblem) -> Iterator[tuple[Ints, float]]:
+        """Yields the virtual stage of each node in the best cut of a line within each tolerance, with the best balance that it can have.
+
+        A wider one says nothing new where it moves no less.
+        """
         pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
-        limit_s = min(least_work(problem, parts) for parts in pieces) * (1 + TOLERANCE)
-        found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
-        moved, number = min(found)
-        best = cut(problem, pieces[number], least_limit(problem, pieces[number], limit_s, moved))
-        assert best is not None, "the least limit is one under which a cut exists"
-        return self.lines[number].stages(problem, best[1])
+        least_s = min(least_work(problem, parts) for parts in pieces)
+        moves: list[float] = []
+        for tolerance in TOLERANCES:
+            limit_s = least_s * (1 + tolerance)
+            found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
+            moved, number = min(found)
+            if not moves or moved < moves[-1]:
+                best = cut(problem, pieces[number], least_limit(problem, pieces[number], limit_s, moved))
+                assert best is not None, "the least limit is one under which a cut exists"
+                yield self.lines[number].stages(problem, best[1]), tolerance
+            moves.append(moved)
 
 
 def _pieces(problem: StageProblem, line: Line) -> Stretches:
@@ -127,11 +143,3 @@ def _asked_for(problem: StageProblem, stage: Ints) -> Bools:
     for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
         asked[source] |= bool(stage[target] > stage[source] or asked[target])
     return asked
-
-
-def _crossing_bytes(problem: StageProblem, device: Ints) -> Floats:
-    """Returns the bytes per step that pass between each stage and the next, either way [stages - 1]."""
-    present = problem.nets.present(device, problem.num_stages)
-    first, last = present.argmax(axis=1), problem.num_stages - 1 - present[:, ::-1].argmax(axis=1)
-    crossing = [problem.nets.size @ ((first < s) & (s <= last)) for s in range(1, problem.num_stages)]
-    return np.array(crossing, dtype=np.float64)

@@ -15,7 +15,7 @@ node of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from rhino.strategies.handed_on import Handing
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_parts import Parts, sources_of
 from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
+from rhino.strategies.ways_apart import WaysApart
 
 NO_NODE = -1
 
@@ -38,7 +39,9 @@ class Staging:
     """A problem of stages, and where the ops of the program are in it.
 
     Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop; `net_bytes` and
-    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often.
+    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often; `again` [nodes], the
+    seconds of the problem's `apart` that are spent on the way back of what is forward. `readers` are the ops of the micro-batch and after
+    it that read each value.
     """
 
     graph: Graph
@@ -47,6 +50,8 @@ class Staging:
     node: Ints
     net_bytes: Floats
     net_transfers: Floats
+    again: Floats
+    readers: Mapping[int, Sequence[int]]
 
     def moved(self, device: Ints) -> tuple[float, int]:
         """Returns the bytes that cross between devices in a step, and in how many transfers, where node i is on `device[i]`."""
@@ -63,15 +68,18 @@ def make_staging(
     budget_bytes: float | None = None,
     value_bytes: Floats | None = None,
     link: Line | None = None,
-    alone: Bools | None = None,
+    handing: Handing | None = None,
+    apart: WaysApart | None = None,
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
-    `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size, `alone` [ops] which ops wait for no
-    other device. `link` is what one array takes from a stage to another: with it transfers cost seconds, without it bytes.
+    `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what one array takes
+    from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the program hands on from its way forward
+    to its way back, if that is known already, and `apart` what it takes more where these are two programs, if that is to count.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
-    return _Builder(graph, parts, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, alone).build()
+    handing = handing or Handing(graph, parts, sizes * graph.copies())
+    return _Builder(handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart).build()
 
 
 _Sent = tuple[list[int], float, int]
@@ -81,17 +89,17 @@ _Sent = tuple[list[int], float, int]
 class _Builder:
     def __init__(
         self,
-        graph: Graph,
-        parts: Parts,
+        handing: Handing,
         num_stages: int,
         num_micro_batches: int,
         pins: Mapping[int, int],
         budget_bytes: float | None,
         value_bytes: list[float],
         link: Line | None,
-        alone: Bools | None,
+        apart: WaysApart | None,
     ) -> None:
-        self.link, self.alone = link, alone
+        graph, parts = handing.graph, handing.parts
+        self.handing, self.link, self.apart = handing, link, apart
         self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
         self.held_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
@@ -151,6 +159,10 @@ class _Builder:
         sent, held = self._nets(node)
         turns_round = self._turns_round()
         late, turn, saved = self._saved(node) if turns_round else _never(num_nodes)
+        more, again = np.zeros(num_nodes), np.zeros(num_nodes)
+        if turns_round and self.apart is not None:
+            np.add.at(more, node[body], self.apart.more_s[body])
+            np.add.at(again, node[body], self.apart.again_s[body])
         problem = StageProblem(
             num_stages=self.num_stages,
             num_micro_batches=self.num_micro_batches,
@@ -166,10 +178,19 @@ class _Builder:
             budget_bytes=self.budget_bytes,
             turns=() if np.array_equal(late, turn) else (turn,),
             turns_round=turns_round,
+            in_seconds=self.link is not None,
+            apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
-        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers)
+        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, again, self._readers())
+
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.parts.body | self.parts.apply).tolist():
+            for value in self.graph.operands(op).tolist():
+                found.setdefault(value, []).append(op)
+        return found
 
     def _nodes(self) -> Ints:
         """Returns the node of each op, numbered in program order, those after the loop last or with what they belong to [ops]."""
@@ -319,10 +340,8 @@ class _Builder:
 
         That is what would be handed on if the step were two programs, which part where most is held, with who needs it.
         """
-        handing = Handing(self.graph, self.parts, np.array(self.held_bytes), self.alone)
-        peak, turn = handing.turns()
-        handed = handing.between((np.arange(self.graph.num_ops) > peak).astype(np.int64), 0, 1)
-        saved = [([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in handed.kept.items()]
+        peak, turn = self.handing.turns
+        saved = [([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in self.handing.halves.kept.items()]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
         return _behind(peak, ops, node), _behind(turn, ops, node), saved
 

@@ -127,12 +127,13 @@ def _runs(values: Ints) -> Iterator[tuple[int, int]]:
 class Stretches:
     """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
 
-    Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in seconds, `held` and
-    `saved` in bytes. `pins[s]` says whether a stretch can be stage s.
+    Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in seconds, of the last
+    stage `last_work`; `held` and `saved` in bytes. `pins[s]` says whether a stretch can be stage s.
     """
 
     cost: Floats
     work: Floats
+    last_work: Floats
     held: Floats
     saved: Floats
     pins: tuple[Bools, ...]
@@ -156,7 +157,9 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
         device = int(problem.device(np.array(stage)))
         pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
     cost, held, saved = (_present(nets, line) for nets in (problem.nets, problem.held, problem.saved))
-    return Stretches(cost, along(problem.work), held + along(problem.own_bytes), saved, tuple(pins))
+    last_work = along(problem.work)
+    work = last_work + along(problem.apart) if len(problem.apart) else last_work
+    return Stretches(cost, work, last_work, held + along(problem.own_bytes), saved, tuple(pins))
 
 
 def _present(nets: Nets, line: Line) -> Floats:
@@ -177,23 +180,24 @@ def _present(nets: Nets, line: Line) -> Floats:
 
 def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
     """Returns the cost of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
-    fair = _fair(parts, limit_s)
-    if not _may_be_cut(fair, problem.num_stages):
+    fair, fair_last = _fair(parts.work, limit_s), _fair(parts.last_work, limit_s)
+    if not _may_be_cut(fair, fair_last, problem.num_stages):
         return None
     # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at [window, end].
     end = np.arange(len(fair))
-    width = int((end - fair.argmax(axis=0)).max()) + 1
+    width = int((end - fair_last.argmax(axis=0)).max()) + 1  # the last stage may have most
     start = end + np.arange(1 - width, 1)[:, None]
     is_there = start >= 0
     start = np.maximum(start, 0)
-    cost = np.where(is_there & fair[start, end], parts.cost[start, end], np.inf)
+    costs = [np.where(is_there & some[start, end], parts.cost[start, end], np.inf) for some in (fair, fair_last)]
     best, choices = np.full(len(end), np.inf), []
     best[0] = 0.0
-    in_windows: dict[int, Floats] = {}
-    for in_flight, pins in zip(problem.in_flight().tolist(), parts.pins, strict=True):
-        if id(pins) not in in_windows:
-            in_windows[id(pins)] = np.where(pins[start, end], cost, np.inf)
-        total = best[start] + in_windows[id(pins)]
+    in_windows: dict[tuple[int, bool], Floats] = {}
+    for device, (in_flight, pins) in enumerate(zip(problem.in_flight().tolist(), parts.pins, strict=True)):
+        key = id(pins), device == problem.num_stages - 1
+        if key not in in_windows:
+            in_windows[key] = np.where(pins[start, end], costs[key[1]], np.inf)
+        total = best[start] + in_windows[key]
         if problem.budget_bytes is not None:
             fits = parts.held[start, end] + in_flight * parts.saved[start, end] <= problem.budget_bytes * (1 + ROUNDING)
             total = np.where(fits, total, np.inf)
@@ -208,18 +212,18 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
     return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
 
 
-def _fair(parts: Stretches, limit_s: float) -> Bools:
-    """Returns which stretches have at most `limit_s` of work [start, end]."""
-    found: Bools = parts.work <= limit_s * (1 + ROUNDING)
+def _fair(work: Floats, limit_s: float) -> Bools:
+    """Returns which stretches have at most `limit_s` of this work [start, end]."""
+    found: Bools = work <= limit_s * (1 + ROUNDING)
     return found
 
 
-def _may_be_cut(fair: Bools, num_stages: int) -> bool:
-    """Says whether so many stretches that are `fair` [start, end] reach from the first place to the last: each as far as it may be."""
+def _may_be_cut(fair: Bools, fair_last: Bools, num_stages: int) -> bool:
+    """Says whether so many stretches reach from the first place to the last: each `fair` one [start, end] as far as it may be."""
     at, last = 0, len(fair) - 1
-    for _ in range(num_stages):
+    for _ in range(num_stages - 1):
         at = last - int(fair[at, ::-1].argmax())
-    return at == last
+    return bool(fair_last[at, last])
 
 
 HALVINGS = 30
@@ -241,7 +245,11 @@ def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cos
 
 def least_work(problem: StageProblem, parts: Stretches) -> float:
     """Returns the least that the largest work of a stage can be, to within rounding, where any stretch may be any stage."""
-    return _least(problem, float(problem.work.sum()), lambda limit_s: _may_be_cut(_fair(parts, limit_s), problem.num_stages))
+
+    def is_met(limit_s: float) -> bool:
+        return _may_be_cut(_fair(parts.work, limit_s), _fair(parts.last_work, limit_s), problem.num_stages)
+
+    return _least(problem, float(problem.work.sum()), is_met)
 
 
 def _least(problem: StageProblem, high_s: float, is_met: Callable[[float], bool]) -> float:

@@ -44,10 +44,6 @@ class StageNeeds:
     asked: Bools
     kept_bytes: tuple[float, ...]
     temporaries: dict[object, float] = field(default_factory=dict)
-    readers: dict[int, list[int]] = field(init=False, default_factory=dict)
-    ends: dict[int, int] = field(init=False, default_factory=dict)
-    """The running sum that each value is the next of."""
-
     stage_of: list[int] = field(init=False)
     in_body: list[bool] = field(init=False)
     """`stage`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
@@ -57,14 +53,7 @@ class StageNeeds:
     passing: dict[_Key, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        graph, parts = self.plan.graph, self.handing.parts
-        self.stage_of, self.in_body = self.stage.tolist(), parts.body.tolist()
-        for op in np.flatnonzero((parts.body | parts.apply) & ~parts.free).tolist():
-            for source in dict.fromkeys(source for value in graph.operands(op).tolist() for source in self.handing.sources[value]):
-                self.readers.setdefault(source, []).append(op)
-        if parts.loop is not None:
-            carried = zip(graph.operands(parts.loop.end).tolist(), graph.results(parts.loop.op), parts.loop.kept, strict=True)
-            self.ends = {value: into for value, into, kept in carried if not kept}
+        self.stage_of, self.in_body = self.stage.tolist(), self.handing.parts.body.tolist()
 
     @property
     def last(self) -> int:
@@ -211,15 +200,15 @@ class StageNeeds:
         inside = frozenset(every)
         made = [value for op in every if op in own or op in again for value in graph.results(op)]
         there = set(made)
-        sums = [value for value in self.ends if value in there]
-        readers = {value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.ends}
+        sums = [value for value in self.handing.ends if value in there]
+        readers = {value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.handing.ends}
         given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
-        returns = {value: self.plan.specs[self.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
-        return Part(every, returns, {value: self.ends[value] for value in sums})
+        returns = {value: self.plan.specs[self.handing.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
+        return Part(every, returns, {value: self.handing.ends[value] for value in sums})
 
     def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: HandedOn) -> list[int]:
         """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
-        readers = [op for op in self.readers.get(value, ()) if op not in inside and self.in_body[op]]
+        readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
         made = self.handing.value_op[value]
         here, back = self.stage_of[made], self.last - self.stage_of[made]
         if made in again:  # only the other half of the way back may take it from here
@@ -240,7 +229,7 @@ class StageNeeds:
                 returns[value] = self.plan.returned[result[value]]
                 if result[value] in taken:
                     into[value] = taken[result[value]]
-            elif any(self.stage_of[reader] != stage for reader in self.readers.get(value, ())):
+            elif any(self.stage_of[reader] != stage for reader in self.handing.readers.get(value, ())):
                 returns[value] = self.plan.specs[value]
         return Part(every, returns, into)
 

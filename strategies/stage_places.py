@@ -34,10 +34,7 @@ class _Places:
         self.ends: dict[int, int] = {}
         if loop is not None:
             self.ends = dict(zip(self.graph.results(loop.op), self.graph.operands(loop.end).tolist(), strict=True))
-        self.readers: dict[int, list[int]] = {}
-        for op in np.flatnonzero(self.parts.body | self.parts.apply).tolist():
-            for value in self.graph.operands(op).tolist():
-                self.readers.setdefault(value, []).append(op)
+        self.readers = staging.readers
 
     def fill(self) -> None:
         """Gives every op of both parts a stage."""

@@ -81,13 +81,14 @@ NO_NETS = make_nets(())
 class StageProblem:
     """What is to be cut in stages.
 
-    Shapes: `work` [nodes]; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
+    Shapes: `work` [nodes]; `apart` [nodes], what it takes more on all devices but the last, which alone does both ways in one program, and
+    none if empty; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
     `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device holds most: a guess at what is
     on the way back, from which nothing follows but where heuristics begin and what counts as saved; `turns` are other such guesses
     [nodes each]; `own_bytes` [nodes]. Where a step only goes forward, as one of inference, `turns_round` is false, and nothing may be in a
     virtual stage of the way back.
-    Units: `work` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a link per step or
-    where none is known bytes per step: nothing depends on which.
+    Units: `work` and `apart` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a link per
+    step if `in_seconds`, else, where none is known, bytes per step.
     """
 
     num_stages: int
@@ -104,6 +105,8 @@ class StageProblem:
     budget_bytes: float | None = None
     turns: tuple[Bools, ...] = ()
     turns_round: bool = True
+    apart: Floats = field(default_factory=lambda: np.zeros(0))
+    in_seconds: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -133,9 +136,20 @@ class StageProblem:
         counts = self.nets.present(device, self.num_stages).sum(axis=1)
         return float(self.nets.size @ np.maximum(counts - 1, 0))
 
+    def crossing(self, device: Ints, size: Floats) -> Floats:
+        """Returns what passes between each device and the next in a step, either way, where nets are of this size [devices - 1]."""
+        present = self.nets.present(device, self.num_stages)
+        first, last = present.argmax(axis=1), self.num_stages - 1 - present[:, ::-1].argmax(axis=1)
+        return np.array([size @ ((first < s) & (s <= last)) for s in range(1, self.num_stages)], dtype=np.float64)
+
     def device_work(self, device: Ints) -> Floats:
         """Returns the seconds of each device per micro-batch [devices]."""
-        return np.bincount(device, weights=self.work, minlength=self.num_stages).astype(np.float64)
+        apart = np.where(device < self.num_stages - 1, self.apart, 0.0) if len(self.apart) else 0.0
+        return np.bincount(device, weights=self.work + apart, minlength=self.num_stages).astype(np.float64)
+
+    def work_on(self, device: int) -> Floats:
+        """Returns the seconds that each node takes on a device, per micro-batch [nodes]."""
+        return self.work if device == self.num_stages - 1 or not len(self.apart) else self.work + self.apart
 
     def device_memory(self, device: Ints) -> Floats:
         """Returns the bytes on each device [devices]."""

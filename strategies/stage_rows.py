@@ -79,7 +79,7 @@ class StageRows:
             self.costs, self.unit, self.base = {self.most_work: self._all_work()}, self._all_work(), 0.0
 
     def _all_work(self) -> float:
-        return max(float(self.problem.work.sum()), 1e-300)
+        return max(float(self.problem.work_on(0).sum()), 1e-300)
 
     def variable(self) -> int:
         """Returns a new variable."""
@@ -232,7 +232,7 @@ class StageRows:
     def _load_rows(self) -> None:
         problem = self.problem
         for device in range(problem.num_stages):
-            work = self._sum(problem.work, device)
+            work = self._sum(problem.work_on(device), device)
             if self.limit_s is not None:
                 self.at_most(_scaled(work, 1 / self.limit_s), 1 + ROUNDING)
             elif self.most_work is not None:

@@ -21,6 +21,7 @@ from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.problem import Ints
 from rhino.strategies.row_fixing import fixed_values
 from rhino.strategies.rows import Point, solve_rows
+from rhino.strategies.stage_balance import TOLERANCES, tolerance_of
 from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
 from rhino.strategies.stage_merge import Merged, merge
 from rhino.strategies.stage_problem import StageProblem
@@ -74,16 +75,19 @@ class StageAnswer:
         return self.gap <= PROOF
 
 
-def solve_stages(problem: StageProblem, tolerance: float, step_limit: int = STEP_LIMIT) -> StageAnswer | Infeasible | Unsolved:
-    """Returns the stages of each node; or that no choice is legal and fits, or that none was found within the steps."""
-    search = _Search(problem, tolerance, step_limit)
+def solve_stages(problem: StageProblem, tolerance: float | None, step_limit: int = STEP_LIMIT) -> StageAnswer | Infeasible | Unsolved:
+    """Returns the stages of each node; or that no choice is legal and fits, or that none was found within the steps.
+
+    Without a tolerance it is the one of a few within whose cut of a line a step takes least (stage_balance.py).
+    """
+    search = _Search(problem, step_limit)
     least = search.least_work()
-    return search.run(least) if isinstance(least, float) else least
+    return search.run(least, tolerance) if isinstance(least, float) else least
 
 
 class _Search:
-    def __init__(self, problem: StageProblem, tolerance: float, step_limit: int) -> None:
-        self.problem, self.tolerance, self.step_limit = problem, tolerance, step_limit
+    def __init__(self, problem: StageProblem, step_limit: int) -> None:
+        self.problem, self.step_limit = problem, step_limit
         self.is_small = problem.num_nodes * (problem.num_stages - 1) ** 2 <= MOST_OPEN
         folded = [replace(problem, late=late) for late in (problem.late, *problem.turns)]
         parts = [(one, line, stretches(one, line)) for one in folded for line in lines_of(one)]
@@ -94,12 +98,12 @@ class _Search:
 
     def least_work(self) -> float | Infeasible | Unsolved:
         """Returns the least work that the device with the most can have, as far as is known: proven where the problem is small."""
-        all_work = float(self.problem.work.sum())
+        all_work = float(self.problem.work_on(0).sum())
         on_lines = [least_limit(self.problem, parts, all_work, np.inf) for _, _, parts in self.lines if cut(self.problem, parts, all_work)]
         if on_lines and not self.is_small:
             return min(on_lines)
         even = all_work / self.problem.num_stages
-        reduced = self.reduced(even)
+        reduced = self.reduced(even * TOLERANCES[-1] * JOINED_SHARE)
         rows = StageRows(reduced.problem, self.windows(reduced, _LOOSE * even), None)
         match solve_rows(rows.rows(), integer=True, step_limit=self.step_limit):
             case Point() as point:
@@ -110,11 +114,11 @@ class _Search:
             case Unsolved() as found:
                 return min(on_lines) if on_lines else Unsolved(rows.bound(found.bound))
 
-    def reduced(self, limit_s: float) -> Merged:
-        """Returns the problem that the integer program is made of."""
+    def reduced(self, most_s: float) -> Merged:
+        """Returns the problem that the integer program is made of: in a large one nodes of up to so much work are joined."""
         if self.is_small:
             return Merged(self.problem, np.arange(self.problem.num_nodes))
-        return merge(self.problem, limit_s * self.tolerance * JOINED_SHARE)
+        return merge(self.problem, most_s)
 
     def windows(self, reduced: Merged, limit_s: float) -> Windows:
         """Returns where the nodes of a reduced problem may be: where they are in the best choice, too."""
@@ -128,11 +132,13 @@ class _Search:
         np.maximum.at(last, reduced.group, device)
         return replace(windows, first=first, last=last)
 
-    def run(self, least_s: float) -> StageAnswer | Infeasible | Unsolved:
-        """Returns the best choice within the tolerance of the least work."""
-        limit_s = least_s * (1 + self.tolerance)
+    def run(self, least_s: float, tolerance: float | None) -> StageAnswer | Infeasible | Unsolved:
+        """Returns the best choice within a tolerance of the least work."""
+        if tolerance is None:
+            tolerance = tolerance_of(self.problem, lambda one: self.on_lines(least_s * (1 + one)))
+        limit_s = least_s * (1 + tolerance)
         self.cut_lines(limit_s)
-        reduced = self.reduced(limit_s)
+        reduced = self.reduced(limit_s * tolerance * JOINED_SHARE)
         windows = self.windows(reduced, limit_s)
         bound = self.branch_and_bound(reduced, windows, limit_s)
         if self.best is None:
@@ -141,6 +147,13 @@ class _Search:
             self.balance(reduced, windows, limit_s)
         work = float(self.problem.device_work(self.problem.device(self.best)).max())
         return StageAnswer(self.best, self.best_cost, min(bound, self.best_cost), work, limit_s, least_s, self.method)
+
+    def on_lines(self, limit_s: float) -> Ints | None:
+        """Returns what `cut_lines` would take, and takes nothing."""
+        problem = self.problem
+        self.cut_lines(limit_s)
+        found, self.best, self.best_cost, self.problem = self.best, None, np.inf, problem
+        return found
 
     def cut_lines(self, limit_s: float) -> None:
         """Takes a cut of each line that costs as little as its best, to within what is worth it, in the best balance that it can have.

@@ -34,6 +34,11 @@ class StageTimes:
         """The number of stages."""
         return len(self.forward_s)
 
+    def busy_s(self, num_micro_batches: int) -> float:
+        """Returns the seconds in which all stages compute in a step."""
+        each = sum(self.forward_s) + sum(self.input_s) + sum(self.weight_s)
+        return num_micro_batches * each + sum(self.apply_s)
+
     def task_s(self, phase: Phase, stage: int) -> float:
         """Returns the seconds of a task."""
         match phase:

@@ -71,7 +71,8 @@ class Estimate:
 
     Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
     time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
-    `others` are those by other schedules, best first, but for those that need too much by far.
+    `others` are those by other schedules, best first, but for those that need too much by far. Stages are cut within `tolerance` of the
+    best balance.
     Shapes: `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
@@ -84,6 +85,7 @@ class Estimate:
     collectives_s: float
     peak_bytes: tuple[float, ...]
     others: tuple[Estimate, ...] = ()
+    tolerance: float = 0.0
 
     @property
     def idle_s(self) -> float:

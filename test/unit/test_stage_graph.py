@@ -84,7 +84,7 @@ def weights(count, width=WIDTH):
 def staging_of(text, link=None) -> tuple[Program, object]:
     module = module_of(text).operation
     with context(), ir.Location.unknown(), whole_program(module, Remarks()) as program:
-        seconds, _ = sharded_figures(program, module, load_cluster("v100x8"))
+        seconds = sharded_figures(program, module, load_cluster("v100x8")).seconds
         parts = parts_of(program.graph, program.graph.loops[0], seconds)
         return program, make_staging(program.graph, parts, 2, MICRO_BATCHES, link=link)
 

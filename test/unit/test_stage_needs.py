@@ -1,4 +1,4 @@
-"""What stages are said to need before their programs are there: by hand, and against the proof of the programs."""
+"""What stages are said to need and to take before their programs are there: by hand, and against the programs."""
 
 import dataclasses
 
@@ -15,6 +15,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.passes.whole_search import Evaluator, Setup
 from rhino.strategies.schedules import Pipeline, make_order
+from rhino.strategies.stage_estimate import StageEstimates
 from rhino.strategies.stage_needs import StageNeeds
 from rhino.strategies.whole.base import Shape
 
@@ -52,12 +53,39 @@ def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then
     assert needs("zero-bubble", 4, 8) == (1421.0, 1381.0, 1341.0, 1301.0)  # the last has one micro-batch, and three that wait
 
 
-def test_ranks_need_what_the_proof_of_their_programs_says():
-    text = export_step(gpt.model(dataclasses.replace(GPT, layers=2, hidden=64, vocab=128, seq=64, batch=16))).encode()
+def gpt_step(**changed):
+    small = {"hidden": 64, "vocab": 128, "seq": 64, "batch": 16}
+    return export_step(gpt.model(dataclasses.replace(GPT, **{**small, **changed}))).encode()
+
+
+def setup_of(text, *schedules):
     module = read_module(text, "gpt", make_context())
     with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks("gpt"))
-    setup = Setup(bytecode(module), "gpt", "v100x8", 1e12, {}, ("zero-bubble",))
-    estimate = Evaluator(setup).outcome(Shape(2, (2,), 4))
+    return Setup(bytecode(module), "gpt", "v100x8", 1e12, {}, schedules)
+
+
+def test_ranks_need_what_the_proof_of_their_programs_says():
+    text = gpt_step(layers=2)
+    estimate = Evaluator(setup_of(text, "zero-bubble")).outcome(Shape(2, (2,), 4))
     proven = plan(text, "gpt", Setting(2, 4, "zero-bubble", "2")).simulation.memory
     assert estimate.peak_bytes == pytest.approx([one.peak_bytes for one in proven], rel=OFF)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
+    """With what the way back makes again, and what is written to be handed on, of which the last stage has nothing."""
+    text = gpt_step(layers=4, hidden=256, vocab=512, seq=256, batch=32, dropout=dropout)
+    cuts = []
+    plain = StageEstimates.cuts
+    monkeypatch.setattr(StageEstimates, "cuts", lambda self, number: cuts.append((self, plain(self, number))) or cuts[-1][1])
+    estimate = Evaluator(setup_of(text, "1f1b")).outcome(Shape(2, (2,), 4))
+    estimates, found = cuts[-1]
+    (cut,) = [one for one in found if one.tolerance == estimate.tolerance]
+    assert estimates.staging.problem.apart.sum() > 0.05 * estimates.staging.problem.work.sum()
+    made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance=f"{estimate.tolerance:g}"))
+    taken = {program.module: seconds for program, seconds in zip(made.plan.step.programs, made.costs.run_s, strict=True)}
+    times = cut.times
+    assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
+    assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.02)
+    assert times.input_s[1] + times.weight_s[1] == pytest.approx(taken["backward_1"], rel=0.02)

@@ -51,6 +51,8 @@ def random_problem(seed, num_stages, most=7, with_budget=False):
         more["held"] = make_nets(((rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))) for _ in range(3)), least=1)
         more["saved"] = make_nets((([int(rng.integers(num))], float(rng.integers(1, 5))) for _ in range(3)), least=1)
         more["budget_bytes"] = float(rng.integers(6, 20))
+    if seed % 2:
+        more["apart"] = rng.integers(0, 3, size=num).astype(float)
     return problem_of(num_stages, work, nets, pinned, **more)
 
 
@@ -64,7 +66,9 @@ def all_choices(problem):
             continue
         device = [min(v, problem.last - v) for v in choice]
         moved = sum(problem.nets.size[n] * (len({device[i] for i in problem.nets.nodes(n)}) - 1) for n in range(len(problem.nets)))
-        load = [sum(problem.work[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]
+        more = problem.apart if len(problem.apart) else [0.0] * problem.num_nodes
+        takes = [problem.work[i] + (more[i] if device[i] < problem.num_stages - 1 else 0.0) for i in range(problem.num_nodes)]
+        load = [sum(takes[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]
         memory = [0.0] * problem.num_stages
         for s in range(problem.num_stages):
             memory[s] += sum(problem.own_bytes[i] for i in range(problem.num_nodes) if device[i] == s)
@@ -134,6 +138,27 @@ def chain(num_layers, num_stages):
     late = np.arange(3 * num_layers) >= num_layers
     held = make_nets((([layer, back[layer], back[layer] + 1], 4.0) for layer in forward), least=1)
     return problem_of(num_stages, work, nets, edges=edges, late=late, held=held)
+
+
+def uneven(crossing, other, in_seconds=True):
+    """Two stages of 50 seconds each, with `crossing` between them in a step; or of 51 and 49, with `other`."""
+    return problem_of(2, [50.0, 1.0, 49.0], [(0, [1], crossing), (1, [2], other)], in_seconds=in_seconds)
+
+
+@pytest.mark.parametrize(
+    ("problem", "tolerance", "first"),
+    [
+        (uneven(1.0, 0.0), 0.005, 1),  # waits for 1 / 8 a micro-batch at most
+        (uneven(16.0, 0.0), 0.02, 2),  # waits for 2 a micro-batch, and 1 for the larger stage
+        (uneven(16.0, 15.0), 0.005, 1),
+        (uneven(1.0, 0.0, in_seconds=False), 0.05, 2),
+    ],
+)
+def test_without_a_tolerance_it_is_the_one_by_which_a_step_takes_least(problem, tolerance, first):
+    found = solve_stages(problem, None)
+    assert isinstance(found, StageAnswer)
+    assert found.limit_s == pytest.approx(50.0 * (1 + tolerance))
+    assert int((problem.device(found.stage) == 0).sum()) == first
 
 
 def test_the_folded_line_of_a_chain_is_its_layers():

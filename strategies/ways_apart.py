@@ -1,0 +1,64 @@
+"""What a micro-batch takes more where its way forward and its way back are programs of their own, as on every stage but the last.
+
+What is handed on is written, where in one program it would be computed inside who reads it; what is made again is made twice, and written
+where several read it (strategies/handed_on.py). It is told of a micro-batch in two programs, which part where most is held: of a stage's
+ops it is their share of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino.ir.graph import materialized
+from rhino.strategies.cost import CostModel
+from rhino.strategies.handed_on import Handing
+from rhino.strategies.memory import written_in_place
+from rhino.strategies.op_costs import OpCosts
+from rhino.strategies.plan import Plan
+from rhino.strategies.problem import Floats
+from rhino.strategies.stage_problem import Bools
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaysApart:
+    """Seconds per micro-batch [ops]: `more_s` where an op stands, less than none where it writes less; `again_s` where it is done again."""
+
+    more_s: Floats
+    again_s: Floats
+
+
+def ways_apart(plan: Plan, model: CostModel, handing: Handing) -> WaysApart:
+    """Returns what the ops of a plan's micro-batch take more in two programs than in one."""
+    graph, parts = plan.graph, handing.parts
+    in_place = written_in_place(graph)
+    whole = OpCosts(graph, model, materialized(graph).tolist(), in_place)
+    times = graph.times() / (1 if parts.loop is None else max(1, parts.loop.trips or 1))
+    late = np.arange(graph.num_ops) > handing.turns[0]
+    repeated = np.zeros(graph.num_ops, dtype=bool)
+    repeated[graph.value_op[sorted(handing.halves.again)]] = True
+    sums = graph.operands(parts.loop.end).tolist() if parts.loop is not None else list(graph.returns)
+    found = WaysApart(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
+
+    def run(inside: Bools, given: list[int]) -> OpCosts:
+        return OpCosts(graph, model, materialized(graph, parts.body & (inside | parts.free), given).tolist(), in_place)
+
+    for way, costs in ((~late, run(~late, [*handing.halves.kept, *sums])), (late, run(late | repeated, sums))):
+        for op in _changed(plan, whole, costs, parts.body & way & ~parts.free):
+            found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - whole.state_s(op, plan.ops[op]))
+        if way is late:
+            for op in np.flatnonzero(repeated).tolist():
+                found.again_s[op] = times[op] * costs.state_s(op, plan.ops[op])
+    return found
+
+
+def _changed(plan: Plan, one: OpCosts, other: OpCosts, ops: Bools) -> list[int]:
+    """Returns those of `ops` that read or write other values of memory in two programs."""
+    graph = plan.graph
+    read = (np.array(one.lies) != np.array(other.lies))[graph.uses]
+    made = np.array(one.in_memory) != np.array(other.in_memory)
+    changed = np.zeros(graph.num_ops, dtype=bool)
+    changed[np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start))[read]] = True
+    changed[graph.value_op[made & (graph.value_op >= 0)]] = True
+    return np.flatnonzero(changed & ops).tolist()
