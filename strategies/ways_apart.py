@@ -7,11 +7,12 @@ ops it is their share of that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from rhino.ir.graph import materialized
+from rhino.ir.graph import Graph, materialized
 from rhino.strategies.cost import CostModel
 from rhino.strategies.handed_on import Handing
 from rhino.strategies.memory import written_in_place
@@ -36,26 +37,26 @@ def ways_apart(plan: Plan, model: CostModel, handing: Handing) -> WaysApart:
     whole = OpCosts(graph, model, materialized(graph).tolist(), in_place)
     times = graph.times() / (1 if parts.loop is None else max(1, parts.loop.trips or 1))
     late = np.arange(graph.num_ops) > handing.turns[0]
-    repeated = np.zeros(graph.num_ops, dtype=bool)
-    repeated[graph.value_op[sorted(handing.halves.again)]] = True
-    sums = graph.operands(parts.loop.end).tolist() if parts.loop is not None else list(graph.returns)
+    again = np.zeros(graph.num_ops, dtype=bool)
+    again[graph.value_op[sorted(handing.halves.again)]] = True
+    left = graph.uses[np.repeat(~parts.body, np.diff(graph.use_start))].tolist()  # read after the micro-batch
     found = WaysApart(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
 
-    def run(inside: Bools, given: list[int]) -> OpCosts:
-        return OpCosts(graph, model, materialized(graph, parts.body & (inside | parts.free), given).tolist(), in_place)
+    def program(ops: Bools, given: Iterable[int]) -> OpCosts:
+        in_memory = materialized(graph, parts.body & (ops | parts.free), (*given, *left, *graph.returns))
+        return OpCosts(graph, model, in_memory.tolist(), in_place)
 
-    for way, costs in ((~late, run(~late, [*handing.halves.kept, *sums])), (late, run(late | repeated, sums))):
-        for op in _changed(plan, whole, costs, parts.body & way & ~parts.free):
+    back = program(late | again, ())
+    for costs, ops in ((program(~late, handing.halves.kept), ~late), (back, late)):
+        for op in _changed(graph, whole, costs, parts.body & ops & ~parts.free):
             found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - whole.state_s(op, plan.ops[op]))
-        if way is late:
-            for op in np.flatnonzero(repeated).tolist():
-                found.again_s[op] = times[op] * costs.state_s(op, plan.ops[op])
+    for op in np.flatnonzero(again).tolist():
+        found.again_s[op] = times[op] * back.state_s(op, plan.ops[op])
     return found
 
 
-def _changed(plan: Plan, one: OpCosts, other: OpCosts, ops: Bools) -> list[int]:
+def _changed(graph: Graph, one: OpCosts, other: OpCosts, ops: Bools) -> list[int]:
     """Returns those of `ops` that read or write other values of memory in two programs."""
-    graph = plan.graph
     read = (np.array(one.lies) != np.array(other.lies))[graph.uses]
     made = np.array(one.in_memory) != np.array(other.in_memory)
     changed = np.zeros(graph.num_ops, dtype=bool)

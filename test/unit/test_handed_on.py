@@ -12,6 +12,7 @@ from training import export_step
 from zoo import GPT
 
 from rhino.ir.accumulation import STAGE, accumulation_loop
+from rhino.ir.graph import materialized
 from rhino.ir.mlir import ir
 from rhino.ir.reader import read_module
 from rhino.ir.staged_module import read_staged
@@ -24,6 +25,8 @@ from rhino.passes.split_stages import SplitStages
 from rhino.passes.whole import whole_program
 from rhino.strategies import sharded
 from rhino.strategies.handed_on import Handing
+from rhino.strategies.plan import Plan
+from rhino.strategies.plan_part import Part, plan_of
 from rhino.strategies.stage_parts import parts_of
 
 
@@ -75,6 +78,18 @@ def test_the_least_of_all_choices(seed):
         assert not found.again & found.kept.keys()
         total = handing.size(found) + sum(weight(graph, value) for value in found.again)
         assert total == pytest.approx(least(graph, parts, turn))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_lies_in_memory_of_a_part_is_what_does_in_a_program_of_its_own(seed):
+    graph = random_graph(seed, 14)
+    inside = np.random.default_rng(seed).random(graph.num_ops) < 0.6
+    made_by = np.where(graph.value_op >= 0, inside[graph.value_op], False)
+    given = [value for value in range(graph.num_values) if made_by[value] and value % 3 == 0]
+    part = Part(np.flatnonzero(inside).tolist(), dict.fromkeys(given, 0), {})
+    plan = Plan(graph, (), (None,) * graph.num_ops, (0,) * graph.num_values, ())
+    own = [*part.arguments(graph), *(value for op in part.ops for value in graph.results(op))]
+    assert materialized(graph, inside, given)[own].tolist() == materialized(plan_of(plan, part).graph).tolist()
 
 
 @pytest.fixture(scope="module")
