@@ -35,9 +35,9 @@ from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode
 from rhino.ir.plan_folder import read_plan
 from rhino.ir.units import format_bytes, format_seconds
+from rhino.strategies.schedules import SCHEDULES
 from rhino.tools import opt
 
-SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 KEPT: Final = (1.0, 0.5, 0.0)
 
 

@@ -207,7 +207,7 @@ class _End(Generic[T]):
         Last comes what by its estimate does not fit, and what was too slow for anybody to ask what it needs.
         """
         ranked = [one for one in outcomes if isinstance(one, Estimate)]
-        others = [other for one in ranked for other in one.others]
+        others = [other for one in ranked for other in (*one.others, *([one.ahead] if one.ahead else []))]
         nearly = [one for refused in outcomes if isinstance(refused, Refused) for one in refused.nearly]
         slow = [one for cut_off in outcomes if isinstance(cut_off, CutOff) for one in cut_off.plans]
         fits = [(max(one.peak_bytes, default=0.0) <= self.setup.budget_bytes, one) for one in (*ranked, *others)]

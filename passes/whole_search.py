@@ -63,7 +63,7 @@ _BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
-"""What a pipeline takes by each schedule, best first: the seconds of a step, the schedule, its tasks, and what its stages come to."""
+"""What a pipeline takes by some schedules, best first: the seconds of a step, the schedule, its tasks, and what its stages come to."""
 
 MOST_OPS: Final = 250_000
 """How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
@@ -219,8 +219,9 @@ class Evaluator:
         begun = search.first
         assert begun is not None, "it has begun"
         timed: Timed = []
+        ahead: Timed = []
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
-            timed = self.timed(shape, choice, begun.states, loop)
+            timed, ahead = self.timed(shape, choice, begun.states, loop)
             if timed and timed[0][0] >= cutoff_s:  # idle time and all, and what memory adds is long to find
                 plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
                 return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
@@ -251,8 +252,11 @@ class Evaluator:
             return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
         assert loop is not None, "a pipeline has micro-batches"
         if not timed or not np.array_equal(answer.states, begun.states):
-            timed = self.timed(shape, choice, answer.states, loop)
-        return self.in_stages(shape, problem, answer, bounds, timed, cutoff_s)
+            timed, ahead = self.timed(shape, choice, answer.states, loop)
+        outcome = self.in_stages(shape, problem, answer, bounds, timed, cutoff_s)
+        if isinstance(outcome, Estimate):
+            return replace(outcome, ahead=self.quicker(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead))
+        return outcome
 
     def with_memory(
         self, shape: Shape, builder: Builder, choice: Choice, loop: Loop | None, free_bound_s: float
@@ -295,17 +299,34 @@ class Evaluator:
         estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
         return CutOff(shape, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
 
-    def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> Timed:
-        """Returns what a sharded step takes as a pipeline by each schedule, best first; none where it cannot be cut."""
+    def quicker(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate | None:
+        """Returns the best of what was `found` by schedules that run ahead, if it is quicker and fits."""
+        for one, (step_s, _, order, cut) in zip(found, ahead, strict=True):
+            if step_s >= plain.step_s:
+                break
+            peak_bytes = cut.needs.peak_bytes(order, self.setup.budget_bytes)
+            if max(peak_bytes) <= self.setup.budget_bytes:
+                return replace(one, peak_bytes=peak_bytes)
+        return None
+
+    def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
+        """Returns what a sharded step takes as a pipeline by each schedule, none where it cannot be cut; those apart that run ahead.
+
+        Shapes are compared by the others. What runs ahead needs so much that most that it would keep in the race are too large in the end.
+        Where it is all that is asked for it is no other's.
+        """
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
         sharded = Sharded(make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states))
         cuts = StageEstimates(sharded, shape.micro_batches, outer.link)
         found: Timed = []
+        ahead: Timed = []
+        is_apart = any(not SCHEDULES[name].runs_ahead for name in self.setup.schedules)
         for name in self.setup.schedules:
             if pipeline := pipeline_of(SCHEDULES[name], shape):
                 order, every = make_order(name, pipeline), cuts.cuts(pipeline.num_stages)
-                found.append(min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds))
-        return sorted(found, key=_seconds)
+                best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
+                (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
+        return sorted(found, key=_seconds), sorted(ahead, key=_seconds)
 
 
 def refusal(setup: Setup, shape: Shape) -> RhinoError | None:

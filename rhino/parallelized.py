@@ -192,7 +192,7 @@ def parallelize(
         stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that of one stage. Left
             out, one, or as many as `rhino.stage_boundary` says.
         micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best number is searched for.
-        schedule: in which order stages run: "1f1b", "gpipe", "interleaved" or "zero-bubble".
+        schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or "zero-bubble-h2".
         recompute: the share of what the way back needs of the way forward that is kept, 0 to 1; the rest is computed again. As "1;0.5" one
             for each stage, where stages, micro-batches and mesh are said.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.

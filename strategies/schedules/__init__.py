@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.strategies.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from rhino.strategies.schedules import eager_1f1b, gpipe, interleaved, one_f_one_b, zero_bubble, zero_bubble_h2
 from rhino.strategies.schedules.base import Order, Pipeline, Schedule
 
 __all__ = ["DEFAULT", "SCHEDULES", "Order", "Pipeline", "Schedule", "find_schedule", "make_order"]
@@ -14,9 +14,11 @@ SCHEDULES: Final[dict[str, Schedule]] = {
     one.name: one
     for one in (
         one_f_one_b.SCHEDULE,
+        eager_1f1b.SCHEDULE,
         gpipe.SCHEDULE,
         interleaved.SCHEDULE,
         zero_bubble.SCHEDULE,
+        zero_bubble_h2.SCHEDULE,
     )
 }
 """Every schedule by its name, sorted."""

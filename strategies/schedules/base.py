@@ -40,7 +40,8 @@ class Schedule:
     """A way to order the tasks of any pipeline.
 
     `splits_backward`: its tasks are input gradients and weight gradients instead of whole backwards. `chunked`: a rank may hold several
-    stages. `order` may rely on the pipeline being one that the schedule takes.
+    stages. `runs_ahead`: it is another one with more micro-batches in flight. `order` may rely on the pipeline being one that the
+    schedule takes.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Schedule:
     order: Callable[[Pipeline], Order]
     splits_backward: bool = False
     chunked: bool = False
+    runs_ahead: bool = False
 
 
 def one_stage_each(pipeline: Pipeline, tasks: Callable[[Pipeline, int], list[Task]]) -> Order:

@@ -22,10 +22,15 @@ def alternate(forwards: Sequence[Task], backwards: Sequence[Task], warm_up: int)
     return [*forwards[:warm_up], *pairs, *backwards[len(pairs) // 2 :]]
 
 
-def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
+def whole_tasks(pipeline: Pipeline, stage: int, warm_up: int) -> list[Task]:
+    """Returns the tasks of a stage whose backwards are whole: a forward and a backward in turn after `warm_up` forwards."""
     numbers = range(pipeline.num_micro_batches)
     forwards, backwards = [Task("forward", stage, i) for i in numbers], [Task("backward", stage, i) for i in numbers]
-    return alternate(forwards, backwards, pipeline.num_stages - 1 - stage)
+    return alternate(forwards, backwards, warm_up)
+
+
+def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
+    return whole_tasks(pipeline, stage, pipeline.num_stages - 1 - stage)
 
 
 SCHEDULE = Schedule("1f1b", "one forward, one backward in turn; holds as many micro-batches as stages follow", order)

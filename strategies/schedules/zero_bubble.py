@@ -16,18 +16,22 @@ from rhino.strategies.schedules.one_f_one_b import alternate
 
 def order(pipeline: Pipeline) -> Order:
     """Returns the order of ZB-H1."""
-    return one_stage_each(pipeline, _tasks)
+    return one_stage_each(pipeline, lambda whole, stage: split_tasks(whole, stage, 1))
 
 
-def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
-    numbers = range(pipeline.num_micro_batches)
+def split_tasks(pipeline: Pipeline, stage: int, ahead: int) -> list[Task]:
+    """Returns the tasks of a stage that has `ahead` forwards more than the one behind it before its first input gradient.
+
+    Its weight gradients follow as many more micro-batches behind their input gradients than those of the stage before it.
+    """
+    numbers, later = range(pipeline.num_micro_batches), ahead * stage
     forwards, inputs = [Task("forward", stage, i) for i in numbers], [Task("input-gradient", stage, i) for i in numbers]
     tasks: list[Task] = []
-    for task in alternate(forwards, inputs, pipeline.num_stages - 1 - stage):
+    for task in alternate(forwards, inputs, ahead * (pipeline.num_stages - 1 - stage)):
         tasks.append(task)
-        if task.phase == "input-gradient" and task.micro_batch is not None and task.micro_batch >= stage:
-            tasks.append(Task("weight-gradient", stage, task.micro_batch - stage))
-    return [*tasks, *(Task("weight-gradient", stage, i) for i in numbers[-stage:] if stage)]
+        if task.phase == "input-gradient" and task.micro_batch is not None and task.micro_batch >= later:
+            tasks.append(Task("weight-gradient", stage, task.micro_batch - later))
+    return [*tasks, *(Task("weight-gradient", stage, i) for i in numbers[-later:] if later)]
 
 
 SCHEDULE = Schedule("zero-bubble", "1F1B whose weight gradients fill idle time; the backward is split", order, splits_backward=True)

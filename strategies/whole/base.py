@@ -71,8 +71,8 @@ class Estimate:
 
     Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
     time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
-    `others` are those by other schedules, best first, but for those that need too much by far. Stages are cut within `tolerance` of the
-    best balance.
+    `others` are those by other schedules, best first, but for those that need too much by far; `ahead` is the best by those that run ahead,
+    where it takes less and fits. Stages are cut within `tolerance` of the best balance.
     Shapes: `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
@@ -86,6 +86,12 @@ class Estimate:
     peak_bytes: tuple[float, ...]
     others: tuple[Estimate, ...] = ()
     tolerance: float = 0.0
+    ahead: Estimate | None = None
+
+    @property
+    def quickest(self) -> Estimate:
+        """The best plan of the shape."""
+        return self.ahead or self
 
     @property
     def idle_s(self) -> float:

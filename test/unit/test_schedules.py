@@ -40,6 +40,14 @@ def test_1f1b_by_hand():
     ]
 
 
+def test_eager_1f1b_by_hand():
+    assert text(make_order("eager-1f1b", Pipeline(3, 6))) == [
+        "F0.0 F0.1 F0.2 F0.3 F0.4 B0.0 F0.5 B0.1 B0.2 B0.3 B0.4 B0.5",
+        "F1.0 F1.1 F1.2 B1.0 F1.3 B1.1 F1.4 B1.2 F1.5 B1.3 B1.4 B1.5",
+        "F2.0 B2.0 F2.1 B2.1 F2.2 B2.2 F2.3 B2.3 F2.4 B2.4 F2.5 B2.5",
+    ]
+
+
 def test_gpipe_by_hand():
     assert text(make_order("gpipe", Pipeline(2, 3))) == ["F0.0 F0.1 F0.2 B0.0 B0.1 B0.2", "F1.0 F1.1 F1.2 B1.0 B1.1 B1.2"]
 
@@ -49,6 +57,13 @@ def test_zero_bubble_by_hand():
         "F0.0 F0.1 F0.2 I0.0 W0.0 F0.3 I0.1 W0.1 I0.2 W0.2 I0.3 W0.3",
         "F1.0 F1.1 I1.0 F1.2 I1.1 W1.0 F1.3 I1.2 W1.1 I1.3 W1.2 W1.3",
         "F2.0 I2.0 F2.1 I2.1 F2.2 I2.2 W2.0 F2.3 I2.3 W2.1 W2.2 W2.3",
+    ]
+
+
+def test_zero_bubble_h2_by_hand():
+    assert text(make_order("zero-bubble-h2", Pipeline(2, 4))) == [
+        "F0.0 F0.1 F0.2 I0.0 W0.0 F0.3 I0.1 W0.1 I0.2 W0.2 I0.3 W0.3",
+        "F1.0 I1.0 F1.1 I1.1 F1.2 I1.2 W1.0 F1.3 I1.3 W1.1 W1.2 W1.3",
     ]
 
 
@@ -106,7 +121,7 @@ def finishes(order, backward, num_stages):
 @pytest.mark.parametrize(
     ("name", "pipeline", "says"),
     [
-        ("2f2b", Pipeline(2, 2), "expected one of 1f1b, gpipe, interleaved, zero-bubble"),
+        ("2f2b", Pipeline(2, 2), "expected one of 1f1b, eager-1f1b, gpipe, interleaved, zero-bubble, zero-bubble-h2"),
         ("gpipe", Pipeline(4, 4, chunks=2), "'gpipe' holds one stage on a rank, got 2"),
         ("interleaved", Pipeline(5, 4, chunks=2), "5 stages cannot be dealt"),
         ("1f1b", Pipeline(2, 0), "at least one"),

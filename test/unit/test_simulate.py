@@ -46,11 +46,13 @@ def test_micro_batches_in_flight(d, m):
     staged = chain(d, m)
     assert [one.peak_micro_batches for one in run(staged, "1f1b").memory] == [min(m, d - s) for s in range(d)]
     assert [one.peak_micro_batches for one in run(staged, "gpipe").memory] == [m] * d
+    assert [one.peak_micro_batches for one in run(staged, "eager-1f1b").memory] == [min(m, 2 * (d - s) - 1) for s in range(d)]
     together = chain(d, m, fused=True)
     assert [one.peak_micro_batches for one in run(together, "1f1b").memory] == [min(m, d - s) for s in range(d)]
     assert [one.peak_micro_batches for one in run(together, "gpipe").memory] == [*[m] * (d - 1), 1]
-    held = [one.peak_micro_batches for one in run(chain(d, m, split=True), "zero-bubble").memory]
-    assert held == [min(m, d)] * d
+    for name, most in (("zero-bubble", d), ("zero-bubble-h2", 2 * d - 1)):
+        held = [one.peak_micro_batches for one in run(chain(d, m, split=True), name).memory]
+        assert held == [min(m, most)] * d
 
 
 @pytest.mark.parametrize("v", [1, 2, 3])
@@ -69,6 +71,21 @@ def test_bubble_of_zero_bubble(d, m):
     found, plain = run(staged, "zero-bubble"), run(chain(d, m), "1f1b")
     assert found.timeline.end_s == 3 * m + (d - 1)
     assert plain.timeline.end_s == 3 * m + 3 * (d - 1)
+
+
+@pytest.mark.parametrize(("d", "m"), [(d, m) for d in range(2, 5) for m in range(2 * d, 10)])
+def test_running_ahead_hides_transfers(d, m):
+    """A transfer is as long as a forward: 1F1B waits for those of every micro-batch, and who runs ahead for those of one alone.
+
+    ZB-H2 has weight gradients left for the time in which the last of them go back.
+    """
+    link = Link(1.0, 1e9)
+    whole, halves = chain(d, m), chain(d, m, split=True)
+    for staged, plain, ahead, waited in ((whole, "1f1b", "eager-1f1b", 2), (halves, "zero-bubble", "zero-bubble-h2", 1)):
+        found, waits = (run(staged, name, link=link).timeline for name in (ahead, plain))
+        alone = run(staged, plain).timeline.end_s
+        assert found.end_s < waits.end_s
+        assert found.end_s == pytest.approx(alone + waited * (d - 1))
 
 
 @pytest.mark.parametrize("m", range(1, 10))

@@ -1,6 +1,6 @@
 """What stages are said to need and to take before their programs are there: by hand, and against the programs."""
 
-import dataclasses
+from dataclasses import replace
 
 import gpt
 import pytest
@@ -55,7 +55,7 @@ def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then
 
 def gpt_step(**changed):
     small = {"hidden": 64, "vocab": 128, "seq": 64, "batch": 16}
-    return export_step(gpt.model(dataclasses.replace(GPT, **{**small, **changed}))).encode()
+    return export_step(gpt.model(replace(GPT, **{**small, **changed}))).encode()
 
 
 def setup_of(text, *schedules):
@@ -89,3 +89,18 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
     assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
     assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.02)
     assert times.input_s[1] + times.weight_s[1] == pytest.approx(taken["backward_1"], rel=0.02)
+
+
+def test_running_ahead_is_looked_at_where_it_fits():
+    text = gpt_step(layers=4)
+    shape = Shape(4, (2,), 8)
+    found = Evaluator(setup_of(text, "1f1b", "eager-1f1b")).outcome(shape)
+    assert found.schedule == "1f1b"
+    assert (found.quickest, found.ahead.schedule) == (found.ahead, "eager-1f1b")
+    assert found.ahead.step_s < found.step_s
+    assert max(found.ahead.peak_bytes) > max(found.peak_bytes)
+    budget = (max(found.ahead.peak_bytes) + max(found.peak_bytes)) / 2
+    small = Evaluator(replace(setup_of(text, "1f1b", "eager-1f1b"), budget_bytes=budget)).outcome(shape)
+    assert (small.schedule, small.ahead, small.quickest) == ("1f1b", None, small)
+    alone = Evaluator(setup_of(text, "eager-1f1b")).outcome(shape)
+    assert (alone.schedule, alone.step_s) == ("eager-1f1b", found.ahead.step_s)

@@ -172,6 +172,23 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
     assert "2 stages of 1, 8 micro-batches, zero-bubble: 5 s, 117.4% slower once its programs were made" in report.text()
 
 
+def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+    shape = Shape(2, (1,), 4)
+    plain = Estimate(shape, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,), tolerance=0.02)
+    explored = Explored(outcomes=[replace(plain, ahead=replace(plain, schedule="eager-1f1b", step_s=1.9, tolerance=0.005))])
+    explored.asked_by[shape] = "rhino"
+    monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
+    made: list[Decided] = []
+
+    def make(plan: Decided) -> Made[Decided]:
+        made.append(plan)
+        return Made(plan, 2.1 - 0.1 * len(made), (0.0,))
+
+    plan, report = choose_whole(setup, Said(jobs=1), make)
+    assert [(one.schedule, one.tolerance) for one in made] == [("eager-1f1b", 0.005)]
+    assert (plan, report.chosen.estimate) == (made[0], explored.ranked[0].ahead)
+
+
 def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(whole_workers, "_SERVE", "")
     workers = Workers(setup, 2)
