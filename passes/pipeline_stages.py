@@ -81,7 +81,7 @@ class PipelineStages(Pass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
-        tolerance = self._tolerance()
+        tolerance = parse_tolerance(self.tolerance)
         if self.stages < 1:
             raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
         cluster = load_cluster(self.cluster)
@@ -96,17 +96,6 @@ class PipelineStages(Pass):
                 remarks.add(self.name, place, text)
         drop_marks(module)
         remarks.statistics.update(stages=answer, staging=staging)
-
-    def _tolerance(self) -> float | None:
-        if not self.tolerance:
-            return None
-        if not _TOLERANCE.fullmatch(self.tolerance) or float(self.tolerance) > MOST_TOLERANCE:
-            raise RhinoError(
-                "RHI-STAGE-002",
-                f"tolerance '{self.tolerance}' is no number from 0 to {MOST_TOLERANCE:g}",
-                fix="say for example 0.1: the largest work of a stage may be a tenth over the best balance",
-            )
-        return float(self.tolerance)
 
     def _staging(self, program: Program, module: ir.Operation, cluster: Cluster) -> Staging:
         loop = accumulation_loop(program)
@@ -161,6 +150,23 @@ class PipelineStages(Pass):
             what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were asked for"
             raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
         return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
+
+
+def parse_tolerance(text: str) -> float | None:
+    """Returns by what share of the best balance the largest work of a stage may be over it; None where nothing is said.
+
+    Raises:
+        RhinoError: RHI-STAGE-002 where it is no such share.
+    """
+    if not text:
+        return None
+    if not _TOLERANCE.fullmatch(text) or float(text) > MOST_TOLERANCE:
+        raise RhinoError(
+            "RHI-STAGE-002",
+            f"tolerance '{text}' is no number from 0 to {MOST_TOLERANCE:g}",
+            fix="say for example 0.1: the largest work of a stage may be a tenth over the best balance",
+        )
+    return float(text)
 
 
 def _number(value: int) -> ir.Attribute:

@@ -95,7 +95,7 @@ class Report:
             best.setdefault(plan.estimate.shape, plan)
         gone = {self.chosen.estimate.shape, *best, *(one.shape for one in self.failed)}
         found = [Lost(plan.estimate, plan, self.made_loss(plan)) for shape, plan in best.items() if shape != self.chosen.estimate.shape]
-        found += [Lost(one, None, self.loss(one)) for one in self.explored.ranked if one.shape not in gone]
+        found += [Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.shape not in gone]
         return sorted(found, key=lambda one: (one.step_s, one.estimate.shape))
 
     def made_loss(self, plan: MadePlan) -> str:
@@ -137,7 +137,7 @@ class Report:
             "version": 1,
             "cluster": self.cluster,
             "budget_bytes": self.budget_bytes,
-            "plan": _shape_json(one.shape) | {"schedule": one.schedule},
+            "plan": _plan_json(one),
             "predicted_step_s": self.chosen.step_s,
             "predicted_peak_bytes": list(self.chosen.peak_bytes),
             **_estimate_json(one),
@@ -158,6 +158,12 @@ def _shape_json(shape: Shape) -> dict[str, Any]:
     return found if shape.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
 
 
+def _plan_json(one: Estimate) -> dict[str, Any]:
+    """Returns what says a plan, as options of the command line do."""
+    tolerance = {"tolerance": one.tolerance} if one.schedule else {}
+    return _shape_json(one.shape) | {"schedule": one.schedule} | tolerance
+
+
 def _estimate_json(one: Estimate) -> dict[str, Any]:
     """Returns the figures of a plan as it was estimated; the peaks of the ranks where it was told what they need."""
     peaks = {"estimated_peak_bytes": [ceil(size) for size in one.peak_bytes]} if len(one.peak_bytes) == one.shape.stages else {}
@@ -167,8 +173,7 @@ def _estimate_json(one: Estimate) -> dict[str, Any]:
 def _lost_json(one: Lost) -> dict[str, Any]:
     """Returns an alternative: what its programs are predicted to take, where they were made, and what it was estimated at."""
     made = {"predicted_step_s": one.made.step_s, "predicted_peak_bytes": list(one.made.peak_bytes)} if one.made else {}
-    said = _shape_json(one.estimate.shape) | {"schedule": one.estimate.schedule}
-    return said | made | _estimate_json(one.estimate) | {"bound_s": one.estimate.bound_s, "why": one.why}
+    return _plan_json(one.estimate) | made | _estimate_json(one.estimate) | {"bound_s": one.estimate.bound_s, "why": one.why}
 
 
 def _cut_json(one: CutOff) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Order, Pipeline, Schedule
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.sharded import op_seconds
+from rhino.strategies.stage_balance import TOLERANCES
 from rhino.strategies.stage_estimate import Sharded, StageEstimate, StageEstimates
 from rhino.strategies.step_time import step_seconds
 from rhino.strategies.whole.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
@@ -73,7 +74,8 @@ MOST_OPS: Final = 250_000
 class Setup:
     """What shapes are evaluated for: the step as bytecode, and the options of the passes, by name, as `before_choice` takes them.
 
-    `layers` is the number of alike layers in each stretch of the step that `groups` stand for, where it is folded.
+    `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded. Stages are cut within
+    one of `tolerances` of the best balance.
     """
 
     module: bytes
@@ -84,6 +86,7 @@ class Setup:
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     layers: tuple[int, ...] = ()
     groups: int = 0
+    tolerances: tuple[float, ...] = TOLERANCES
 
 
 def folded(setup: Setup) -> Setup:
@@ -317,7 +320,7 @@ class Evaluator:
         """
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
         sharded = Sharded(make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states))
-        cuts = StageEstimates(sharded, shape.micro_batches, outer.link)
+        cuts = StageEstimates(sharded, shape.micro_batches, outer.link, self.setup.tolerances)
         found: Timed = []
         ahead: Timed = []
         is_apart = any(not SCHEDULES[name].runs_ahead for name in self.setup.schedules)

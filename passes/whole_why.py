@@ -26,7 +26,6 @@ from rhino.ir.plan_text import signed_seconds
 from rhino.ir.units import format_bytes, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import LEVELS
-from rhino.passes.pipeline_stages import PipelineStages
 from rhino.passes.plan_costs import PlanCosts, plan_costs
 from rhino.passes.spmd_search import Whole, digest
 from rhino.passes.staged_search import cut_step
@@ -195,8 +194,7 @@ class _Places:
         is_back = (answer.stage[nodes] > turn) | ((answer.stage[nodes] == turn) & problem.late[nodes])
         pinned = problem.pinned.copy()
         pinned[nodes] = np.where(is_back, problem.last - stage, stage)
-        said = self.options.get("tolerance", PipelineStages.tolerance)
-        found = solve_stages(replace(problem, pinned=pinned), float(said) if said else None)
+        found = solve_stages(replace(problem, pinned=pinned), answer.limit_s / answer.least_s - 1 if answer.least_s else 0.0)
         if isinstance(found, Infeasible | Unsolved):
             return "cannot be"
         return (

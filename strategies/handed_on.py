@@ -101,12 +101,15 @@ class Handing:
         """The ops after which most of a micro-batch is held, and most is held for long, in program order.
 
         In large steps the first is where the way back begins. In small ones, what is soon read can be larger, as in the way back of
-        experts; so the other counts a byte by how long it is held. Where the way back begins is the program's, however it is sharded.
+        experts; so the other counts a byte by how long it is held. What is added to a running sum is held no longer than it takes to make
+        it, wherever the addition stands. Where the way back begins is the program's, however it is sharded.
         """
+        adds = {self.value_op[value] for value in self.ends}
         anywhere = np.zeros(self.graph.num_ops, dtype=np.int64)
         last: dict[int, int] = {}
         for op in np.flatnonzero(self.parts.body & ~self.parts.free).tolist():
-            last.update(dict.fromkeys(self._made_of(op, anywhere, 0), op))
+            if op not in adds:
+                last.update(dict.fromkeys(self._made_of(op, anywhere, 0), op))
         whole_bytes = (self.graph.value_bytes() * self.graph.copies()).tolist()
         change = np.zeros((2, self.graph.num_ops + 1))
         for value, end in last.items():

@@ -5,7 +5,7 @@ The figures are of the plan: an op takes what it takes as sharded, collectives a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from rhino.strategies.handed_on import Handing
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
-from rhino.strategies.stage_balance import TOLERANCES
 from rhino.strategies.stage_graph import make_staging
 from rhino.strategies.stage_line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.stage_needs import StageNeeds
@@ -57,9 +56,9 @@ class StageEstimates:
     What the number does not change is found once. `link` is that between a stage and the next.
     """
 
-    def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link) -> None:
+    def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link, tolerances: Sequence[float]) -> None:
         plan = sharded.plan
-        self.sharded, self.num_micro_batches, self.link = sharded, num_micro_batches, link
+        self.sharded, self.num_micro_batches, self.link, self.tolerances = sharded, num_micro_batches, link, sorted(tolerances)
         value_bytes, alone = local_bytes(plan), runs_alone(plan)
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
         self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
@@ -67,7 +66,9 @@ class StageEstimates:
         self.staging = make_staging(
             plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, link=link, handing=self.handing, apart=apart
         )
-        self.lines = lines_of(self.staging.problem)
+        problem = self.staging.problem
+        lines = [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]
+        self.lines = [line for line in lines if line.back.any()] or lines  # where there is a way back it is on the same devices
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
         self.temporaries: dict[object, float] = {}
         self.found: dict[int, tuple[StageEstimate, ...]] = {}
@@ -118,7 +119,7 @@ class StageEstimates:
         pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
         least_s = min(least_work(problem, parts) for parts in pieces)
         moves: list[float] = []
-        for tolerance in TOLERANCES:
+        for tolerance in self.tolerances:
             limit_s = least_s * (1 + tolerance)
             found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
             moved, number = min(found)

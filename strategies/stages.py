@@ -81,7 +81,7 @@ def solve_stages(problem: StageProblem, tolerance: float | None, step_limit: int
     Without a tolerance it is the one of a few within whose cut of a line a step takes least (stage_balance.py).
     """
     search = _Search(problem, step_limit)
-    least = search.least_work()
+    least = search.least_work(TOLERANCES[-1] if tolerance is None else tolerance)
     return search.run(least, tolerance) if isinstance(least, float) else least
 
 
@@ -92,23 +92,26 @@ class _Search:
         folded = [replace(problem, late=late) for late in (problem.late, *problem.turns)]
         parts = [(one, line, stretches(one, line)) for one in folded for line in lines_of(one)]
         self.lines = [(one, line, some) for one, line, some in parts if some is not None]
+        self.even: Ints | None = None
+        """What the integer program has found to have the least work on the device with the most, where it was asked."""
+
         self.best: Ints | None = None
         self.best_cost = np.inf
         self.method = ""
 
-    def least_work(self) -> float | Infeasible | Unsolved:
+    def least_work(self, tolerance: float) -> float | Infeasible | Unsolved:
         """Returns the least work that the device with the most can have, as far as is known: proven where the problem is small."""
         all_work = float(self.problem.work_on(0).sum())
         on_lines = [least_limit(self.problem, parts, all_work, np.inf) for _, _, parts in self.lines if cut(self.problem, parts, all_work)]
         if on_lines and not self.is_small:
             return min(on_lines)
         even = all_work / self.problem.num_stages
-        reduced = self.reduced(even * TOLERANCES[-1] * JOINED_SHARE)
+        reduced = self.reduced(even * tolerance * JOINED_SHARE)
         rows = StageRows(reduced.problem, self.windows(reduced, _LOOSE * even), None)
         match solve_rows(rows.rows(), integer=True, step_limit=self.step_limit):
             case Point() as point:
-                stage = rows.stages(point)[reduced.group]
-                return min([*on_lines, float(self.problem.device_work(self.problem.device(stage)).max())])
+                self.even = rows.stages(point)[reduced.group]
+                return min([*on_lines, float(self.problem.device_work(self.problem.device(self.even)).max())])
             case Infeasible() as found:
                 return min(on_lines) if on_lines else found
             case Unsolved() as found:
@@ -138,6 +141,8 @@ class _Search:
             tolerance = tolerance_of(self.problem, lambda one: self.on_lines(least_s * (1 + one)))
         limit_s = least_s * (1 + tolerance)
         self.cut_lines(limit_s)
+        if self.even is not None:
+            self.offer(self.even, limit_s, _PROGRAM)
         reduced = self.reduced(limit_s * tolerance * JOINED_SHARE)
         windows = self.windows(reduced, limit_s)
         bound = self.branch_and_bound(reduced, windows, limit_s)

@@ -1,7 +1,8 @@
 """How long a step in stages takes, from what its stages take: the simulator of `strategies/simulate.py` before there are programs.
 
 Each rank runs its tasks in the schedule's order, each as soon as what it waits for is there: a forward for the stage before, a backward for
-its own forward and the stage behind, a weight gradient for its input gradient. What passes between stages goes beside all computing.
+its own forward and the stage behind, a weight gradient for its input gradient. What passes between stages goes beside all computing, one
+micro-batch after the other.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def step_seconds(order: Order, times: StageTimes) -> float:
             if ready is None:
                 break
             now = max(now, ready) + kind.seconds
-            kind.ends.at_s[task.micro_batch] = now
+            kind.ends.end(task.micro_batch, now)
             awake += kind.ends.asleep.pop(task.micro_batch, ())
             at[rank] = number + 1
         free[rank] = now
@@ -85,10 +86,21 @@ def step_seconds(order: Order, times: StageTimes) -> float:
 
 @dataclass(slots=True)
 class _Ends:
-    """When tasks of one phase and stage end, by micro-batch, and the ranks that wait for those that have not."""
+    """When tasks of one phase and stage end, and what they give is at the next stage, which takes `moves_s`: both by micro-batch.
 
+    `asleep` are the ranks that wait for those that have not ended.
+    """
+
+    moves_s: float = 0.0
     at_s: dict[int | None, float] = field(default_factory=dict)
+    there_s: dict[int | None, float] = field(default_factory=dict)
+    last_s: float = 0.0
     asleep: dict[int | None, list[int]] = field(default_factory=dict)
+
+    def end(self, micro_batch: int | None, now_s: float) -> None:
+        """Notes that a task ends now, and that what it gives follows what was given before."""
+        self.at_s[micro_batch] = now_s
+        self.last_s = self.there_s[micro_batch] = max(self.last_s, now_s) + self.moves_s
 
 
 class _Kind(NamedTuple):
@@ -96,17 +108,17 @@ class _Kind(NamedTuple):
 
     seconds: float
     ends: _Ends
-    after: tuple[tuple[_Ends, float], ...]
+    after: tuple[tuple[_Ends, bool], ...]
 
     def ready_s(self, micro_batch: int | None, rank: int) -> float | None:
         """Returns when what a task waits for is there; None while that is not known, until when `rank` is asleep."""
         ready = 0.0
-        for ends, seconds in self.after:
-            end = ends.at_s.get(micro_batch)
+        for ends, moves in self.after:
+            end = (ends.there_s if moves else ends.at_s).get(micro_batch)
             if end is None:
                 ends.asleep.setdefault(micro_batch, []).append(rank)
                 return None
-            ready = max(ready, end + seconds)
+            ready = max(ready, end)
         return ready
 
 
@@ -115,8 +127,8 @@ class _Kinds(dict[tuple[Phase, int], _Kind]):
 
     def __init__(self, times: StageTimes) -> None:
         self.times = times
-        self.forward = [_Ends() for _ in times.forward_s]
-        self.input = [_Ends() for _ in times.forward_s]
+        self.forward = [_Ends(moves_s) for moves_s in (*times.there_s, 0.0)]
+        self.input = [_Ends(moves_s) for moves_s in (0.0, *times.back_s)]
 
     def __missing__(self, key: tuple[Phase, int]) -> _Kind:
         self[key] = kind = _Kind(self.times.task_s(*key), self._ends(*key), tuple(self._after(*key)))
@@ -131,15 +143,15 @@ class _Kinds(dict[tuple[Phase, int], _Kind]):
             case _:
                 return _Ends()
 
-    def _after(self, phase: Phase, stage: int) -> Iterator[tuple[_Ends, float]]:
-        """Yields what a task waits for. The last stage has no forward of its own."""
-        times, last = self.times, self.times.num_stages - 1
+    def _after(self, phase: Phase, stage: int) -> Iterator[tuple[_Ends, bool]]:
+        """Yields what a task waits for, and whether that comes from another stage. The last stage has no forward of its own."""
+        last = self.times.num_stages - 1
         starts = phase == "forward"
         ends = phase in ("backward", "input-gradient")
         if stage and (ends if stage == last else starts):
-            yield self.forward[stage - 1], times.there_s[stage - 1]
+            yield self.forward[stage - 1], True
         if ends and stage < last:
-            yield self.forward[stage], 0.0
-            yield self.input[stage + 1], times.back_s[stage]
+            yield self.forward[stage], False
+            yield self.input[stage + 1], True
         if phase == "weight-gradient":
-            yield self.input[stage], 0.0
+            yield self.input[stage], False

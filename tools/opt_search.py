@@ -16,6 +16,7 @@ from rhino.ir.mlir import ir
 from rhino.ir.units import format_seconds, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
+from rhino.passes.pipeline_stages import parse_tolerance
 from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
 from rhino.passes.recompute import share_of_all
 from rhino.passes.registry import PARALLEL
@@ -61,6 +62,8 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
     if said.stages is None and (marked := num_marked_stages(module)) > 1:
         said = replace(said, stages=marked)
     setup = Setup(bytecode(module), file, cluster, budget, passed, said.schedules())
+    if (tolerance := parse_tolerance(options.tolerance or "")) is not None:
+        setup = replace(setup, tolerances=(tolerance,))
 
     def make_own(plan: Decided) -> Made[MadeModule]:
         return make(ir.Module.parse(setup.module, module.context), as_said(options, plan))
@@ -123,6 +126,6 @@ class Progress:
     def told(self, explored: Explored) -> None:
         """Shows what is known after a round."""
         if self.is_shown:
-            best = explored.ranked[0] if explored.ranked else None
+            best = min((one.quickest for one in explored.ranked), key=lambda one: one.step_s, default=None)
             words = f"best so far: {best.shape}, {format_seconds(best.step_s)}" if best else "none fits so far"
             self.status.update(f"{len(explored.outcomes)} shapes planned; {words}")

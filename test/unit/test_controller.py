@@ -251,6 +251,12 @@ def test_no_schedule_beats_its_work_and_every_move_counts(name: str):
     assert step_seconds(order, times_of(4, move=0.5)) > step_seconds(order, times_of(4))
 
 
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zero-bubble"])
+def test_a_link_carries_one_micro_batch_after_the_other(name: str):
+    order = make_order(name, Pipeline(2, 8))
+    assert step_seconds(order, times_of(2, move=10.0)) >= 8 * 10.0 + 3.0
+
+
 # On a real step
 
 

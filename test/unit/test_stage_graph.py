@@ -89,6 +89,14 @@ def staging_of(text, link=None) -> tuple[Program, object]:
         return program, make_staging(program.graph, parts, 2, MICRO_BATCHES, link=link)
 
 
+def test_gradients_that_are_added_up_at_the_end_do_not_hide_where_the_way_back_begins():
+    """Weights are larger than what a micro-batch holds of a layer, and the loop adds their gradients up behind everything else."""
+    _, staging = staging_of(accumulation(layers, weights(6, 4096), width=4096))
+    problem = staging.problem
+    assert problem.work[problem.late].sum() > 0.6 * problem.work.sum()
+    assert problem.work[~problem.late].sum() > 0.2 * problem.work.sum()
+
+
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_a_chain_sends_one_activation_and_one_gradient_over_each_cut(num_stages):
     staging, answer, (body, after) = staged(accumulation(layers, weights(8)), num_stages)

@@ -104,3 +104,8 @@ def test_running_ahead_is_looked_at_where_it_fits():
     assert (small.schedule, small.ahead, small.quickest) == ("1f1b", None, small)
     alone = Evaluator(setup_of(text, "eager-1f1b")).outcome(shape)
     assert (alone.schedule, alone.step_s) == ("eager-1f1b", found.ahead.step_s)
+
+
+def test_a_tolerance_that_is_said_is_the_one_of_the_search():
+    setup = replace(setup_of(gpt_step(layers=4), "1f1b"), tolerances=(0.3,))
+    assert Evaluator(setup).outcome(Shape(2, (2,), 4)).tolerance == 0.3

@@ -52,7 +52,7 @@ def random_problem(seed, num_stages, most=7, with_budget=False):
         more["saved"] = make_nets((([int(rng.integers(num))], float(rng.integers(1, 5))) for _ in range(3)), least=1)
         more["budget_bytes"] = float(rng.integers(6, 20))
     if seed % 2:
-        more["apart"] = rng.integers(0, 3, size=num).astype(float)
+        more["apart"] = rng.integers(0, 3, size=num) * [1.0, 1e-6][seed // 2 % 2]
     return problem_of(num_stages, work, nets, pinned, **more)
 
 
