@@ -258,7 +258,7 @@ class Evaluator:
             timed, ahead = self.timed(shape, choice, answer.states, loop)
         outcome = self.in_stages(shape, problem, answer, bounds, timed, cutoff_s)
         if isinstance(outcome, Estimate):
-            return replace(outcome, ahead=self.quicker(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead))
+            return self.with_ahead(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead)
         return outcome
 
     def with_memory(
@@ -302,15 +302,23 @@ class Evaluator:
         estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
         return CutOff(shape, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
 
-    def quicker(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate | None:
-        """Returns the best of what was `found` by schedules that run ahead, if it is quicker and fits."""
-        for one, (step_s, _, order, cut) in zip(found, ahead, strict=True):
-            if step_s >= plain.step_s:
-                break
-            peak_bytes = cut.needs.peak_bytes(order, self.setup.budget_bytes)
-            if max(peak_bytes) <= self.setup.budget_bytes:
-                return replace(one, peak_bytes=peak_bytes)
-        return None
+    def with_ahead(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate:
+        """Returns the estimate of a shape with what was `found` by schedules that run ahead: the best that is quicker and fits, and others.
+
+        Those are made where the programs of better ones come to more than they are estimated at.
+        """
+        others = list(plain.others)
+        for one, (_, _, order, cut) in zip(found, ahead, strict=True):
+            if plain.ahead is None and one.step_s < plain.step_s:
+                told = replace(one, peak_bytes=cut.needs.peak_bytes(order, NEARLY * self.setup.budget_bytes))
+                if max(told.peak_bytes) <= self.setup.budget_bytes:
+                    plain = replace(plain, ahead=told)
+                    continue
+            else:
+                told = one
+            if may_fit(told, self.setup.budget_bytes):
+                others.append(told)
+        return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
 
     def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
         """Returns what a sharded step takes as a pipeline by each schedule, none where it cannot be cut; those apart that run ahead.

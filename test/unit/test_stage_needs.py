@@ -102,6 +102,8 @@ def test_running_ahead_is_looked_at_where_it_fits():
     budget = (max(found.ahead.peak_bytes) + max(found.peak_bytes)) / 2
     small = Evaluator(replace(setup_of(text, "1f1b", "eager-1f1b"), budget_bytes=budget)).outcome(shape)
     assert (small.schedule, small.ahead, small.quickest) == ("1f1b", None, small)
+    (nearly,) = small.others
+    assert (nearly.schedule, nearly.peak_bytes) == ("eager-1f1b", found.ahead.peak_bytes)
     alone = Evaluator(setup_of(text, "eager-1f1b")).outcome(shape)
     assert (alone.schedule, alone.step_s) == ("eager-1f1b", found.ahead.step_s)
 
