@@ -176,11 +176,6 @@ def found(who: str, one: Estimate) -> Found:
     return Found(who, f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape), one.step_s, max(one.peak_bytes))
 
 
-def quickest(explored: Explored) -> Estimate:
-    """Returns the best plan of all shapes that can be had, of which there is one."""
-    return min((one.quickest for one in explored.ranked), key=lambda one: one.step_s)
-
-
 def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
     """Returns what the search of whole plans finds, and where it searched."""
     workers = Workers(setup, jobs)
@@ -270,7 +265,7 @@ def measure(case: str, platform_name: str, num_devices: int, options: argparse.N
         explored, space = search(whole, options.jobs)
         wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
         _report(case, explored)
-        best = made(whole, quickest(explored)) if explored.ranked else None
+        best = made(whole, explored.quickest) if explored.quickest else None
         near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
         listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, explored))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach

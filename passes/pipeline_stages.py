@@ -105,7 +105,7 @@ class PipelineStages(Pass):
         parts = parts_of(program.graph, loop, seconds)
         value_bytes = local_bytes(plan)
         handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
-        apart = ways_apart(plan, model, handing)
+        apart = ways_apart(plan, model, handing) if self.stages > 1 else None  # the last stage's two ways are one program
         link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
         pins = {
             number: ir.IntegerAttr(op.attributes[STAGE]).value

@@ -126,6 +126,6 @@ class Progress:
     def told(self, explored: Explored) -> None:
         """Shows what is known after a round."""
         if self.is_shown:
-            best = min((one.quickest for one in explored.ranked), key=lambda one: one.step_s, default=None)
+            best = explored.quickest
             words = f"best so far: {best.shape}, {format_seconds(best.step_s)}" if best else "none fits so far"
             self.status.update(f"{len(explored.outcomes)} shapes planned; {words}")

@@ -239,6 +239,11 @@ class Explored:
         return sorted(found, key=lambda one: (one.step_s, one.shape))
 
     @property
+    def quickest(self) -> Estimate | None:
+        """The best plan of all shapes, by any schedule; None where none can be had."""
+        return min((one.quickest for one in self.ranked), key=lambda one: one.step_s, default=None)
+
+    @property
     def refused(self) -> list[Refused]:
         """The shapes that cannot be had."""
         return [one for one in self.outcomes if isinstance(one, Refused)]
