@@ -104,7 +104,7 @@ class PricedSearch:
         """Returns the best choice at `prices`, and remembers where the bound is highest."""
         solved = self.solver.solve(self.solver.reduce(prices, self.budget))
         self.bound = max(self.bound, solved.bound)
-        if solved.value > self.highest.value:
+        if self.highest.value < solved.value < np.inf:
             self.highest = solved
         return solved
 
@@ -132,11 +132,13 @@ class PricedSearch:
     def note(self, states: Ints) -> bool:
         """Takes up a choice: a column, its worst times as rows, and perhaps the best answer. Returns whether it taught anything."""
         problem = self.solver.problem
+        cost = problem.cost(states)
+        if cost == np.inf:
+            return False  # the solve was cut off before it had a choice
         known = any(np.array_equal(states, column[0]) for column in self.columns)
         memory = problem.memory(states)
         taught = self.take_times(memory, self.budget)
         if not known:
-            cost = problem.cost(states)
             self.columns.append((states, cost, memory))
             self.consider(states, cost, memory)
         return taught or not known

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from joint_problems import random_joint_problem
 from problems import random_budget, random_problem
 
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
@@ -310,6 +311,18 @@ def test_a_search_under_another_budget_begins_with_what_was_found():
     fresh = Search(problem, PRICES_ALONE)
     assert found.cost == fresh.run(93.0 + 5).cost == pytest.approx(25)
     assert search.statistics.solves - known < fresh.statistics.solves
+
+
+@pytest.mark.parametrize("seed", [300, 1218])
+def test_a_solve_that_is_cut_off_before_it_has_a_choice_leaves_none(seed):
+    """Searches under other budgets begin with what was found: an illegal choice would be one that none of them could price."""
+    problem = random_joint_problem(seed)
+    best = brute_force(problem)
+    search = Search(problem, Limits(table_entries=4, exact_below_states=0, cutoff=best.cost * (1 + 1e-9)))
+    found = search.within(0.9 * problem.memory(best.states).max(), search.free(None))
+    assert isinstance(found, Unsolved)
+    assert search.columns
+    assert all(np.isfinite(cost) for _, cost, _ in search.columns)
 
 
 def test_small_tensors_are_mixed_under_a_large_budget():
