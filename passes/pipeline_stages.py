@@ -41,6 +41,7 @@ from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.handed_on import Handing
 from rhino.strategies.problem import Floats, Ints
+from rhino.strategies.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_marks import marked_stages
@@ -76,6 +77,8 @@ class PipelineStages(Pass):
 
     stages: int = opt(2, "how many stages")
     tolerance: str = opt("", "by what share of the best balance the largest work of a stage may be over it; empty chooses one")
+    schedule: str = opt(DEFAULT, "by which a tolerance is chosen")
+    ranks: int = opt(0, "on how many ranks the stages are, where that is not one each")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     budget: str = opt("", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit")
 
@@ -84,12 +87,17 @@ class PipelineStages(Pass):
         tolerance = parse_tolerance(self.tolerance)
         if self.stages < 1:
             raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
+        ranks = self.ranks or self.stages
+        if ranks < 1 or self.stages % ranks:
+            raise _bad_number(f"{self.stages} stages were asked for on {ranks} ranks", "ask for a number that the ranks divide")
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
             staging = self._staging(program, module, cluster)
-            answer = _solve(staging.problem, tolerance)
+            count = staging.problem.num_micro_batches
+            order = make_order(self.schedule, Pipeline(self.stages, count, self.stages // ranks))
+            answer = _solve(staging.problem, tolerance, order)
             if isinstance(answer, Infeasible | Unsolved):
-                raise _unsolved(program, staging, tolerance, answer)
+                raise _unsolved(program, staging, tolerance, order, answer)
             _write(program, op_stages(staging, answer.stage))
             module.attributes[NUM_STAGES] = _number(self.stages)
             for place, text in _said(program, staging, answer):
@@ -220,19 +228,19 @@ def _contradiction(program: Program, pins: dict[int, int], first: int, second: i
     )
 
 
-def _solve(problem: StageProblem, tolerance: float | None) -> StageAnswer | Infeasible | Unsolved:
+def _solve(problem: StageProblem, tolerance: float | None, order: Order) -> StageAnswer | Infeasible | Unsolved:
     from rhino.strategies.stages import solve_stages  # noqa: PLC0415 - loads LP solvers, which other passes do not need
 
-    return solve_stages(problem, tolerance)
+    return solve_stages(problem, tolerance, order)
 
 
-def _unsolved(program: Program, staging: Staging, tolerance: float | None, found: Infeasible | Unsolved) -> RhinoError:
+def _unsolved(program: Program, staging: Staging, tolerance: float | None, order: Order, found: Infeasible | Unsolved) -> RhinoError:
     """Returns what to say where there is no choice."""
     problem = staging.problem
     if problem.budget_bytes is None:
         return RhinoError("RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none")
     budget = format_bytes(problem.budget_bytes)
-    free = _solve(replace(problem, budget_bytes=None), tolerance)
+    free = _solve(replace(problem, budget_bytes=None), tolerance, order)
     notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
     if not isinstance(free, Infeasible | Unsolved):
         memory = problem.device_memory(problem.device(free.stage))

@@ -66,10 +66,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages.
-
-    These are cut within `tolerance` of the best balance.
-    """
+    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages."""
 
     stages: int
     chunks: int
@@ -77,7 +74,6 @@ class Decided:
     mesh: tuple[int, ...]
     micro_batches: int
     keep: float
-    tolerance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,4 +263,4 @@ def decided(estimate: Estimate) -> Decided:
     shape = estimate.shape
     pipeline = pipeline_of(SCHEDULES[estimate.schedule], shape) if estimate.schedule else None
     stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
-    return Decided(stages, chunks, estimate.schedule, shape.mesh, shape.micro_batches, shape.keep, estimate.tolerance)
+    return Decided(stages, chunks, estimate.schedule, shape.mesh, shape.micro_batches, shape.keep)

@@ -160,8 +160,7 @@ def _shape_json(shape: Shape) -> dict[str, Any]:
 
 def _plan_json(one: Estimate) -> dict[str, Any]:
     """Returns what says a plan, as options of the command line do."""
-    tolerance = {"tolerance": one.tolerance} if one.schedule else {}
-    return _shape_json(one.shape) | {"schedule": one.schedule} | tolerance
+    return _shape_json(one.shape) | {"schedule": one.schedule}
 
 
 def _estimate_json(one: Estimate) -> dict[str, Any]:

@@ -355,7 +355,7 @@ def _estimates(shape: Shape, problem: Problem, states: Ints, timed: Timed, bound
     found = []
     for step_s, name, _, cut in timed:
         compute_s = cut.times.busy_s(shape.micro_batches) / shape.stages - collectives_s
-        found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, (), tolerance=cut.tolerance))
+        found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()))
     return found
 
 

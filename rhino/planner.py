@@ -55,7 +55,6 @@ class Wish:
     batch: str = ""
     recompute: str = ""
     stages: int | None = None
-    tolerance: str = ""
     schedule: str = ""
     search: str = SHARD
     jobs: int | None = None
@@ -73,7 +72,7 @@ class Wish:
         return parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
 
     def options(self, arguments: Sequence[Tensor]) -> dict[str, str]:
-        """Returns what is asked beside cluster, mesh, budget, stages and schedule, as passes take it, for a function of these arguments."""
+        """Returns what is asked beside cluster, mesh, budget and stages, as passes take it, for a function of these arguments."""
         every = {
             "level": str(self.level),
             "pin": "; ".join(self.pins([(one.path, len(one.dims)) for one in arguments])),
@@ -85,7 +84,7 @@ class Wish:
             "num": "" if self.micro_batches is None else str(self.micro_batches),
             "batch": self.batch,
             "keep": self.recompute,
-            "tolerance": self.tolerance,
+            "schedule": self.schedule,
         }
         return {name: text for name, text in every.items() if text}
 

@@ -103,7 +103,6 @@ def _as_decided(wish: Wish, plan: Decided) -> Wish:
         micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
         recompute=f"{plan.keep:g}" if plan.keep < 1 else "",
         stages=plan.stages,
-        tolerance=f"{plan.tolerance:g}" if plan.stages > 1 else "",
         schedule=plan.schedule,
         search=SHARD,
     )

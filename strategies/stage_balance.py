@@ -12,38 +12,79 @@ from typing import Final
 
 import numpy as np
 
-from rhino.strategies.problem import Ints
-from rhino.strategies.schedules import Pipeline, make_order
-from rhino.strategies.stage_problem import ROUNDING, StageProblem
-from rhino.strategies.step_time import StageTimes, step_seconds
+from rhino.strategies.problem import Floats, Ints
+from rhino.strategies.schedules import Order, Pipeline, make_order
+from rhino.strategies.stage_problem import ROUNDING, Bools, StageProblem
+from rhino.strategies.step_time import Move, StageTimes, step_seconds
 
-TOLERANCES: Final = (0.005, 0.02, 0.05)
-"""By what share of the best balance the largest work of a stage may be over it, where nothing is said."""
+TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
+"""By what share of the best balance the largest work of a stage may be over it, where nothing is said.
+
+The wide ones are for small steps, in which it matters most how many transfers there are.
+"""
+
+WITHOUT_SECONDS: Final = 0.05
+"""The tolerance where it is not known what moving takes."""
 
 
-def tolerance_of(problem: StageProblem, cut: Callable[[float], Ints | None]) -> float:
-    """Returns the tolerance within whose `cut` a step by 1F1B takes least, of equals the least; the widest where moving has no seconds.
+def tolerance_of(problem: StageProblem, order: Order | None, cut: Callable[[float], Ints | None]) -> float:
+    """Returns the tolerance within whose `cut` a step takes least, of equals the least.
 
-    Shapes: `cut` gives the virtual stage of each node [nodes], or None where there is no such cut.
+    Shapes: `cut` gives the virtual stage of each node [nodes], or None where there is no such cut. Without an `order` it is that of 1F1B.
     """
-    best_s, found = inf, TOLERANCES[-1]
+    order = order or make_order("1f1b", Pipeline(problem.num_stages, problem.num_micro_batches))
+    best_s, found = inf, WITHOUT_SECONDS
     for tolerance in TOLERANCES if problem.in_seconds else ():
         stage = cut(tolerance)
-        step_s = inf if stage is None else micro_batches_s(problem, stage)
+        step_s = inf if stage is None else step_seconds(order, stage_times(problem, stage))
         if step_s < best_s * (1 - ROUNDING):
             best_s, found = step_s, tolerance
     return found
 
 
-def micro_batches_s(problem: StageProblem, stage: Ints) -> float:
-    """Returns the seconds in which the micro-batches of a step go through stages by 1F1B, where nets are in seconds.
+def stage_times(problem: StageProblem, stage: Ints) -> StageTimes:
+    """Returns what the micro-batches of a step take in stages, where nets are in seconds; not what comes once a step.
 
-    Shapes: `stage` [nodes], virtual. What crosses is taken as half there and half back.
+    Shapes: `stage` [nodes], virtual.
     """
     num, device = problem.num_stages, problem.device(stage)
-    work = np.where(device < num - 1, problem.work_on(0), problem.work)
-    by_stage = np.bincount(stage, weights=work, minlength=problem.last + 1).tolist()
-    none = (0.0,) * num
-    moves = tuple((problem.crossing(device, problem.nets.size) / problem.num_micro_batches / 2).tolist())
-    times = StageTimes((*by_stage[: num - 1], 0.0), tuple(by_stage[: -num - 1 : -1]), none, none, moves, moves)
-    return step_seconds(make_order("1f1b", Pipeline(num, problem.num_micro_batches)), times)
+    again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
+    taken = np.where(device < num - 1, problem.work_on(0) - again, problem.work)
+    asked = asked_for(problem, stage)
+
+    def by_stage(seconds: Floats) -> Floats:
+        return np.bincount(stage, weights=seconds, minlength=problem.last + 1).astype(np.float64)
+
+    back = problem.last - np.arange(num)
+    again_s = by_stage(again)[:num]
+    again_s[-1] = 0.0
+    taken_s, asked_s = by_stage(taken), by_stage(np.where(asked, taken, 0.0))
+    return StageTimes(
+        forward_s=(*taken_s[: num - 1].tolist(), 0.0),
+        input_s=tuple((asked_s[back] + again_s).tolist()),
+        weight_s=tuple((taken_s - asked_s)[back].tolist()),
+        apply_s=(0.0,) * num,
+        moves=_moves(problem, stage, device),
+    )
+
+
+def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[Move, ...]:
+    """Returns what a micro-batch takes from each device to each other: every net goes from where it is first to all others that have it."""
+    nets, num = problem.nets, problem.num_stages
+    first = np.full(len(nets), problem.last + 1, dtype=np.int64)
+    np.minimum.at(first, nets.owner, stage[nets.node])
+    given = problem.device(first)
+    net, taking = np.nonzero(nets.present(device, num))
+    is_sent = taking != given[net]
+    net, taking = net[is_sent], taking[is_sent]
+    seconds = np.bincount(given[net] * num + taking, weights=nets.size[net], minlength=num * num) / problem.num_micro_batches
+    return tuple([Move(*divmod(way, num), float(seconds[way])) for way in np.flatnonzero(seconds).tolist()])
+
+
+def asked_for(problem: StageProblem, stage: Ints) -> Bools:
+    """Returns which nodes something of a later virtual stage waits for [nodes]."""
+    asked = np.zeros(problem.num_nodes, dtype=bool)
+    order = np.argsort(-problem.before, kind="stable")
+    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
+        asked[source] |= bool(stage[target] > stage[source] or asked[target])
+    return asked

@@ -17,12 +17,13 @@ from rhino.strategies.handed_on import Handing
 from rhino.strategies.plan import Plan
 from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
+from rhino.strategies.stage_balance import asked_for, stage_times
 from rhino.strategies.stage_graph import make_staging
 from rhino.strategies.stage_line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.stage_needs import StageNeeds
 from rhino.strategies.stage_parts import parts_of
 from rhino.strategies.stage_places import op_stages
-from rhino.strategies.stage_problem import Bools, StageProblem
+from rhino.strategies.stage_problem import StageProblem
 from rhino.strategies.step_time import StageTimes
 from rhino.strategies.ways_apart import ways_apart
 
@@ -43,11 +44,10 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageEstimate:
-    """A cut in stages: what they take, what devices of each need, and the tolerance of the best balance that it is the best cut within."""
+    """A cut in stages: what they take, and what devices of each need."""
 
     times: StageTimes
     needs: StageNeeds
-    tolerance: float
 
 
 class StageEstimates:
@@ -77,10 +77,10 @@ class StageEstimates:
         """Returns the cuts in so many stages that are the best within some tolerance, the most even first."""
         if num_stages not in self.found:
             problem = replace(self.staging.problem, num_stages=num_stages)
-            self.found[num_stages] = tuple([self._estimate(problem, *one) for one in self._best_on_lines(problem)])
+            self.found[num_stages] = tuple([self._estimate(problem, stage) for stage in self._best_on_lines(problem)])
         return self.found[num_stages]
 
-    def _estimate(self, problem: StageProblem, stage: Ints, tolerance: float) -> StageEstimate:
+    def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
         """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
         parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
         by_op = op_stages(replace(self.staging, problem=problem), stage)
@@ -88,30 +88,14 @@ class StageEstimates:
         np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
-        asked = _asked_for(problem, stage)
-        taken = np.where(device < num_stages - 1, problem.work_on(0) - self.staging.again, problem.work)
-        back = problem.last - np.arange(num_stages)
-        again = np.bincount(problem.last - stage, weights=self.staging.again, minlength=problem.last + 1)[back]
-        again[-1] = 0.0
-        taken_s = np.bincount(stage, weights=taken, minlength=problem.last + 1)
-        asked_s = np.bincount(stage[asked], weights=taken[asked], minlength=problem.last + 1)
-        crossing = problem.crossing(device, self.staging.net_bytes) / self.num_micro_batches / 2  # half there, half back
-        moves_s = [self.link.seconds(float(size)) for size in crossing]
-        times = StageTimes(
-            forward_s=(*taken_s[: num_stages - 1].tolist(), 0.0),
-            input_s=tuple((asked_s[back] + again).tolist()),
-            weight_s=tuple((taken_s - asked_s)[back].tolist()),
-            apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()),
-            there_s=tuple(moves_s),
-            back_s=tuple(moves_s),
-        )
+        times = replace(stage_times(problem, stage), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()))
         own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
         kept = own + problem.held.size @ problem.held.present(device, num_stages)
-        asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
+        asked_ops = (self.staging.node >= 0) & asked_for(problem, stage)[self.staging.node]
         needs = StageNeeds(self.sharded.plan, self.handing, by_op, asked_ops, tuple(kept.tolist()), self.temporaries)
-        return StageEstimate(times, needs, tolerance)
+        return StageEstimate(times, needs)
 
-    def _best_on_lines(self, problem: StageProblem) -> Iterator[tuple[Ints, float]]:
+    def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
         """Yields the virtual stage of each node in the best cut of a line within each tolerance, with the best balance that it can have.
 
         A wider one says nothing new where it moves no less.
@@ -126,7 +110,7 @@ class StageEstimates:
             if not moves or moved < moves[-1]:
                 best = cut(problem, pieces[number], least_limit(problem, pieces[number], limit_s, moved))
                 assert best is not None, "the least limit is one under which a cut exists"
-                yield self.lines[number].stages(problem, best[1]), tolerance
+                yield self.lines[number].stages(problem, best[1])
             moves.append(moved)
 
 
@@ -135,12 +119,3 @@ def _pieces(problem: StageProblem, line: Line) -> Stretches:
     found = stretches(problem, line)
     assert found is not None, "only pins go against a line"
     return found
-
-
-def _asked_for(problem: StageProblem, stage: Ints) -> Bools:
-    """Returns which nodes something of a later virtual stage waits for [nodes]."""
-    asked = np.zeros(problem.num_nodes, dtype=bool)
-    order = np.argsort(-problem.before, kind="stable")
-    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
-        asked[source] |= bool(stage[target] > stage[source] or asked[target])
-    return asked

@@ -39,9 +39,8 @@ class Staging:
     """A problem of stages, and where the ops of the program are in it.
 
     Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop; `net_bytes` and
-    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often; `again` [nodes], the
-    seconds of the problem's `apart` that are spent on the way back of what is forward. `readers` are the ops of the micro-batch and after
-    it that read each value.
+    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often. `readers` are the ops
+    of the micro-batch and after it that read each value.
     """
 
     graph: Graph
@@ -50,7 +49,6 @@ class Staging:
     node: Ints
     net_bytes: Floats
     net_transfers: Floats
-    again: Floats
     readers: Mapping[int, Sequence[int]]
 
     def moved(self, device: Ints) -> tuple[float, int]:
@@ -180,10 +178,11 @@ class _Builder:
             turns_round=turns_round,
             in_seconds=self.link is not None,
             apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
+            again=again if again.any() else np.zeros(0),
         )
         net_bytes = make_nets((users, times * size) for users, size, times in sent).size
         net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
-        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, again, self._readers())
+        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers())
 
     def _readers(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}

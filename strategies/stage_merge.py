@@ -53,6 +53,7 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         late=problem.late[heads],
         turns=(),
         apart=_summed(problem.apart, group, num) if len(problem.apart) else problem.apart,
+        again=_summed(problem.again, group, num) if len(problem.again) else problem.again,
         own_bytes=_summed(problem.own_bytes, group, num),
         held=merged_nets(problem.held, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),

@@ -82,13 +82,13 @@ class StageProblem:
     """What is to be cut in stages.
 
     Shapes: `work` [nodes]; `apart` [nodes], what it takes more on all devices but the last, which alone does both ways in one program, and
-    none if empty; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`;
-    `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device holds most: a guess at what is
-    on the way back, from which nothing follows but where heuristics begin and what counts as saved; `turns` are other such guesses
-    [nodes each]; `own_bytes` [nodes]. Where a step only goes forward, as one of inference, `turns_round` is false, and nothing may be in a
-    virtual stage of the way back.
-    Units: `work` and `apart` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a link per
-    step if `in_seconds`, else, where none is known, bytes per step.
+    `again` [nodes], what of that is spent on the way back of what is forward, both none if empty; `before`, `after` [edges]: node
+    `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`; `pinned` [nodes], a virtual stage or `OPEN`; `late`
+    [nodes] marks what runs after the step on one device holds most: a guess at what is on the way back, from which nothing follows but
+    where heuristics begin and what counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]. Where a step only
+    goes forward, as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the way back.
+    Units: `work`, `apart` and `again` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a
+    link per step if `in_seconds`, else, where none is known, bytes per step.
     """
 
     num_stages: int
@@ -106,6 +106,7 @@ class StageProblem:
     turns: tuple[Bools, ...] = ()
     turns_round: bool = True
     apart: Floats = field(default_factory=lambda: np.zeros(0))
+    again: Floats = field(default_factory=lambda: np.zeros(0))
     in_seconds: bool = False
 
     @property
@@ -135,12 +136,6 @@ class StageProblem:
         """Returns what crosses between devices in a step, where node i is on `device[i]`, in the unit of `nets`."""
         counts = self.nets.present(device, self.num_stages).sum(axis=1)
         return float(self.nets.size @ np.maximum(counts - 1, 0))
-
-    def crossing(self, device: Ints, size: Floats) -> Floats:
-        """Returns what passes between each device and the next in a step, either way, where nets are of this size [devices - 1]."""
-        present = self.nets.present(device, self.num_stages)
-        first, last = present.argmax(axis=1), self.num_stages - 1 - present[:, ::-1].argmax(axis=1)
-        return np.array([size @ ((first < s) & (s <= last)) for s in range(1, self.num_stages)], dtype=np.float64)
 
     def device_work(self, device: Ints) -> Floats:
         """Returns the seconds of each device per micro-batch [devices]."""

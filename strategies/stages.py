@@ -21,7 +21,8 @@ from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.problem import Ints
 from rhino.strategies.row_fixing import fixed_values
 from rhino.strategies.rows import Point, solve_rows
-from rhino.strategies.stage_balance import TOLERANCES, tolerance_of
+from rhino.strategies.schedules import Order
+from rhino.strategies.stage_balance import WITHOUT_SECONDS, tolerance_of
 from rhino.strategies.stage_line import cut, least_limit, lines_of, stretches
 from rhino.strategies.stage_merge import Merged, merge
 from rhino.strategies.stage_problem import StageProblem
@@ -75,19 +76,21 @@ class StageAnswer:
         return self.gap <= PROOF
 
 
-def solve_stages(problem: StageProblem, tolerance: float | None, step_limit: int = STEP_LIMIT) -> StageAnswer | Infeasible | Unsolved:
+def solve_stages(
+    problem: StageProblem, tolerance: float | None, order: Order | None = None, step_limit: int = STEP_LIMIT
+) -> StageAnswer | Infeasible | Unsolved:
     """Returns the stages of each node; or that no choice is legal and fits, or that none was found within the steps.
 
-    Without a tolerance it is the one of a few within whose cut of a line a step takes least (stage_balance.py).
+    Without a tolerance it is the one of a few within whose cut of a line a step in this order takes least (stage_balance.py).
     """
-    search = _Search(problem, step_limit)
-    least = search.least_work(TOLERANCES[-1] if tolerance is None else tolerance)
+    search = _Search(problem, order, step_limit)
+    least = search.least_work(WITHOUT_SECONDS if tolerance is None else tolerance)
     return search.run(least, tolerance) if isinstance(least, float) else least
 
 
 class _Search:
-    def __init__(self, problem: StageProblem, step_limit: int) -> None:
-        self.problem, self.step_limit = problem, step_limit
+    def __init__(self, problem: StageProblem, order: Order | None, step_limit: int) -> None:
+        self.problem, self.order, self.step_limit = problem, order, step_limit
         self.is_small = problem.num_nodes * (problem.num_stages - 1) ** 2 <= MOST_OPEN
         folded = [replace(problem, late=late) for late in (problem.late, *problem.turns)]
         parts = [(one, line, stretches(one, line)) for one in folded for line in lines_of(one)]
@@ -138,7 +141,7 @@ class _Search:
     def run(self, least_s: float, tolerance: float | None) -> StageAnswer | Infeasible | Unsolved:
         """Returns the best choice within a tolerance of the least work."""
         if tolerance is None:
-            tolerance = tolerance_of(self.problem, lambda one: self.on_lines(least_s * (1 + one)))
+            tolerance = tolerance_of(self.problem, self.order, lambda one: self.on_lines(least_s * (1 + one)))
         limit_s = least_s * (1 + tolerance)
         self.cut_lines(limit_s)
         if self.even is not None:

@@ -42,6 +42,7 @@ _SHARED: Final = (
     "num",
     "stages",
     "tolerance",
+    "schedule",
     "ranks",
     "keep",
 )

@@ -98,8 +98,6 @@ def as_said(options: Namespace, plan: Decided) -> Namespace:
         return said
     said.schedule = plan.schedule or None
     said.stages, said.chunks = plan.stages, plan.chunks
-    if plan.stages > 1 and options.tolerance is None:
-        said.tolerance = f"{plan.tolerance:g}"
     settle(said)
     return said
 

@@ -72,7 +72,7 @@ class Estimate:
     Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
     time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
     `others` are those by other schedules, best first, but for those that need too much by far; `ahead` is the best by those that run ahead,
-    where it takes less and fits. Stages are cut within `tolerance` of the best balance.
+    where it takes less and fits.
     Shapes: `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
@@ -85,7 +85,6 @@ class Estimate:
     collectives_s: float
     peak_bytes: tuple[float, ...]
     others: tuple[Estimate, ...] = ()
-    tolerance: float = 0.0
     ahead: Estimate | None = None
 
     @property

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import gpt
@@ -29,7 +29,7 @@ from rhino.passes.whole_search import Evaluator, Setup, make_space
 from rhino.strategies import whole
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Pipeline
-from rhino.strategies.step_time import StageTimes, step_seconds
+from rhino.strategies.step_time import Move, StageTimes, step_seconds
 from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, Trials, bounds
 from rhino.strategies.whole.rhino import PAYS
 from rhino.tools import opt
@@ -227,8 +227,7 @@ def times_of(stages: int, forward: float = 1.0, backward: float = 2.0, move: flo
         input_s=(*[backward / 2] * (stages - 1), forward + backward / 2),
         weight_s=(backward / 2,) * stages,
         apply_s=(0.0,) * stages,
-        there_s=(move,) * (stages - 1),
-        back_s=(move,) * (stages - 1),
+        moves=tuple([Move(*way, move) for one, other in pairwise(range(stages)) for way in ((one, other), (other, one))]),
     )
 
 

@@ -79,11 +79,10 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
     cuts = []
     plain = StageEstimates.cuts
     monkeypatch.setattr(StageEstimates, "cuts", lambda self, number: cuts.append((self, plain(self, number))) or cuts[-1][1])
-    estimate = Evaluator(setup_of(text, "1f1b")).outcome(Shape(2, (2,), 4))
-    estimates, found = cuts[-1]
-    (cut,) = [one for one in found if one.tolerance == estimate.tolerance]
+    Evaluator(replace(setup_of(text, "1f1b"), tolerances=(0.05,))).outcome(Shape(2, (2,), 4))
+    estimates, (cut,) = cuts[-1]
     assert estimates.staging.problem.apart.sum() > 0.05 * estimates.staging.problem.work.sum()
-    made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance=f"{estimate.tolerance:g}"))
+    made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance="0.05"))
     taken = {program.module: seconds for program, seconds in zip(made.plan.step.programs, made.costs.run_s, strict=True)}
     times = cut.times
     assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
@@ -99,7 +98,7 @@ def test_running_ahead_is_looked_at_where_it_fits():
     assert (found.quickest, found.ahead.schedule) == (found.ahead, "eager-1f1b")
     assert found.ahead.step_s < found.step_s
     assert max(found.ahead.peak_bytes) > max(found.peak_bytes)
-    budget = (max(found.ahead.peak_bytes) + max(found.peak_bytes)) / 2
+    budget = max(*found.peak_bytes, max(found.ahead.peak_bytes) / 1.2)
     small = Evaluator(replace(setup_of(text, "1f1b", "eager-1f1b"), budget_bytes=budget)).outcome(shape)
     assert (small.schedule, small.ahead, small.quickest) == ("1f1b", None, small)
     (nearly,) = small.others
@@ -109,5 +108,9 @@ def test_running_ahead_is_looked_at_where_it_fits():
 
 
 def test_a_tolerance_that_is_said_is_the_one_of_the_search():
-    setup = replace(setup_of(gpt_step(layers=4), "1f1b"), tolerances=(0.3,))
-    assert Evaluator(setup).outcome(Shape(2, (2,), 4)).tolerance == 0.3
+    setup = setup_of(gpt_step(layers=4), "1f1b")
+    even, uneven, any_of_both = (
+        Evaluator(replace(setup, tolerances=some)).outcome(Shape(2, (2,), 4)).step_s for some in ((0.0,), (1.0,), (0.0, 1.0))
+    )
+    assert even != uneven
+    assert any_of_both == min(even, uneven)

@@ -148,10 +148,10 @@ def uneven(crossing, other, in_seconds=True):
 @pytest.mark.parametrize(
     ("problem", "tolerance", "first"),
     [
-        (uneven(1.0, 0.0), 0.005, 1),  # waits for 1 / 8 a micro-batch at most
-        (uneven(16.0, 0.0), 0.02, 2),  # waits for 2 a micro-batch, and 1 for the larger stage
-        (uneven(16.0, 15.0), 0.005, 1),
-        (uneven(1.0, 0.0, in_seconds=False), 0.05, 2),
+        (uneven(1.0, 0.5), 0.005, 1),  # 9 times 50, and an eighth of the crossing to begin with; else 8 times 51, and 49
+        (uneven(80.0, 0.5), 0.02, 2),
+        (uneven(80.0, 79.0), 0.005, 1),
+        (uneven(1.0, 0.5, in_seconds=False), 0.05, 2),
     ],
 )
 def test_without_a_tolerance_it_is_the_one_by_which_a_step_takes_least(problem, tolerance, first):

@@ -174,8 +174,8 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
 
 def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     shape = Shape(2, (1,), 4)
-    plain = Estimate(shape, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,), tolerance=0.02)
-    explored = Explored(outcomes=[replace(plain, ahead=replace(plain, schedule="eager-1f1b", step_s=1.9, tolerance=0.005))])
+    plain = Estimate(shape, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,))
+    explored = Explored(outcomes=[replace(plain, ahead=replace(plain, schedule="eager-1f1b", step_s=1.9))])
     explored.asked_by[shape] = "rhino"
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     made: list[Decided] = []
@@ -185,7 +185,7 @@ def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeyp
         return Made(plan, 2.1 - 0.1 * len(made), (0.0,))
 
     plan, report = choose_whole(setup, Said(jobs=1), make)
-    assert [(one.schedule, one.tolerance) for one in made] == [("eager-1f1b", 0.005)]
+    assert [one.schedule for one in made] == ["eager-1f1b"]
     assert (plan, report.chosen.estimate) == (made[0], explored.ranked[0].ahead)
 
 
