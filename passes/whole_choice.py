@@ -36,6 +36,9 @@ MOST_SCHEDULES: Final = 2
 MOST_NOTES: Final = 8
 """How many shapes an error names."""
 
+CLOSE: Final = 1.1
+"""Times the budget: what came so near while shapes were compared may fit once its shardings are searched for as far as they can be."""
+
 NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
 """Errors of plans that cannot be made, most for they need too much, where another may do."""
 
@@ -94,8 +97,9 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks than devices; what
-                `make` raises else.
+                `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and micro-batches that are none.
     """
+    _check_numbers(said)
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
     stages = [] if said.stages is None else [max(1, said.stages // chunks)]
     _check_ranks(setup, stages, said.mesh)
@@ -123,6 +127,13 @@ def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
         what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
         raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
     return space if said.keep is None else replace(space, keeps=(said.keep,))
+
+
+def _check_numbers(said: Said) -> None:
+    if said.stages is not None and said.stages < 1:
+        raise RhinoError("RHI-STAGE-001", f"{said.stages} stages were asked for", fix="ask for one or more, or leave them out")
+    if said.micro_batches is not None and said.micro_batches < 1:
+        raise RhinoError("RHI-BATCH-001", f"{said.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out")
 
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
@@ -154,7 +165,10 @@ class _End(Generic[T]):
     known: dict[Shape, Outcome] = field(default_factory=dict)
 
     def make_best(self) -> None:
-        """Makes the best of what is new; where that is interrupted, with something made, that is all there is."""
+        """Makes the best of what is new; where that is interrupted, with something made, that is all there is.
+
+        Where none fits, what came near is made: the first that fits is taken.
+        """
         shapes: dict[Shape, int] = {}
         new = [one for one in self.explored.outcomes if self.known.get(one.shape) is not one]
         self.known = {one.shape: one for one in self.explored.outcomes}
@@ -169,6 +183,9 @@ class _End(Generic[T]):
                     raise
                 self.explored.is_complete = False
                 break
+        for estimate in self.close(new):
+            if self.best is None:
+                self.take(estimate)
 
     def found(self) -> tuple[Made[T], MadePlan]:
         """Returns the best that was made. Raises RHI-SOLVE-001 and -002 where nothing was."""
@@ -209,6 +226,15 @@ class _End(Generic[T]):
         fits = [(max(one.peak_bytes, default=0.0) <= self.setup.budget_bytes, one) for one in (*ranked, *others)]
         every = [*fits, *((False, one) for one in (*nearly, *slow))]
         return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].shape))]
+
+    def close(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
+        """Returns the few plans in one stage that needed hardly more than there is, the smallest first; of their step a bound is known."""
+        most = CLOSE * self.setup.budget_bytes
+        found = [one for one in outcomes if isinstance(one, Refused) and one.by_memory and 0 < one.found_bytes <= most]
+        found.sort(key=lambda one: (one.found_bytes, one.shape))
+        return [
+            Estimate(one.shape, "", *(one.free_bound_s,) * 4, collectives_s=0.0, peak_bytes=(one.found_bytes,)) for one in found[:MOST_MADE]
+        ]
 
     def take(self, estimate: Estimate) -> None:
         """Makes the programs of a plan, and takes it if it is the best."""

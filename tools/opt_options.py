@@ -126,8 +126,11 @@ def _check_parallel(options: argparse.Namespace) -> None:
                 else "leave --stages or --micro-batches out"
             )
             raise RhinoError("RHI-CLI-001", f"--{name.replace('_', '-')} is given, and no plan is searched for", fix=fix)
+    if options.searches and options.chunks is not None:
+        fix = "leave it out: a schedule that takes several has two; or say --stages, --micro-batches and --mesh"
+        raise RhinoError("RHI-CLI-001", "--chunks is given, and a plan is searched for", fix=fix)
     for name in ("jobs", "candidates"):
-        if (getattr(options, name) or 1) < 1:
+        if (number := getattr(options, name)) is not None and number < 1:
             raise RhinoError("RHI-CLI-001", f"--{name} is less than 1", fix="give a positive number, or leave it out")
     if (options.makes_plan or options.makes_file or options.searches) and options.split_input_file:
         raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")

@@ -31,6 +31,8 @@ def search(trials: Trials) -> None:
     """Asks for what all strategies ask for."""
     for strategy in (aceso.STRATEGY, tap.STRATEGY, rhino.STRATEGY):
         strategy.run(trials)
+    with trials.asked_by(STRATEGY.name):
+        _in_one_part(trials)
     with trials.asked_by(aceso.STRATEGY.name):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
@@ -39,6 +41,18 @@ def search(trials: Trials) -> None:
 
 
 STRATEGY: Final = Strategy("best", "all of them, then the bottlenecks of the best plans; never worse than any other", search)
+
+
+def _in_one_part(trials: Trials) -> None:
+    """Asks for one stage whose batch is in one part, where nothing has fit.
+
+    Strategies ask for more micro-batches where memory binds. But what is summed up over them is memory, too, which one part does without:
+    where most of a device is parameters, that is what fits.
+    """
+    space = trials.space
+    for keep in space.keeps if space.micro_batches[0] == 1 and space.may_hold(1, 1, 0.0) else ():
+        if not trials.explored.ranked:
+            trials.outcomes([Shape(1, mesh, 1, keep) for mesh in space.meshes.get(1, ())])
 
 
 def _starts(trials: Trials) -> list[Shape]:

@@ -194,6 +194,19 @@ def test_no_more_shapes_than_allowed_are_planned():
     assert explored.passed_over
 
 
+def test_one_part_is_looked_at_where_nothing_else_fits():
+    """Sums over micro-batches may be what is too much."""
+
+    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+        return [estimate(one, 2.0) if one.micro_batches == 1 else Refused(one, "too much", True, 1.0, 20.0) for one in shapes]
+
+    space = Space({1: ((2, 2), (4,))}, NUMBERS, 0.0, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0)
+    assert [one.shape for one in whole.explore(space, evaluate).ranked] == [Shape(1, (2, 2), 1), Shape(1, (4,), 1)]
+    hopeless = whole.explore(replace(space, budget_bytes=9.0), evaluate)
+    assert hopeless.outcomes
+    assert not hopeless.ranked
+
+
 def test_an_interruption_leaves_the_best_so_far():
     model = Model((1.0, 0.001, 1.0, 0.1), 10.0)
     rounds: list[int] = []

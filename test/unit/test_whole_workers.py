@@ -189,6 +189,27 @@ def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeyp
     assert (plan, report.chosen.estimate) == (made[0], explored.ranked[0].ahead)
 
 
+def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+    far, near, nearest = (Shape(1, (2,), number) for number in (1, 2, 4))
+    needs = {far: 1.2, near: 1.05, nearest: 1.01}
+    refused = [Refused(one, "too much", True, 1.5, found_bytes=more * setup.budget_bytes) for one, more in needs.items()]
+    explored = Explored(outcomes=list(refused), asked_by=dict.fromkeys(needs, "rhino"))
+    monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
+    made: list[int] = []
+
+    def make(plan: Decided) -> Made[Decided]:
+        made.append(plan.micro_batches)
+        if plan.micro_batches == nearest.micro_batches:
+            raise RhinoError("RHI-SOLVE-001", "it does not fit")
+        return Made(plan, 2.0, (0.0,))
+
+    plan, report = choose_whole(setup, Said(jobs=1), make)
+    assert (made, plan.micro_batches) == ([4, 2], 2)
+    assert report.chosen.step_s == 2.0
+    assert "2 micro-batches" in report.text()
+    assert report.json()["plan"]["micro_batches"] == 2
+
+
 def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(whole_workers, "_SERVE", "")
     workers = Workers(setup, 2)
