@@ -69,7 +69,8 @@ class WholePlan:
         taken = f", {parts} micro-batch{'es' if parts != 1 else ''}"
         if self.is_one_program:
             return f"one program on mesh {self.step.mesh}{taken if parts > 1 else ''}"
-        return f"{self.about['stages']} stages on {self.step.num_ranks} ranks of mesh {self.step.mesh}{taken}, {self.about['schedule']}"
+        ranks = f"{self.step.num_ranks} rank{'s' if self.step.num_ranks != 1 else ''}"
+        return f"{self.about['stages']} stages on {ranks} of mesh {self.step.mesh}{taken}, {self.about['schedule']}"
 
 
 def write_plan(plan: WholePlan, folder: Path) -> None:

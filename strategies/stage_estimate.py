@@ -98,20 +98,21 @@ class StageEstimates:
     def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
         """Yields the virtual stage of each node in the best cut of a line within each tolerance, with the best balance that it can have.
 
-        A wider one says nothing new where it moves no less.
+        A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has more to do.
         """
         pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
         least_s = min(least_work(problem, parts) for parts in pieces)
-        moves: list[float] = []
+        taken: list[tuple[float, float]] = []
         for tolerance in self.tolerances:
             limit_s = least_s * (1 + tolerance)
             found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
             moved, number = min(found)
-            if not moves or moved < moves[-1]:
-                best = cut(problem, pieces[number], least_limit(problem, pieces[number], limit_s, moved))
+            work_s = least_limit(problem, pieces[number], limit_s, moved)
+            if all(other - moved > problem.num_micro_batches * (work_s - other_s) for other, other_s in taken):
+                best = cut(problem, pieces[number], work_s)
                 assert best is not None, "the least limit is one under which a cut exists"
                 yield self.lines[number].stages(problem, best[1])
-            moves.append(moved)
+                taken.append((moved, work_s))
 
 
 def _pieces(problem: StageProblem, line: Line) -> Stretches:

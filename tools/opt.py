@@ -94,7 +94,8 @@ class _Command:
         items = () if options.searches else steps(options)
         if options.output in _STDOUT:
             options.output = "-"  # the descriptor behind that name is kept for what libraries print
-        check_writable(options.output)
+        for path in (options.output, options.plan_json or "-"):
+            check_writable(path)
         self.data = read_input(options.file, self.stdin, self.stderr)
         return self.process(options, items, self.data)
 

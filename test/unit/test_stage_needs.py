@@ -67,8 +67,8 @@ def setup_of(text, *schedules):
 
 def test_ranks_need_what_the_proof_of_their_programs_says():
     text = gpt_step(layers=2)
-    estimate = Evaluator(setup_of(text, "zero-bubble")).outcome(Shape(2, (2,), 4))
-    proven = plan(text, "gpt", Setting(2, 4, "zero-bubble", "2")).simulation.memory
+    estimate = Evaluator(replace(setup_of(text, "zero-bubble"), tolerances=(0.05,))).outcome(Shape(2, (2,), 4))
+    proven = plan(text, "gpt", Setting(2, 4, "zero-bubble", "2", tolerance="0.05")).simulation.memory
     assert estimate.peak_bytes == pytest.approx([one.peak_bytes for one in proven], rel=OFF)
 
 

@@ -171,6 +171,7 @@ def test_a_plan_runs_and_is_compared_and_traced(folder: Path):
         (("--jobs=2",), "RHI-CLI-001", 2),
         (("--mesh=auto", "--recompute=1;0.5"), "RHI-RECOMPUTE-001", 2),
         (("--plan=",), "RHI-CLI-001", 2),
+        (("--mesh=auto", "--plan-json=/no/such/folder/plan.json"), "there is no folder", 1),
         (("--mesh=auto", "--stages=0"), "RHI-STAGE-001", 1),
         (("--mesh=auto", "--micro-batches=-1"), "RHI-BATCH-001", 2),
         (("--mesh=auto", "--jobs=0"), "RHI-CLI-001", 2),
