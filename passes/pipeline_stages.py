@@ -9,6 +9,7 @@ Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage
           all that is in it. Takes the marks out; adds, removes and changes no other op.
 Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing stages cannot be
           honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent, RHI-CLI-001 a malformed budget,
+          RHI-SCHED-001 no such schedule, or it does not take such stages,
           RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that
           the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that
           is larger than the cluster.
@@ -69,6 +70,7 @@ class PipelineStages(Pass):
     errors: ClassVar[tuple[str, ...]] = (
         *(f"RHI-STAGE-00{number}" for number in range(1, 6)),
         "RHI-CLI-001",
+        "RHI-SCHED-001",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
         *WHOLE_ERRORS,

@@ -58,7 +58,7 @@ class StageEstimates:
 
     def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link, tolerances: Sequence[float]) -> None:
         plan = sharded.plan
-        self.sharded, self.num_micro_batches, self.link, self.tolerances = sharded, num_micro_batches, link, sorted(tolerances)
+        self.sharded, self.num_micro_batches, self.tolerances = sharded, num_micro_batches, sorted(tolerances)
         value_bytes, alone = local_bytes(plan), runs_alone(plan)
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
         self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)

@@ -1,6 +1,7 @@
 // RUN: not rhino-opt --rhino-pipeline-stages=stages=0 %s 2>&1 | filecheck %s --check-prefix=NUMBER
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=tolerance=-0.1 %s 2>&1 | filecheck %s --check-prefix=TOLERANCE
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=tolerance=ten %s 2>&1 | filecheck %s --check-prefix=WORD
+// RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=schedule=fastest %s 2>&1 | filecheck %s --check-prefix=SCHEDULE
 // RUN: not --exit-code=3 rhino-opt --rhino-pipeline-stages=budget=300B %s 2>&1 | filecheck %s --check-prefix=BUDGET
 // RUN: rhino-opt --rhino-pipeline-stages="stages=1 budget=300B" %s | filecheck %s --check-prefix=ONE
 // RUN: not --exit-code=2 rhino-opt --rhino-pipeline-stages=budget=much %s 2>&1 | filecheck %s --check-prefix=SIZE
@@ -10,6 +11,7 @@
 // One stage is no cut, so that no budget rules it out here.
 
 // NUMBER: error: [RHI-STAGE-001] 0 stages were asked for
+// SCHEDULE: error: [RHI-SCHED-001] got schedule 'fastest', expected one of
 // TOLERANCE: error: [RHI-STAGE-002] tolerance '-0.1' is no number from 0 to 10
 // WORD: error: [RHI-STAGE-002] tolerance 'ten' is no number from 0 to 10
 // BUDGET: error: [RHI-STAGE-004] no cut in 2 stages fits 300 B per device
