@@ -129,16 +129,16 @@ class Workers:
         return [found[one] for one in asked]
 
     def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
-        """Returns what a process does next: of what waits, what it has read the step for comes first, and last what another reads it for.
+        """Returns what a process does next: of what waits, first what it has read the step for, and last what another has read it for.
 
         Where nothing waits, that is what is foreseen and not known; what comes of it is of use while the cutoff is the same. While nothing
         cuts off, that will not be so for long: then its step is made and read, and no more.
         """
         at = [worker.asked for worker in self.workers if worker.asked is not None]
-        steps_read = {_step_of(one) for one in at}
+        read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
 
         def turn(one: Asked) -> int:
-            return 0 if _step_of(one) in free.has_read else 2 if _step_of(one) in steps_read else 1
+            return 0 if _step_of(one) in free.has_read else 2 if _step_of(one) in read_by_others else 1
 
         for one in sorted((one for one in waiting if one not in at), key=turn):
             return one

@@ -11,7 +11,7 @@ Each op has three times: its operands are brought to where it needs them, it com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -31,6 +31,23 @@ _CERTAIN = 1.05
 
 _Needs = dict[int, dict[int, None]]
 """What an op reads: other ops, and which of their values. Each value is a way of its own to an op that makes several, as a loop does."""
+
+
+_Rank = tuple[int, int, int]
+"""Orders what an op needs: what comes first is least."""
+
+
+@dataclass(slots=True, eq=False)
+class _Common:
+    """What all ops of one region behind the same barriers need, and how many they are.
+
+    `ways` are how many ways and bytes that adds to an op; `ranked` is in which order. Both are found when the first op is come to.
+    """
+
+    needs: _Needs
+    num_ops: int = 0
+    ways: tuple[int, int] | None = None
+    ranked: list[_Rank] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -323,9 +340,15 @@ class _Scheduler:
         """Yields the order of the ops, and behind it another that XLA may take as well, if there is one."""
         graph = self.graph
         needs = self.needs = [_Needs() for _ in range(graph.num_ops + 1)]
+        self.own = [*needs]
+        """What ops need beside what they do in common with all behind the same barriers [ops and the end]."""
+        self.in_common: dict[tuple[int, int], _Common] = {}
+        self.common_of: dict[int, _Common] = {}
         for op in range(graph.num_ops):
-            for value in (*self.reads[op], *self.waits[op]) if self.runs[op] else ():
-                self.need(op, value, needs)
+            if self.runs[op]:
+                for value in self.reads[op]:
+                    self.need(op, value, needs)
+                self.need_behind_barriers(op, needs)
         root = graph.num_ops
         for value in graph.returns:
             op = self.value_op[value]
@@ -334,10 +357,10 @@ class _Scheduler:
                 if self.value_op[source] >= 0:
                     needs[root].setdefault(self.value_op[source], {})[source] = None
         readers = [0] * graph.num_values
-        for row in needs:
+        for row, count in [*((row, 1) for row in self.own), *((one.needs, one.num_ops) for one in self.in_common.values())]:
             for values in row.values():
                 for value in values:
-                    readers[value] += 1
+                    readers[value] += count
         self.copies = self.copied_arguments()
         self.num_copying = {argument: len(set(ops)) for argument, ops in self.copies.items()}
         """How many ops each argument that is copied is copied for."""
@@ -366,6 +389,31 @@ class _Scheduler:
         if reader >= 0:
             needs[reader].setdefault(home, {})[value] = None
 
+    def need_behind_barriers(self, op: int, needs: list[_Needs]) -> None:
+        """Notes that `op` waits for what barriers take: what they take times who waits for it is much, so that those share one list."""
+        waits = self.waits[op]
+        if not waits or op in self.end_of:  # a loop needs more, which is found in its body
+            for value in waits:
+                self.need(op, value, needs)
+            return
+        key = id(waits), self.region[op]
+        if key not in self.in_common:
+            rows = {op: _Needs()}
+            for value in waits:
+                home = self.value_op[value]
+                reader = level_reader(self.region, op, home) if home >= 0 else -1
+                if reader >= 0:
+                    (rows if reader == op else needs)[reader].setdefault(home, {})[value] = None
+            self.in_common[key] = _Common(rows[op])
+        common, own = self.in_common[key], needs[op]
+        common.num_ops += 1
+        self.common_of[op] = common
+        needs[op] = {**own, **common.needs}
+        for home in own.keys() & common.needs.keys():
+            needs[op][home] = {**own[home], **common.needs[home]}
+            own[home] = {value: None for value in own[home] if value not in common.needs[home]}
+        self.own[op] = {home: values for home, values in own.items() if values}
+
     def copies_read(self) -> list[list[int]]:
         """Returns the arguments of which each op reads a copy [ops and the end]."""
         found: list[list[int]] = [[] for _ in range(self.graph.num_ops + 1)]
@@ -388,6 +436,14 @@ class _Scheduler:
         def on_way(op: int, value: int) -> int:
             return min(shared[op] + readers[value] - 1, most)
 
+        def behind_barriers(common: _Common | None) -> tuple[int, int]:
+            if common is None:
+                return 0, 0
+            if common.ways is None:
+                every = [(p, value) for p, values in common.needs.items() for value in values]
+                common.ways = sum(on_way(p, value) for p, value in every), sum(sizes[p] for p, _ in every)
+            return common.ways
+
         for op in plain:
             copies = self.copied_for[op]
             total += sum(self.num_bytes[argument] for argument in copies if argument not in seen)
@@ -398,16 +454,24 @@ class _Scheduler:
             own += sum(self.num_bytes[argument] for argument in copies)
             extra = max(sum(readers[value] > 0 for value in made) - 1, 0)
             extra += sum(self.num_copying[argument] - 1 for argument in copies)
-            given = [(p, value) for p, values in needs[op].items() for value in values]
-            shared[op] = min(extra + sum(on_way(p, value) for p, value in given), most)
-            sums[op] = own + sum(sizes[p] for p, _ in given), total
+            given = [(p, value) for p, values in self.own[op].items() for value in values]
+            ways, size = behind_barriers(self.common_of.get(op))
+            shared[op] = min(extra + ways + sum(on_way(p, value) for p, value in given), most)
+            sums[op] = own + size + sum(sizes[p] for p, _ in given), total
             sizes[op] = min(sums[op])
 
+        def rank(op: int, values: Iterable[int]) -> _Rank:
+            return -max([on_way(op, value) for value in values]), -sizes[op], op
+
         def first(op: int) -> list[int]:
-            found = needs[op]
+            found, own, common = needs[op], self.own[op], self.common_of.get(op)
             if len(found) < 2:
                 return [*found]
-            return sorted(found, key=lambda p: (-max([on_way(p, value) for value in found[p]]), -sizes[p], p))
+            ranked = [rank(p, found[p]) for p in own]
+            if common:
+                common.ranked = common.ranked or sorted([rank(p, values) for p, values in common.needs.items()])
+                ranked = [one for one in common.ranked if one[-1] not in own] + ranked
+            return [p for *_, p in sorted(ranked)]
 
         below = {op: first(op) for op in plain}
         yield post_order(root, below.__getitem__)

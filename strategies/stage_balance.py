@@ -36,21 +36,20 @@ def tolerance_of(problem: StageProblem, order: Order | None, cut: Callable[[floa
     best_s, found = inf, WITHOUT_SECONDS
     for tolerance in TOLERANCES if problem.in_seconds else ():
         stage = cut(tolerance)
-        step_s = inf if stage is None else step_seconds(order, stage_times(problem, stage))
+        step_s = inf if stage is None else step_seconds(order, stage_times(problem, stage, asked_for(problem, stage)))
         if step_s < best_s * (1 - ROUNDING):
             best_s, found = step_s, tolerance
     return found
 
 
-def stage_times(problem: StageProblem, stage: Ints) -> StageTimes:
+def stage_times(problem: StageProblem, stage: Ints, asked: Bools) -> StageTimes:
     """Returns what the micro-batches of a step take in stages, where nets are in seconds; not what comes once a step.
 
-    Shapes: `stage` [nodes], virtual.
+    Shapes: `stage` [nodes], virtual; `asked` [nodes] as `asked_for` has it.
     """
     num, device = problem.num_stages, problem.device(stage)
     again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
     taken = np.where(device < num - 1, problem.work_on(0) - again, problem.work)
-    asked = asked_for(problem, stage)
 
     def by_stage(seconds: Floats) -> Floats:
         return np.bincount(stage, weights=seconds, minlength=problem.last + 1).astype(np.float64)
@@ -83,8 +82,9 @@ def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[Move, ...]
 
 def asked_for(problem: StageProblem, stage: Ints) -> Bools:
     """Returns which nodes something of a later virtual stage waits for [nodes]."""
-    asked = np.zeros(problem.num_nodes, dtype=bool)
+    asked, at = [False] * problem.num_nodes, stage.tolist()
     order = np.argsort(-problem.before, kind="stable")
     for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
-        asked[source] |= bool(stage[target] > stage[source] or asked[target])
-    return asked
+        if asked[target] or at[target] > at[source]:
+            asked[source] = True
+    return np.array(asked, dtype=bool)

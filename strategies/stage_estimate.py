@@ -88,10 +88,11 @@ class StageEstimates:
         np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
-        times = replace(stage_times(problem, stage), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()))
+        asked = asked_for(problem, stage)
+        times = replace(stage_times(problem, stage, asked), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()))
         own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
         kept = own + problem.held.size @ problem.held.present(device, num_stages)
-        asked_ops = (self.staging.node >= 0) & asked_for(problem, stage)[self.staging.node]
+        asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
         needs = StageNeeds(self.sharded.plan, self.handing, by_op, asked_ops, tuple(kept.tolist()), self.temporaries)
         return StageEstimate(times, needs)
 

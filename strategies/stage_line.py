@@ -7,6 +7,7 @@ given limits by dynamic programming.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -226,10 +227,6 @@ def _may_be_cut(fair: Bools, fair_last: Bools, num_stages: int) -> bool:
     return bool(fair_last[at, last])
 
 
-HALVINGS = 30
-"""How often the range of a limit is halved in search of the least that a cut can have: down to 1e-9 of it."""
-
-
 def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cost: float) -> float:
     """Returns the least limit of work, to within rounding, under which a cut exists that costs at most `most_cost`.
 
@@ -240,7 +237,7 @@ def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cos
         found = cut(problem, parts, limit_s)
         return found is not None and found[0] <= most_cost
 
-    return _least(problem, high_s, is_met)
+    return _least(problem, parts, high_s, is_met)
 
 
 def least_work(problem: StageProblem, parts: Stretches) -> float:
@@ -249,17 +246,18 @@ def least_work(problem: StageProblem, parts: Stretches) -> float:
     def is_met(limit_s: float) -> bool:
         return _may_be_cut(_fair(parts.work, limit_s), _fair(parts.last_work, limit_s), problem.num_stages)
 
-    return _least(problem, float(problem.work.sum()), is_met)
+    return _least(problem, parts, float(problem.work.sum()), is_met)
 
 
-def _least(problem: StageProblem, high_s: float, is_met: Callable[[float], bool]) -> float:
-    low = float(problem.work.sum()) / problem.num_stages
-    if is_met(low):
-        return low
-    for _ in range(HALVINGS):
-        middle = (low + high_s) / 2
-        low, high_s = (low, middle) if is_met(middle) else (middle, high_s)
-    return high_s
+def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Callable[[float], bool]) -> float:
+    """Returns the least limit that `is_met` by: an equal share, or the work of a stretch, for it says nothing else of a limit."""
+    low_s = float(problem.work.sum()) / problem.num_stages
+    if is_met(low_s):
+        return low_s
+    works = np.stack([parts.work, parts.last_work])
+    between_s = np.unique(works[(low_s < works) & (works < high_s)])
+    found = bisect_left(range(len(between_s)), True, key=lambda number: is_met(float(between_s[number])))
+    return float(between_s[found]) if found < len(between_s) else high_s
 
 
 def equal_cut(parts: Stretches, num_stages: int) -> Ints:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+from dataclasses import astuple
 
 import jax
 import numpy as np
@@ -11,8 +12,11 @@ from planning import run_on
 from training import export_step
 from zoo import ZOO
 
+from rhino.ir.graph import materialized
+from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
+from rhino.ir.program import read_program
+from rhino.ir.reader import entry_function, read_module
 from rhino.passes.base import Remarks
 from rhino.passes.micro_batch import MicroBatch
 from rhino.passes.normalize import Normalize
@@ -24,6 +28,7 @@ from rhino.strategies.recompute import choose
 from rhino.strategies.recompute_cut import Piece, frontier
 from rhino.strategies.recompute_graph import Stash, Unit
 from rhino.strategies.recompute_pieces import cut_in_pieces
+from rhino.strategies.schedule import _Scheduler
 
 
 def random_piece(rng: random.Random) -> Piece:
@@ -157,3 +162,26 @@ def test_steps_that_keep_less_take_less_memory_and_give_the_same(name: str, num:
 
 def test_nothing_changes_where_all_may_be_kept():
     assert step_results("gpt-dropout", 1, "1")[0] == step_results("gpt-dropout", 1, "")[0]
+
+
+class Apart(_Scheduler):
+    """Each op has a list of its own of what it waits for."""
+
+    def need_behind_barriers(self, op, needs):
+        for value in self.waits[op]:
+            self.need(op, value, needs)
+
+
+@pytest.mark.parametrize(("name", "num"), [("gpt", 1), ("gpt", 4), ("gpt-scan", 4)])
+def test_what_ops_behind_a_barrier_share_changes_no_schedule(name: str, num: int):
+    module = read_module(export_step(ZOO[name]).encode(), name, make_context())
+    parts = (MicroBatch(num=num), Normalize()) if num > 1 else ()
+    build_pass_manager((Normalize(), *parts, Recompute(keep="0.3")), module.context, Remarks(name)).run(module.operation)
+    with module.context:
+        graph = read_program(entry_function(module), mesh_of_shape((1,)), name).graph
+    in_memory = materialized(graph).tolist()
+    shared, apart = _Scheduler(graph, in_memory), Apart(graph, in_memory)
+    found, expected = ([astuple(one) for one in scheduler.schedules()] for scheduler in (shared, apart))
+    assert max(one.num_ops for one in shared.in_common.values()) > 1
+    assert not apart.in_common
+    assert found == expected
