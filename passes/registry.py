@@ -25,7 +25,7 @@ from rhino.passes.op_rules import OpRules
 from rhino.passes.pad import PadDims, refuse_pads
 from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline_stages import PipelineStages
-from rhino.passes.recompute import Recompute
+from rhino.passes.recompute import Recompute, shares_of
 from rhino.passes.segments import AnnotateSegments
 from rhino.passes.split_stages import SplitStages
 from rhino.passes.strip import Strip
@@ -122,6 +122,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     micro, choose, pin, rules, stages, split, again = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
+    assert isinstance(again, Recompute)
     cluster = load_cluster(stages.cluster)
     num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
     rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
@@ -144,7 +145,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),  # A loop of one trip would refuse what stands for the whole batch.
     )
     shard = shard if rank.num_devices > 1 else ()
-    if "keep" in options:
+    if "keep" in options and min(shares_of(again.keep)) < 1:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its way back would move gradients. They
         # have no limit: what is saved has not been taken off yet.
         return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)

@@ -225,7 +225,7 @@ class Evaluator:
         ahead: Timed = []
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
             timed, ahead = self.timed(shape, choice, begun.states, loop)
-            if timed and timed[0][0] >= cutoff_s:  # idle time and all, and what memory adds is long to find
+            if self.is_slow(timed, ahead, cutoff_s):  # idle time and all, and what memory adds is long to find
                 plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
                 return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
         held = held or self.with_memory(shape, builder, choice, loop, begun_s)
@@ -256,10 +256,19 @@ class Evaluator:
         assert loop is not None, "a pipeline has micro-batches"
         if not timed or not np.array_equal(answer.states, begun.states):
             timed, ahead = self.timed(shape, choice, answer.states, loop)
-        outcome = self.in_stages(shape, problem, answer, bounds, timed, cutoff_s)
+        is_for_ahead = timed and timed[0][0] >= cutoff_s and not self.is_slow(timed, ahead, cutoff_s)
+        outcome = self.in_stages(shape, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
         if isinstance(outcome, Estimate):
             return self.with_ahead(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead)
         return outcome
+
+    def is_slow(self, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
+        """Says whether a pipeline takes `cutoff_s` or longer by every schedule, but for those that run ahead and need too much for that."""
+        if not timed or timed[0][0] < cutoff_s:
+            return False
+        quick = [(order, cut.needs) for step_s, _, order, cut in ahead if step_s < cutoff_s]
+        budget_bytes = self.setup.budget_bytes
+        return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
 
     def with_memory(
         self, shape: Shape, builder: Builder, choice: Choice, loop: Loop | None, free_bound_s: float

@@ -29,10 +29,11 @@ NEAR: Final = 1.05
 
 def search(trials: Trials) -> None:
     """Asks for what all strategies ask for."""
-    for strategy in (aceso.STRATEGY, tap.STRATEGY, rhino.STRATEGY):
-        strategy.run(trials)
+    aceso.STRATEGY.run(trials)
     with trials.asked_by(STRATEGY.name):
         _in_one_part(trials)
+    for strategy in (tap.STRATEGY, rhino.STRATEGY):
+        strategy.run(trials)
     with trials.asked_by(aceso.STRATEGY.name):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
@@ -46,13 +47,16 @@ STRATEGY: Final = Strategy("best", "all of them, then the bottlenecks of the bes
 def _in_one_part(trials: Trials) -> None:
     """Asks for one stage whose batch is in one part, where nothing has fit.
 
-    Strategies ask for more micro-batches where memory binds. But what is summed up over them is memory, too, which one part does without:
-    where most of a device is parameters, that is what fits.
+    Strategies ask for more micro-batches where memory binds, until no more shapes may be evaluated. But what is summed up over them is
+    memory, too, which one part does without: where most of a device is parameters, that is what fits.
     """
     space = trials.space
+    meshes = space.meshes.get(1, ())
+    kin = tuple(dict.fromkeys(one.mesh for mesh in meshes for one in space.kin(Shape(1, mesh, 1))))
     for keep in space.keeps if space.micro_batches[0] == 1 and space.may_hold(1, 1, 0.0) else ():
-        if not trials.explored.ranked:
-            trials.outcomes([Shape(1, mesh, 1, keep) for mesh in space.meshes.get(1, ())])
+        for tried in (meshes, kin):
+            if not trials.explored.ranked:
+                trials.outcomes([Shape(1, mesh, 1, keep) for mesh in tried])
 
 
 def _starts(trials: Trials) -> list[Shape]:

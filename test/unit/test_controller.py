@@ -207,6 +207,19 @@ def test_one_part_is_looked_at_where_nothing_else_fits():
     assert not hopeless.ranked
 
 
+def test_one_part_is_looked_at_in_one_row_too_and_before_all_that_may_be_planned_is():
+    fits = Shape(1, (4,), 1)
+
+    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+        return [estimate(one, 2.0) if one == fits else Refused(one, "too much", True, 1.0) for one in shapes]
+
+    numbers = tuple(2**number for number in range(16))
+    space = Space({1: ((2, 2),)}, numbers, 0.0, most=32, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True)
+    explored = whole.explore(space, evaluate)
+    assert [one.shape for one in explored.ranked] == [fits]
+    assert len(explored.outcomes) == space.most
+
+
 def test_an_interruption_leaves_the_best_so_far():
     model = Model((1.0, 0.001, 1.0, 0.1), 10.0)
     rounds: list[int] = []

@@ -16,7 +16,7 @@ from rhino.passes.op_rules import OpRules
 from rhino.passes.pad import PadDims
 from rhino.passes.pin import PinShardings
 from rhino.passes.pipeline import build_pass_manager, parse_pipeline, pipeline_text
-from rhino.passes.registry import PASSES, PIPELINES, build_named, known_names
+from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
 from rhino.passes.strip import Strip
 
 RULES, NO_RULES = "func.func(sdy-populate-op-sharding-rules)", "func.func(sdy-drop-sharding-rules)"
@@ -192,6 +192,13 @@ def test_option_values_have_their_kind():
     with pytest.raises(RhinoError, match="takes a whole number, not '--1'"):
         make_pass(Sample, {"count": "--1"})
     assert build_named("cse", {}) is None
+
+
+@pytest.mark.parametrize("keep", ["1", "1;1.0"])
+def test_a_pipeline_of_stages_that_keeps_all_is_the_one_that_says_nothing_of_it(keep: str):
+    said = {"stages": "2", "num": "4", "mesh": "2", "cluster": "v100x8"}
+    assert build_named(PARALLEL, {**said, "keep": keep}) == build_named(PARALLEL, said)
+    assert build_named(PARALLEL, {**said, "keep": "1;0.5"}) != build_named(PARALLEL, said)
 
 
 def test_remarks_reach_the_caller():

@@ -17,7 +17,7 @@ from rhino.passes.whole_search import Evaluator, Setup
 from rhino.strategies.schedules import Pipeline, make_order
 from rhino.strategies.stage_estimate import StageEstimates
 from rhino.strategies.stage_needs import StageNeeds
-from rhino.strategies.whole.base import Shape
+from rhino.strategies.whole.base import CutOff, Shape
 
 OFF = 0.08
 """By how much, relatively, the need of a rank may be off."""
@@ -105,6 +105,16 @@ def test_running_ahead_is_looked_at_where_it_fits():
     assert (nearly.schedule, nearly.peak_bytes) == ("eager-1f1b", found.ahead.peak_bytes)
     alone = Evaluator(setup_of(text, "eager-1f1b")).outcome(shape)
     assert (alone.schedule, alone.step_s) == ("eager-1f1b", found.ahead.step_s)
+
+
+def test_what_is_quick_enough_by_running_ahead_is_not_cut_off_where_that_fits():
+    shape, setup = Shape(4, (2,), 8), setup_of(gpt_step(layers=4), "1f1b", "eager-1f1b")
+    whole = Evaluator(setup).outcome(shape)
+    between_s = (whole.ahead.step_s + whole.step_s) / 2
+    assert Evaluator(setup).outcome(shape, between_s) == whole
+    assert isinstance(Evaluator(setup).outcome(shape, whole.ahead.step_s), CutOff)
+    small = replace(setup, budget_bytes=max(*whole.peak_bytes, max(whole.ahead.peak_bytes) / 1.2))
+    assert isinstance(Evaluator(small).outcome(shape, between_s), CutOff)
 
 
 def test_a_tolerance_that_is_said_is_the_one_of_the_search():
