@@ -250,7 +250,7 @@ def least_work(problem: StageProblem, parts: Stretches) -> float:
 
 
 def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Callable[[float], bool]) -> float:
-    """Returns the least limit that `is_met` by: an equal share, or the work of a stretch, for it says nothing else of a limit."""
+    """Returns the least limit that `is_met` holds for: an equal share, or else the work of a stretch, for it hangs on nothing else."""
     low_s = float(problem.work.sum()) / problem.num_stages
     if is_met(low_s):
         return low_s
