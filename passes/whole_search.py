@@ -66,7 +66,7 @@ _BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
 """What a pipeline takes by some schedules, best first: the seconds of a step, the schedule, its tasks, and what its stages come to."""
 
-MOST_OPS: Final = 250_000
+MOST_OPS: Final = 500_000
 """How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
 
 
@@ -112,7 +112,7 @@ class Evaluator:
     context: ir.Context = field(init=False)
     modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
     programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
-    num_read: int = 0
+    ops_read: int = 0
     divider: Divider = field(init=False)
     recomputer: Recomputer = field(init=False)
 
@@ -138,8 +138,8 @@ class Evaluator:
         found = self.programs.pop(key, None)
         if found is None:
             module = self.prepared(shape)
-            self.num_read += 1
             found = module, read_program(entry_function(module), target.mesh, self.setup.file)
+            self.ops_read += found[1].graph.num_ops
         if _says_nothing_of_axes(found[1].graph):
             self.programs[key] = found
         while len(self.programs) > 1 and sum(program.graph.num_ops for _, program in self.programs.values()) > MOST_OPS:
@@ -223,9 +223,11 @@ class Evaluator:
         assert begun is not None, "it has begun"
         timed: Timed = []
         ahead: Timed = []
+        is_slow = False
         if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
             timed, ahead = self.timed(shape, choice, begun.states, loop)
-            if self.is_slow(timed, ahead, cutoff_s):  # idle time and all, and what memory adds is long to find
+            is_slow = self.is_slow(timed, ahead, cutoff_s)
+            if is_slow:  # idle time and all, and what memory adds is long to find
                 plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
                 return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
         held = held or self.with_memory(shape, builder, choice, loop, begun_s)
@@ -256,7 +258,8 @@ class Evaluator:
         assert loop is not None, "a pipeline has micro-batches"
         if not timed or not np.array_equal(answer.states, begun.states):
             timed, ahead = self.timed(shape, choice, answer.states, loop)
-        is_for_ahead = timed and timed[0][0] >= cutoff_s and not self.is_slow(timed, ahead, cutoff_s)
+            is_slow = self.is_slow(timed, ahead, cutoff_s)
+        is_for_ahead = timed and timed[0][0] >= cutoff_s and not is_slow
         outcome = self.in_stages(shape, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
         if isinstance(outcome, Estimate):
             return self.with_ahead(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead)

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
-from rhino.passes.whole_search import Evaluator, Setup
+from rhino.passes.whole_search import MOST_OPS, Evaluator, Setup
 from rhino.strategies.whole.base import ROUND, Outcome, Shape
 
 _SERVE: Final = """\
@@ -33,6 +33,9 @@ serve(int(sys.argv[1]))
 
 MOST_PROCESSES: Final = 2 * ROUND
 """How many processes there are at most: a round, and as many to begin with what is foreseen. Each has the steps that it has read."""
+
+COLLECTED: Final = MOST_OPS // 4
+"""After how many ops that were read garbage is collected, which takes a third as long as to read them: what there is grows slowly."""
 
 Asked: TypeAlias = tuple[Shape, float]
 """A shape, and the seconds that cut it off: all that its outcome depends on."""
@@ -170,12 +173,12 @@ def serve(descriptor: int) -> None:
     gc.freeze()  # what is imported stays
     with Connection(descriptor) as line:
         try:
-            evaluator = Evaluator(*line.recv())
+            evaluator, collected = Evaluator(*line.recv()), 0
             while True:
-                before = evaluator.num_read
                 line.send(evaluator.outcome(*line.recv()))
-                if evaluator.num_read > before:
+                if evaluator.ops_read >= collected + COLLECTED:
                     gc.collect()  # what MLIR holds for modules that are gone
+                    collected = evaluator.ops_read
         except (OSError, EOFError):
             return  # who asked is gone
 

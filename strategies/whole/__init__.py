@@ -9,7 +9,20 @@ from math import inf
 from typing import Final
 
 from rhino.strategies.whole import aceso, best, rhino, tap
-from rhino.strategies.whole.base import ROUND, CutOff, Evaluate, Explored, Outcome, Refused, Shape, Space, SpentError, Strategy, Trials
+from rhino.strategies.whole.base import (
+    ROUND,
+    CutOff,
+    Estimate,
+    Evaluate,
+    Explored,
+    Outcome,
+    Refused,
+    Shape,
+    Space,
+    SpentError,
+    Strategy,
+    Trials,
+)
 
 __all__ = ["DEFAULT", "STRATEGIES", "explore", "is_open", "reopen"]
 
@@ -139,9 +152,15 @@ def _too_large(shape: Shape, _: float) -> Outcome:
     return Refused(shape, "", by_memory=True)
 
 
-def _foreseen(trials: Trials, strategy: str, under_way: Container[Shape]) -> Iterator[Shape]:
-    """Yields what a search asks for next, if nothing that is not known yet is better than the best: all too slow, or all too large."""
-    known = {one.shape: one for one in trials.explored.outcomes}
+def _foreseen(trials: Trials, strategy: str, under_way: Collection[Shape]) -> Iterator[Shape]:
+    """Yields what a search asks for next, if nothing that is not known yet is better than the best: all too slow, or all too large.
+
+    At the beginning the shapes under way stand for a best one, which collectives slow down.
+    """
+    known: dict[Shape, Outcome] = {one.shape: one for one in trials.explored.outcomes}
+    if not known:
+        least_s = trials.space.least_s
+        known = {one: Estimate(one, "", 2 * least_s, least_s, least_s, least_s, least_s, ()) for one in under_way}
     found: dict[Shape, None] = {}
     for guess in (_too_slow, _too_large):
         guesses = _Guesses(known, under_way, guess)
