@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -83,7 +83,7 @@ class Workers:
         self.folder = TemporaryDirectory(prefix="rhino-") if self.most else None
         self.workers: list[_Worker] = []
         self.are_told = False
-        self.foreseen: Iterator[Shape] = iter(())
+        self.foreseen: Iterable[Shape] = ()
         self.early: dict[Asked, Outcome] = {}
         """What came of shapes that were not asked for yet."""
 
@@ -93,7 +93,7 @@ class Workers:
         except OSError:
             self.most = 0
 
-    def foresee(self, shapes: Iterator[Shape]) -> None:
+    def foresee(self, shapes: Iterable[Shape]) -> None:
         """Takes shapes that are likely to be asked for after those of the next round: processes that have nothing to do begin with them."""
         self.foreseen = shapes
 
@@ -134,8 +134,8 @@ class Workers:
     def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
         """Returns what a process does next: of what waits, first what it has read the step for, and last what another has read it for.
 
-        Where nothing waits, that is what is foreseen and not known; what comes of it is of use while the cutoff is the same. While nothing
-        cuts off, that will not be so for long: then its step is made and read, and no more.
+        Where nothing waits, that is what is foreseen and not known, first what it has read the step for; what comes of it is of use while
+        the cutoff is the same. For others the step is made and read, and no more: a process must not be long at what may be in vain.
         """
         at = [worker.asked for worker in self.workers if worker.asked is not None]
         read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
@@ -145,9 +145,12 @@ class Workers:
 
         for one in sorted((one for one in waiting if one not in at), key=turn):
             return one
+        self.foreseen = tuple(self.foreseen)
         under_way = [shape for shape, _ in at]
-        foreseen = ((shape, cutoff_s if cutoff_s < inf else 0.0) for shape in self.foreseen)
-        return next((one for one in foreseen if one[0] not in under_way and one not in self.early), None)
+        new = [(shape, cutoff_s) for shape in self.foreseen if shape not in under_way and (shape, cutoff_s) not in self.early]
+        if cutoff_s < inf and (read := [one for one in new if turn(one) == 0]):
+            return read[0]
+        return next(((one[0], 0.0) for one in sorted(new, key=turn) if turn(one) > 0), None)
 
     def _tell(self) -> None:
         """Tells the processes what shapes are evaluated for."""

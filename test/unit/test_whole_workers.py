@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
@@ -208,6 +209,26 @@ def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: py
     assert report.chosen.step_s == 2.0
     assert "2 micro-batches" in report.text()
     assert report.json()["plan"]["micro_batches"] == 2
+
+
+def test_a_process_begins_with_what_it_has_read_the_step_for_and_only_reads_for_what_may_be_in_vain(setup: Setup):
+    def shape(micro_batches: int) -> Shape:
+        return Shape(2, (2,), micro_batches)
+
+    with closing(Workers(setup, 2)) as workers:
+        free, other = workers.workers
+        free.has_read, other.has_read = {(4, 1.0)}, {(2, 1.0)}
+        asked = [(shape(number), 1.0) for number in (2, 8, 4)]
+        for left in (asked[2], asked[1], asked[0]):
+            assert workers._next(free, asked, 1.0) == left
+            asked.remove(left)
+        workers.foresee(iter([shape(2), shape(8), shape(4)]))
+        assert workers._next(free, [], 1.0) == (shape(4), 1.0)
+        assert workers._next(free, [], inf) == (shape(8), 0.0), "while nothing cuts off, only to read is of use"
+        workers.early[shape(4), 1.0] = Refused(shape(4), "", by_memory=True)
+        assert workers._next(free, [], 1.0) == (shape(8), 0.0)
+        free.has_read = {(number, 1.0) for number in (2, 4, 8)}
+        assert workers._next(free, [], inf) is None
 
 
 def test_where_a_process_is_gone_the_one_that_asks_goes_on_alone(setup: Setup, monkeypatch: pytest.MonkeyPatch):
