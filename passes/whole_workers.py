@@ -35,7 +35,7 @@ MOST_PROCESSES: Final = 2 * ROUND
 """How many processes there are at most: a round, and as many to begin with what is foreseen. Each has the steps that it has read."""
 
 COLLECTED: Final = MOST_OPS // 4
-"""After how many ops that were read garbage is collected, which takes a third as long as to read them: what there is grows slowly."""
+"""After how many ops that were read garbage is collected: there is little of it, and to look for it after each step takes long."""
 
 Asked: TypeAlias = tuple[Shape, float]
 """A shape, and the seconds that cut it off: all that its outcome depends on."""
@@ -148,9 +148,12 @@ class Workers:
         self.foreseen = tuple(self.foreseen)
         under_way = [shape for shape, _ in at]
         new = [(shape, cutoff_s) for shape in self.foreseen if shape not in under_way and (shape, cutoff_s) not in self.early]
-        if cutoff_s < inf and (read := [one for one in new if turn(one) == 0]):
-            return read[0]
-        return next(((one[0], 0.0) for one in sorted(new, key=turn) if turn(one) > 0), None)
+        for one in sorted(new, key=turn):
+            if turn(one) > 0:
+                return one[0], 0.0
+            if cutoff_s < inf:
+                return one
+        return None
 
     def _tell(self) -> None:
         """Tells the processes what shapes are evaluated for."""
