@@ -334,6 +334,8 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
     match op.name:
         case "stablehlo.dynamic_update_slice":  # where it writes is a global place
             return rule.keeping_whole(rule.factors_of(0) - rule.factors_of(1))
+        case "stablehlo.scatter":
+            return rule.keeping_whole(_unaddressed(op, rule))
         case _ if op.name == CUSTOM_CALL:  # only its owner knows what it does with its shapes
             return rule if is_custom(op.attributes[RULE]) else None
         case "stablehlo.convolution":
@@ -341,6 +343,13 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
         case _ if op.name == PAD:
             return _pad_rule(op, rule)
     return rule
+
+
+def _unaddressed(op: ir.Operation, rule: Rule) -> frozenset[int]:
+    """Returns the factors of dims that a scatter writes at place 0 alone: on one device of those that share such a dim."""
+    numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    dims = set(numbers.inserted_window_dims) - set(numbers.scattered_dims_to_operand_dims)
+    return frozenset(factor for dim in dims for factor in rule.operands[0][dim])
 
 
 def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule:

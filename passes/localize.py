@@ -42,9 +42,10 @@ from rhino.ir.shardings import (
     per_value_attribute,
     sharding_attribute,
 )
-from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes, without_partial
+from rhino.ir.spec import REPLICATED, Spec, entry, partial_axes, split_dim, unpack, without_partial
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
+from rhino.passes.indexed_ops import GATHER, SCATTER, prepare, put_right
 from rhino.passes.rules import run_on_functions
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.plan import Plan, handing_on, implied, loop_states, sent_bytes
@@ -57,7 +58,6 @@ _MARK = "rhino.partial"
 _MONOID = "rhino.monoid."
 _CHECKED = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.gather"})
 """Ops whose partial results Shardy's conversion wants all-reduced at once."""
-_INDEXED = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 _REDUCTIONS = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
 _JOINED = frozenset({"stablehlo.concatenate", "stablehlo.pad"})
 """Ops whose operands XLA may hand to an all-to-all one by one."""
@@ -200,8 +200,8 @@ class _Inserter:
             for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), state.needs, strict=True)):
                 if plan.specs[value] != need:
                     self.read_as(op, position, value, need)
-            if op.name in _INDEXED:
-                self.widen_indices(op, state)
+            if op.name in (GATHER, SCATTER):
+                self.prepare(op, state)
             if op.name in _CHECKED:
                 self.hide_padding(op, state)
             self.store(number, op)
@@ -239,22 +239,14 @@ class _Inserter:
             for inner in walk(op):
                 inner.replace_uses_of_with(held, moved)
 
-    def widen_indices(self, op: ir.Operation, state: State) -> None:
-        """Makes a gather or scatter into a split tensor index it by i64.
+    def prepare(self, op: ir.Operation, state: State) -> None:
+        """Makes a gather or scatter ready for Shardy's conversion."""
 
-        For narrower indices Shardy's conversion (jaxlib 0.10.2) makes constants whose bytes do not match their type, and unsigned ones
-        wrap where an index lies before the block.
-        """
-        if not split_axes(state.needs[0]):
-            return
-        indices = op.operands[1]
-        kind = ir.RankedTensorType(indices.type)
-        wide = ir.RankedTensorType.get(kind.shape, ir.IntegerType.get_signless(64))
-        if kind != wide:
-            with ir.InsertionPoint(op), op.location:
-                convert = stablehlo.ConvertOp(wide, indices)
-            convert.attributes[SHARDING] = per_value_attribute([self.sharding(indices, state.needs[1])])
-            op.operands[1] = convert.result
+        def annotate(made: ir.Operation, position: int) -> None:
+            made.attributes[SHARDING] = per_value_attribute([self.sharding(made.results[0], state.needs[position])])
+
+        dims = map(split_dim, unpack(state.needs[0], len(self.axes)))
+        prepare(op, [dim for dim in dims if dim is not None], annotate)
 
     def hide_padding(self, op: ir.Operation, state: State) -> None:
         """Puts a reshape of nothing between what pads and an op whose parts are summed; `_finish` takes it out.
@@ -304,7 +296,8 @@ class _Inserter:
     def stored(self, op: ir.Operation, state: State, result: ir.Value[Any], comes: Spec, stored: Spec) -> ir.Value[Any]:
         """Returns `result` brought to the spec that it is stored in; its readers read that."""
         summed = _summed(op, state, comes)
-        summed.sort(key=lambda axis: state.strategy[axis])  # factor by factor, as the conversion insists
+        # As the conversion insists: of a gather by the dims of its operand, of others factor by factor.
+        summed.sort(key=lambda axis: entry(state.needs[0], axis) if op.name == GATHER else state.strategy[axis])
         if not summed and comes == stored:
             return result
         uses = list(result.uses)
@@ -387,8 +380,10 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 def _finish(module: ir.Operation) -> None:
     """Takes out what is there for the conversion alone, gives reductions their monoid, and drops what annotated the global program."""
     ops = walk(module)
-    _mend_sizes(ops)
     for op in ops:
+        put_right(op)
+        if op.name == "stablehlo.convolution":
+            _mend_groups(op)
         attributes = op.attributes
         for name in _GLOBAL:
             if name in attributes:
@@ -412,16 +407,8 @@ def _is_no_reshape(op: ir.Operation) -> bool:
     return op.name == "stablehlo.reshape" and op.operands[0].type == op.results[0].type
 
 
-def _mend_sizes(ops: Sequence[ir.Operation]) -> None:
-    """Gives dynamic slices the sizes of their local results, and convolutions their local groups: the conversion changes types alone."""
-    for op in ops:
-        if op.name == "stablehlo.dynamic_slice":
-            op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(ir.RankedTensorType(op.results[0].type).shape)
-        elif op.name == "stablehlo.convolution":
-            _mend_groups(op)
-
-
 def _mend_groups(op: ir.Operation) -> None:
+    """Gives a convolution its local groups: the conversion changes types alone."""
     image, kernel, result = (ir.RankedTensorType(value.type).shape for value in (*op.operands, *op.results))
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     features = image[numbers.input_feature_dimension] // kernel[numbers.kernel_input_feature_dimension]

@@ -1,0 +1,323 @@
+"""Draw gathers, scatters, dynamic slices and their updates: every layout of index, window, batching and inserted dims.
+
+    python bench/indexed_forms.py [--seeds=0:100] [--meshes=2,3,4,6,8,2x2,2x3,2x4,2x2x2]
+
+Each is a function of an operand, integers that go into its indices and, where it writes, updates; some of the indices are out of range.
+The program that consists of one such op is localized under a plan for each way to split the op on a mesh, and compared with one device.
+
+Exit code: 1 if one differs from one device, cannot be localized, or predicts other collectives than it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import jax
+import numpy as np
+from drawn_plans import Drawable, drawable, one_device
+
+from rhino.runtime.devices import request_host_devices
+
+MESHES: Final = ("2", "3", "4", "6", "8", "2x2", "2x3", "2x4", "2x2x2")
+_SIZES: Final = (1, 2, 3, 4, 6, 8, 12)
+_MOST_ELEMENTS: Final = 2048
+_COLLAPSED, _BATCHING, _COVERED, _PART = "collapsed", "batching", "covered", "part"
+_BODIES: Final = {
+    "f32": ("set", "kept", "add", "subtract", "multiply", "maximum", "minimum", "swapped"),
+    "i32": ("set", "add", "multiply", "maximum", "minimum", "and", "or", "xor"),
+    "i1": ("set", "and", "or"),
+}
+"""What a scatter's body does, by element type."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One op as a private function: `text` defines `@symbol`; `operands` and `results` are shapes and element types."""
+
+    symbol: str
+    op: str
+    text: str
+    operands: tuple[tuple[Shape, str], ...]
+    results: tuple[tuple[Shape, str], ...]
+
+    def module(self) -> str:
+        """Returns a program of this op alone."""
+        arguments = ", ".join(f"%a{number}: {_type(*kind)}" for number, kind in enumerate(self.operands))
+        given = ", ".join(f"%a{number}" for number in range(len(self.operands)))
+        results = ", ".join(_type(*kind) for kind in self.results)
+        sign = f"({', '.join(_type(*kind) for kind in self.operands)}) -> ({results})"
+        count = f":{len(self.results)}" if len(self.results) > 1 else ""
+        returned = ", ".join(f"%r#{number}" for number in range(len(self.results))) if count else "%r"
+        return (
+            f"func.func public @main({arguments}) -> ({results}) {{\n%r{count} = func.call @{self.symbol}({given}) : {sign}\n"
+            f"return {returned} : {results}\n}}\n{self.text}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How indices address an operand: what each dim of it is to the op, and where its dims and those of the index tensor stand."""
+
+    shape: Shape
+    roles: tuple[str, ...]
+    window: Shape
+    indexed: tuple[int, ...]
+    index_shape: Shape
+    vector_dim: int
+    index_batching: tuple[int, ...]
+    offset_dims: tuple[int, ...]
+    slices: Shape
+    """The shape of what a gather gives and a scatter reads."""
+
+    def dims(self, role: str) -> list[int]:
+        """Returns the dims of the operand in a role."""
+        return [dim for dim, own in enumerate(self.roles) if own == role]
+
+
+def draw_form(seed: int, symbol: str = "form") -> Form:
+    """Returns the form of number `seed`."""
+    random = np.random.default_rng([seed, 7])
+    kind = ("gather", "scatter", "scatter", "dynamic_slice", "dynamic_update_slice")[int(random.integers(5))]
+    if kind in ("gather", "scatter"):
+        layout = _draw_layout(random)
+        return (_gather if kind == "gather" else _scatter)(random, layout, symbol)
+    return _slice(random, kind == "dynamic_update_slice", symbol)
+
+
+def _draw_shape(random: np.random.Generator) -> Shape:
+    while True:
+        shape = tuple(int(size) for size in random.choice(_SIZES, int(random.integers(1, 5))))
+        if prod(shape) <= _MOST_ELEMENTS:
+            return shape
+
+
+def _draw_layout(random: np.random.Generator) -> _Layout:
+    while True:
+        shape = _draw_shape(random)
+        roles = [str(role) for role in random.choice([_COLLAPSED, _BATCHING, _COVERED, _PART], len(shape), p=[0.35, 0.2, 0.3, 0.15])]
+        addressable = [dim for dim, role in enumerate(roles) if role != _BATCHING]
+        if not addressable:
+            continue
+        window = tuple(
+            size if role == _COVERED else int(random.integers(1, size + 1)) if role == _PART else 1
+            for size, role in zip(shape, roles, strict=True)
+        )
+        indexed = random.permutation(addressable)[: int(random.integers(1, len(addressable) + 1))].tolist()
+        batching = [dim for dim, role in enumerate(roles) if role == _BATCHING]
+        free = [int(size) for size in random.choice([1, 2, 4, 8, 12], int(random.integers(0, 3)), p=[0.3, 0.2, 0.2, 0.2, 0.1])]
+        order = random.permutation(len(batching) + len(free)).tolist()
+        dims = [*(shape[dim] for dim in batching), *free]
+        index_dims = [dims[number] for number in order]
+        places = [order.index(number) for number in range(len(batching))]
+        vector_dim = int(random.integers(0, len(index_dims) + 1))
+        apart = len(indexed) > 1 or bool(random.integers(2))  # else the index tensor holds the one component as it is
+        vector_dim = vector_dim if apart else len(index_dims)
+        index_shape = (*index_dims[:vector_dim], len(indexed), *index_dims[vector_dim:]) if apart else tuple(index_dims)
+        offsets = [dim for dim, role in enumerate(roles) if role in (_COVERED, _PART)]
+        rank = len(index_dims) + len(offsets)
+        offset_dims = tuple(sorted(random.permutation(rank)[: len(offsets)].tolist()))
+        sizes, batches = iter([window[dim] for dim in offsets]), iter(index_dims)
+        slices = tuple(next(sizes) if dim in offset_dims else next(batches) for dim in range(rank))
+        if prod(slices) <= _MOST_ELEMENTS:
+            return _Layout(
+                shape=shape,
+                roles=tuple(roles),
+                window=window,
+                indexed=tuple(indexed),
+                index_shape=index_shape,
+                vector_dim=vector_dim,
+                index_batching=tuple(place + (apart and place >= vector_dim) for place in places),
+                offset_dims=offset_dims,
+                slices=slices,
+            )
+
+
+def _draw_indices(random: np.random.Generator, layout: _Layout) -> str:
+    """Returns the ops that make `%k` out of the integers `%i`, both of the index tensor's shape."""
+    shape, is_apart = layout.index_shape, len(layout.index_shape) > layout.vector_dim
+    added, times = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for number, dim in enumerate(layout.indexed):
+        place = (slice(None),) * layout.vector_dim + (number,) if is_apart else ...
+        room = layout.shape[dim] - layout.window[dim]
+        inside = random.integers(0, room + 1, added[place].shape)
+        outside = random.choice([-2, -1, room + 1, room + 2], added[place].shape)
+        is_outside = random.random(added[place].shape) < (0.2 if room else 0.05)
+        added[place] = np.where(is_outside, outside, inside)
+        times[place] = (room > 0) * int(random.integers(2))
+    element = str(random.choice(["i32", "i64", "ui32", "i8"], p=[0.5, 0.3, 0.1, 0.1]))
+    if element == "ui32":
+        added = np.where(added < 0, 255, added)
+    held = _type(shape, element)
+    if random.random() < 0.25:
+        return f"%k = stablehlo.constant dense<{_dense(added)}> : {held}\n"
+    wide = _type(shape, "i32")
+    return (
+        f"%m = stablehlo.constant dense<{_dense(times)}> : {wide}\n%c = stablehlo.constant dense<{_dense(added)}> : {wide}\n"
+        f"%im = stablehlo.multiply %i, %m : {wide}\n%j = stablehlo.add %im, %c : {wide}\n"
+        f"%k = stablehlo.convert %j : ({wide}) -> {held}\n"
+    )
+
+
+def _gather(random: np.random.Generator, layout: _Layout, symbol: str) -> Form:
+    element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
+    indices = _draw_indices(random, layout)
+    held, given = _type(layout.shape, element), _type(layout.slices, element)
+    numbers = (
+        f"#stablehlo.gather<offset_dims = {list(layout.offset_dims)}, collapsed_slice_dims = {layout.dims(_COLLAPSED)}, "
+        f"operand_batching_dims = {layout.dims(_BATCHING)}, start_indices_batching_dims = {list(layout.index_batching)}, "
+        f"start_index_map = {list(layout.indexed)}, index_vector_dim = {layout.vector_dim}>"
+    )
+    op = (
+        f'%r = "stablehlo.gather"(%x, %k) <{{dimension_numbers = {numbers}, slice_sizes = {_array(layout.window)}, '
+        f"indices_are_sorted = false}}> : ({held}, {_made_type(indices)}) -> {given}\n"
+    )
+    operands = ((layout.shape, element), (layout.index_shape, "i32"))
+    return _form(symbol, "stablehlo.gather", "xi", operands, indices + op, ((layout.slices, element),))
+
+
+def _scatter(random: np.random.Generator, layout: _Layout, symbol: str) -> Form:
+    element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
+    elements = (element, "f32") if random.random() < 0.15 else (element,)  # a second operand along with the first
+    indices = _draw_indices(random, layout)
+    held, read = ([_type(shape, one) for one in elements] for shape in (layout.shape, layout.slices))
+    numbers = (
+        f"#stablehlo.scatter<update_window_dims = {list(layout.offset_dims)}, inserted_window_dims = {layout.dims(_COLLAPSED)}, "
+        f"input_batching_dims = {layout.dims(_BATCHING)}, scatter_indices_batching_dims = {list(layout.index_batching)}, "
+        f"scatter_dims_to_operand_dims = {list(layout.indexed)}, index_vector_dim = {layout.vector_dim}>"
+    )
+    attributes = f"{{scatter_dimension_numbers = {numbers}, indices_are_sorted = false, unique_indices = false}}"
+    names, given, count = ("xiu", "%x, %k, %u", "") if len(elements) == 1 else ("xyiuv", "%x, %y, %k, %u, %v", ":2")
+    kinds, made = ", ".join([*held, _made_type(indices), *read]), ", ".join(held)
+    op = f'%r{count} = "stablehlo.scatter"({given}) ({_region(random, elements)}) {attributes} : ({kinds}) -> ({made})\n'
+    operands = (*((layout.shape, one) for one in elements), (layout.index_shape, "i32"), *((layout.slices, one) for one in elements))
+    return _form(symbol, "stablehlo.scatter", names, operands, indices + op, tuple((layout.shape, one) for one in elements))
+
+
+def _region(random: np.random.Generator, elements: Sequence[str]) -> str:
+    """Returns the region of a scatter: what becomes of each pair of an old value and an update."""
+    numbers, scalars = range(len(elements)), [_type((), one) for one in elements]
+    done = [_body(str(random.choice(_BODIES[elements[n]])), f"%a{n}", f"%b{n}", f"%z{n}", scalars[n]) for n in numbers]
+    block = ", ".join(f"%{name}{n}: {scalars[n]}" for name in "ab" for n in numbers)
+    ops, given = " ".join(op for op, _ in done), ", ".join(value for _, value in done)
+    return f"{{ ^bb0({block}): {ops} stablehlo.return {given} : {', '.join(scalars)} }}"
+
+
+def _slice(random: np.random.Generator, is_update: bool, symbol: str) -> Form:
+    shape = _draw_shape(random)
+    taken = tuple(size if random.random() < 0.5 else int(random.integers(1, size + 1)) for size in shape)
+    element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
+    added = [int(random.integers(-2, size + 2)) for size in shape]
+    rank = len(shape)
+    made = (
+        f"%c = stablehlo.constant dense<{_dense(np.array(added))}> : {_type((rank,), 'i32')}\n"
+        f"%k = stablehlo.add %i, %c : {_type((rank,), 'i32')}\n"
+    )
+    for dim in range(rank):
+        made += f"%s{dim} = stablehlo.slice %k [{dim}:{dim + 1}] : ({_type((rank,), 'i32')}) -> {_type((1,), 'i32')}\n"
+        made += f"%d{dim} = stablehlo.reshape %s{dim} : ({_type((1,), 'i32')}) -> {_type((), 'i32')}\n"
+    starts = ", ".join(f"%d{dim}" for dim in range(rank))
+    held, part, kinds = _type(shape, element), _type(taken, element), ", ".join([_type((), "i32")] * rank)
+    index = ((rank,), "i32")
+    if is_update:
+        op = f"%r = stablehlo.dynamic_update_slice %x, %u, {starts} : ({held}, {part}, {kinds}) -> {held}\n"
+        operands = ((shape, element), index, (taken, element))
+        return _form(symbol, "stablehlo.dynamic_update_slice", "xiu", operands, made + op, ((shape, element),))
+    op = f"%r = stablehlo.dynamic_slice %x, {starts}, sizes = {list(taken)} : ({held}, {kinds}) -> {part}\n"
+    return _form(symbol, "stablehlo.dynamic_slice", "xi", ((shape, element), index), made + op, ((taken, element),))
+
+
+def _form(
+    symbol: str, op: str, names: str, operands: tuple[tuple[Shape, str], ...], body: str, results: tuple[tuple[Shape, str], ...]
+) -> Form:
+    arguments = ", ".join(f"%{name}: {_type(*kind)}" for name, kind in zip(names, operands, strict=True))
+    kinds = ", ".join(_type(*kind) for kind in results)
+    returned = ", ".join(f"%r#{number}" for number in range(len(results))) if len(results) > 1 else "%r"
+    text = f"func.func private @{symbol}({arguments}) -> ({kinds}) {{\n{body}return {returned} : {kinds}\n}}\n"
+    return Form(symbol, op, text, operands, results)
+
+
+def _body(name: str, old: str, new: str, made: str, kind: str) -> tuple[str, str]:
+    """Returns the op of a scatter's body, if any, and what it gives."""
+    match name:
+        case "set":
+            return "", new
+        case "kept":
+            return "", old
+        case "swapped":
+            return f"{made} = stablehlo.add {new}, {old} : {kind}", made
+    return f"{made} = stablehlo.{name} {old}, {new} : {kind}", made
+
+
+def _type(shape: Shape, element: str) -> str:
+    return f"tensor<{'x'.join([*map(str, shape), element])}>"
+
+
+def _made_type(indices: str) -> str:
+    """Returns the type of the value that some ops make last."""
+    return indices.strip().rsplit("-> " if indices.strip().endswith(")") or "->" in indices else " : ", 1)[-1]
+
+
+def _array(numbers: Shape) -> str:
+    return f"array<i64: {', '.join(map(str, numbers))}>"
+
+
+def _dense(numbers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+    return json.dumps(numbers.tolist())
+
+
+def plans_that_split(text: str, op: str, mesh: str, seed: int = 0) -> Iterator[tuple[str, Drawable, int, int]]:
+    """Yields, for each way to split an op of that name on a mesh, its name, a program to draw a plan of, and the node and state to ask."""
+    nodes = drawable(text, mesh).choice.nodes
+    for number, node in enumerate(nodes):
+        for place, state in enumerate(node.states):
+            if node.kind != "op" or max(state.strategy, default=-1) < 0:
+                continue
+            drawn = drawable(text, mesh)
+            if drawn.program.ops[node.number].name == op:
+                yield f"{state.strategy}", drawn, number, place
+
+
+def try_form(form: Form, seed: int, mesh: str) -> tuple[bool, str]:
+    """Returns whether each way to split a form on a mesh gives the answer of one device, and a line about it."""
+    text, tried, wrong = form.module(), 0, []
+    expected = one_device(text, seed)
+    for name, drawn, number, place in plans_that_split(text, form.op, mesh):
+        tried += 1
+        try:
+            found = expected.difference(drawn.plan(seed, "any", (number, place)), drawn.module)
+            if not found.passes:
+                wrong.append(f"{name}: relative error {found.max_rel:.2g}")
+        except Exception as error:  # a crash is a finding like any other
+            wrong.append(f"{name}: {type(error).__name__}: {error}")
+    return not wrong, f"{form.op}, {tried} ways to split it; {'; '.join(wrong) or 'all alike'}"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--seeds", default="0:100", help="first:end")
+    parser.add_argument("--meshes", default=",".join(MESHES), help="each seed takes one of them")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_disable_most_optimizations", True)  # most of the time would be LLVM's
+    request_host_devices(8, os.environ)
+    first, end = map(int, options.seeds.split(":"))
+    meshes, failures = options.meshes.split(","), 0
+    for seed in range(first, end):
+        mesh = meshes[seed % len(meshes)]
+        passes, line = try_form(draw_form(seed), seed, mesh)
+        failures += not passes
+        print(f"{'ok   ' if passes else 'WRONG'} seed {seed} mesh {mesh}: {line}", flush=True)
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
