@@ -22,6 +22,7 @@ from typing import Final
 import jax
 import numpy as np
 from drawn_plans import Drawable, drawable, one_device
+from mlir_text import tensor
 
 from rhino.runtime.devices import request_host_devices
 
@@ -41,9 +42,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One op as a private function: `text` defines `@symbol`; `operands` and `results` are shapes and element types."""
+    """One op as a private function: `text` defines `@form`; `operands` and `results` are shapes and element types."""
 
-    symbol: str
     op: str
     text: str
     operands: tuple[tuple[Shape, str], ...]
@@ -51,14 +51,14 @@ class Form:
 
     def module(self) -> str:
         """Returns a program of this op alone."""
-        arguments = ", ".join(f"%a{number}: {_type(*kind)}" for number, kind in enumerate(self.operands))
+        arguments = ", ".join(f"%a{number}: {tensor(*kind)}" for number, kind in enumerate(self.operands))
         given = ", ".join(f"%a{number}" for number in range(len(self.operands)))
-        results = ", ".join(_type(*kind) for kind in self.results)
-        sign = f"({', '.join(_type(*kind) for kind in self.operands)}) -> ({results})"
+        results = ", ".join(tensor(*kind) for kind in self.results)
+        sign = f"({', '.join(tensor(*kind) for kind in self.operands)}) -> ({results})"
         count = f":{len(self.results)}" if len(self.results) > 1 else ""
         returned = ", ".join(f"%r#{number}" for number in range(len(self.results))) if count else "%r"
         return (
-            f"func.func public @main({arguments}) -> ({results}) {{\n%r{count} = func.call @{self.symbol}({given}) : {sign}\n"
+            f"func.func public @main({arguments}) -> ({results}) {{\n%r{count} = func.call @form({given}) : {sign}\n"
             f"return {returned} : {results}\n}}\n{self.text}"
         )
 
@@ -83,14 +83,14 @@ class _Layout:
         return [dim for dim, own in enumerate(self.roles) if own == role]
 
 
-def draw_form(seed: int, symbol: str = "form") -> Form:
-    """Returns the form of number `seed`."""
+def draw_form(seed: int, shape: Shape = ()) -> Form:
+    """Returns the form of number `seed`, called `@form`; of an operand of `shape`, or if that is empty of any."""
     random = np.random.default_rng([seed, 7])
     kind = ("gather", "scatter", "scatter", "dynamic_slice", "dynamic_update_slice")[int(random.integers(5))]
     if kind in ("gather", "scatter"):
-        layout = _draw_layout(random)
-        return (_gather if kind == "gather" else _scatter)(random, layout, symbol)
-    return _slice(random, kind == "dynamic_update_slice", symbol)
+        layout = _draw_layout(random, shape)
+        return (_gather if kind == "gather" else _scatter)(random, layout)
+    return _slice(random, kind == "dynamic_update_slice", shape or _draw_shape(random))
 
 
 def _draw_shape(random: np.random.Generator) -> Shape:
@@ -100,9 +100,9 @@ def _draw_shape(random: np.random.Generator) -> Shape:
             return shape
 
 
-def _draw_layout(random: np.random.Generator) -> _Layout:
+def _draw_layout(random: np.random.Generator, wanted: Shape) -> _Layout:
     while True:
-        shape = _draw_shape(random)
+        shape = wanted or _draw_shape(random)
         roles = [str(role) for role in random.choice([_COLLAPSED, _BATCHING, _COVERED, _PART], len(shape), p=[0.35, 0.2, 0.3, 0.15])]
         addressable = [dim for dim, role in enumerate(roles) if role != _BATCHING]
         if not addressable:
@@ -156,10 +156,10 @@ def _draw_indices(random: np.random.Generator, layout: _Layout) -> str:
     element = str(random.choice(["i32", "i64", "ui32", "i8"], p=[0.5, 0.3, 0.1, 0.1]))
     if element == "ui32":
         added = np.where(added < 0, 255, added)
-    held = _type(shape, element)
+    held = tensor(shape, element)
     if random.random() < 0.25:
         return f"%k = stablehlo.constant dense<{_dense(added)}> : {held}\n"
-    wide = _type(shape, "i32")
+    wide = tensor(shape, "i32")
     return (
         f"%m = stablehlo.constant dense<{_dense(times)}> : {wide}\n%c = stablehlo.constant dense<{_dense(added)}> : {wide}\n"
         f"%im = stablehlo.multiply %i, %m : {wide}\n%j = stablehlo.add %im, %c : {wide}\n"
@@ -167,10 +167,10 @@ def _draw_indices(random: np.random.Generator, layout: _Layout) -> str:
     )
 
 
-def _gather(random: np.random.Generator, layout: _Layout, symbol: str) -> Form:
+def _gather(random: np.random.Generator, layout: _Layout) -> Form:
     element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
     indices = _draw_indices(random, layout)
-    held, given = _type(layout.shape, element), _type(layout.slices, element)
+    held, given = tensor(layout.shape, element), tensor(layout.slices, element)
     numbers = (
         f"#stablehlo.gather<offset_dims = {list(layout.offset_dims)}, collapsed_slice_dims = {layout.dims(_COLLAPSED)}, "
         f"operand_batching_dims = {layout.dims(_BATCHING)}, start_indices_batching_dims = {list(layout.index_batching)}, "
@@ -181,14 +181,14 @@ def _gather(random: np.random.Generator, layout: _Layout, symbol: str) -> Form:
         f"indices_are_sorted = false}}> : ({held}, {_made_type(indices)}) -> {given}\n"
     )
     operands = ((layout.shape, element), (layout.index_shape, "i32"))
-    return _form(symbol, "stablehlo.gather", "xi", operands, indices + op, ((layout.slices, element),))
+    return _form("stablehlo.gather", "xi", operands, indices + op, ((layout.slices, element),))
 
 
-def _scatter(random: np.random.Generator, layout: _Layout, symbol: str) -> Form:
+def _scatter(random: np.random.Generator, layout: _Layout) -> Form:
     element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
     elements = (element, "f32") if random.random() < 0.15 else (element,)  # a second operand along with the first
     indices = _draw_indices(random, layout)
-    held, read = ([_type(shape, one) for one in elements] for shape in (layout.shape, layout.slices))
+    held, read = ([tensor(shape, one) for one in elements] for shape in (layout.shape, layout.slices))
     numbers = (
         f"#stablehlo.scatter<update_window_dims = {list(layout.offset_dims)}, inserted_window_dims = {layout.dims(_COLLAPSED)}, "
         f"input_batching_dims = {layout.dims(_BATCHING)}, scatter_indices_batching_dims = {list(layout.index_batching)}, "
@@ -199,50 +199,47 @@ def _scatter(random: np.random.Generator, layout: _Layout, symbol: str) -> Form:
     kinds, made = ", ".join([*held, _made_type(indices), *read]), ", ".join(held)
     op = f'%r{count} = "stablehlo.scatter"({given}) ({_region(random, elements)}) {attributes} : ({kinds}) -> ({made})\n'
     operands = (*((layout.shape, one) for one in elements), (layout.index_shape, "i32"), *((layout.slices, one) for one in elements))
-    return _form(symbol, "stablehlo.scatter", names, operands, indices + op, tuple((layout.shape, one) for one in elements))
+    return _form("stablehlo.scatter", names, operands, indices + op, tuple((layout.shape, one) for one in elements))
 
 
 def _region(random: np.random.Generator, elements: Sequence[str]) -> str:
     """Returns the region of a scatter: what becomes of each pair of an old value and an update."""
-    numbers, scalars = range(len(elements)), [_type((), one) for one in elements]
+    numbers, scalars = range(len(elements)), [tensor((), one) for one in elements]
     done = [_body(str(random.choice(_BODIES[elements[n]])), f"%a{n}", f"%b{n}", f"%z{n}", scalars[n]) for n in numbers]
     block = ", ".join(f"%{name}{n}: {scalars[n]}" for name in "ab" for n in numbers)
     ops, given = " ".join(op for op, _ in done), ", ".join(value for _, value in done)
     return f"{{ ^bb0({block}): {ops} stablehlo.return {given} : {', '.join(scalars)} }}"
 
 
-def _slice(random: np.random.Generator, is_update: bool, symbol: str) -> Form:
-    shape = _draw_shape(random)
+def _slice(random: np.random.Generator, is_update: bool, shape: Shape) -> Form:
     taken = tuple(size if random.random() < 0.5 else int(random.integers(1, size + 1)) for size in shape)
     element = str(random.choice(["f32", "i32", "i1"], p=[0.7, 0.2, 0.1]))
     added = [int(random.integers(-2, size + 2)) for size in shape]
     rank = len(shape)
     made = (
-        f"%c = stablehlo.constant dense<{_dense(np.array(added))}> : {_type((rank,), 'i32')}\n"
-        f"%k = stablehlo.add %i, %c : {_type((rank,), 'i32')}\n"
+        f"%c = stablehlo.constant dense<{_dense(np.array(added))}> : {tensor((rank,), 'i32')}\n"
+        f"%k = stablehlo.add %i, %c : {tensor((rank,), 'i32')}\n"
     )
     for dim in range(rank):
-        made += f"%s{dim} = stablehlo.slice %k [{dim}:{dim + 1}] : ({_type((rank,), 'i32')}) -> {_type((1,), 'i32')}\n"
-        made += f"%d{dim} = stablehlo.reshape %s{dim} : ({_type((1,), 'i32')}) -> {_type((), 'i32')}\n"
+        made += f"%s{dim} = stablehlo.slice %k [{dim}:{dim + 1}] : ({tensor((rank,), 'i32')}) -> {tensor((1,), 'i32')}\n"
+        made += f"%d{dim} = stablehlo.reshape %s{dim} : ({tensor((1,), 'i32')}) -> {tensor((), 'i32')}\n"
     starts = ", ".join(f"%d{dim}" for dim in range(rank))
-    held, part, kinds = _type(shape, element), _type(taken, element), ", ".join([_type((), "i32")] * rank)
+    held, part, kinds = tensor(shape, element), tensor(taken, element), ", ".join([tensor((), "i32")] * rank)
     index = ((rank,), "i32")
     if is_update:
         op = f"%r = stablehlo.dynamic_update_slice %x, %u, {starts} : ({held}, {part}, {kinds}) -> {held}\n"
         operands = ((shape, element), index, (taken, element))
-        return _form(symbol, "stablehlo.dynamic_update_slice", "xiu", operands, made + op, ((shape, element),))
+        return _form("stablehlo.dynamic_update_slice", "xiu", operands, made + op, ((shape, element),))
     op = f"%r = stablehlo.dynamic_slice %x, {starts}, sizes = {list(taken)} : ({held}, {kinds}) -> {part}\n"
-    return _form(symbol, "stablehlo.dynamic_slice", "xi", ((shape, element), index), made + op, ((taken, element),))
+    return _form("stablehlo.dynamic_slice", "xi", ((shape, element), index), made + op, ((taken, element),))
 
 
-def _form(
-    symbol: str, op: str, names: str, operands: tuple[tuple[Shape, str], ...], body: str, results: tuple[tuple[Shape, str], ...]
-) -> Form:
-    arguments = ", ".join(f"%{name}: {_type(*kind)}" for name, kind in zip(names, operands, strict=True))
-    kinds = ", ".join(_type(*kind) for kind in results)
+def _form(op: str, names: str, operands: tuple[tuple[Shape, str], ...], body: str, results: tuple[tuple[Shape, str], ...]) -> Form:
+    arguments = ", ".join(f"%{name}: {tensor(*kind)}" for name, kind in zip(names, operands, strict=True))
+    kinds = ", ".join(tensor(*kind) for kind in results)
     returned = ", ".join(f"%r#{number}" for number in range(len(results))) if len(results) > 1 else "%r"
-    text = f"func.func private @{symbol}({arguments}) -> ({kinds}) {{\n{body}return {returned} : {kinds}\n}}\n"
-    return Form(symbol, op, text, operands, results)
+    text = f"func.func private @form({arguments}) -> ({kinds}) {{\n{body}return {returned} : {kinds}\n}}\n"
+    return Form(op, text, operands, results)
 
 
 def _body(name: str, old: str, new: str, made: str, kind: str) -> tuple[str, str]:
@@ -255,10 +252,6 @@ def _body(name: str, old: str, new: str, made: str, kind: str) -> tuple[str, str
         case "swapped":
             return f"{made} = stablehlo.add {new}, {old} : {kind}", made
     return f"{made} = stablehlo.{name} {old}, {new} : {kind}", made
-
-
-def _type(shape: Shape, element: str) -> str:
-    return f"tensor<{'x'.join([*map(str, shape), element])}>"
 
 
 def _made_type(indices: str) -> str:

@@ -1,17 +1,19 @@
 """Gathers, scatters and dynamic slices by Shardy's conversion to local shapes: what it needs before, and what is put right after it.
 
-Shardy (jaxlib 0.10.2) addresses a tensor that is split along an indexed dim by `index - offset of the block`. Three things are wrong then:
+Shardy (jaxlib 0.10.2) addresses a tensor that is split along an indexed dim by `index - offset of the block`:
 
 - for indices narrower than i64 it makes constants whose bytes do not match their type, and unsigned ones wrap where an index lies before
   the block. So the indices are converted to i64 before.
 - a scatter's window may cover an indexed dim; the window's block then covers the block of the dim, and its index has to stay: XLA drops a
   window unless all of it lies inside. The offset that was subtracted is taken out after.
-- what lies outside the block is out of range for a scatter, which drops it. XLA writes a scatter of one window as a slice, an update and a
-  check, and folds `dynamic_slice(dynamic_slice(x, offset), index)` to one slice at `offset + index`, forgetting that the inner index is
-  clamped (AlgebraicSimplifier; test/unit/test_indexed_ops.py says when it no longer does). So a barrier keeps the scatter's operand from
-  being folded with what cuts it.
 
-For the same reason a slice, update or gather that takes a dim whole starts at 0 there, where clamping puts it in any case.
+XLA folds `dynamic_slice(dynamic_slice(x, a), b)` to one slice at `a + b`, and forgets that each is clamped (AlgebraicSimplifier;
+test/unit/test_indexed_ops.py says when it no longer does). What cuts a block is such a slice, and a gather or scatter of one window
+becomes one:
+
+- slices, updates and gathers get indices that are in range: clamped as their ops would clamp them.
+- what lies outside the block is out of range for a scatter, which drops it. So a barrier keeps it from being folded with what cuts its
+  operand.
 """
 
 from __future__ import annotations
@@ -61,12 +63,12 @@ def put_right(op: ir.Operation) -> None:
                 _keep_covered(op)
                 _keep_apart(op)
         case "stablehlo.gather":
-            _start_gather(op)
+            _clamp_gather(op)
         case "stablehlo.dynamic_slice":  # the conversion changes its type alone
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(_shape(op.results[0]))
-            _start_slice(op, _shape(op.results[0]), 1)
+            _clamp_starts(op, _shape(op.results[0]), 1)
         case "stablehlo.dynamic_update_slice":
-            _start_slice(op, _shape(op.operands[1]), 2)
+            _clamp_starts(op, _shape(op.operands[1]), 2)
 
 
 def _keep_covered(op: ir.Operation) -> None:
@@ -91,36 +93,42 @@ def _keep_apart(op: ir.Operation) -> None:
         op.operands[number] = value
 
 
-def _start_gather(op: ir.Operation) -> None:
-    """Makes the windows of a gather start at 0 along the indexed dims that they cover."""
+def _clamp_gather(op: ir.Operation) -> None:
+    """Clamps the indices of a gather whose windows are of more than one element."""
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    covered = _covered(op.operands[0], tuple(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"])))
-    kept = [int(dim not in covered) for dim in numbers.start_index_map]
-    if not all(kept):
+    room = _room(op.operands[0], tuple(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"])))
+    if any(room[dim] is not None for dim in numbers.start_index_map):
+        shape, indices = _shape(op.operands[0]), op.operands[1]
+        limits = [shape[dim] - 1 if (most := room[dim]) is None else most for dim in numbers.start_index_map]
         with ir.InsertionPoint(op), op.location:
-            indices = op.operands[1]
-            op.operands[1] = stablehlo.MulOp(indices, _by_component(indices.type, numbers.index_vector_dim, kept)).result
+            most = _by_component(indices.type, numbers.index_vector_dim, limits)
+            op.operands[1] = stablehlo.ClampOp(make_constant(indices.type, 0), indices, most).result
 
 
-def _start_slice(op: ir.Operation, taken: Shape, first: int) -> None:
-    """Makes a slice or its update, of a window of shape `taken`, start at 0 along what it covers; its indices begin at operand `first`."""
-    for dim in _covered(op.operands[0], taken):
+def _clamp_starts(op: ir.Operation, window: Shape, first: int) -> None:
+    """Clamps where a window of a slice or its update starts, unless it is of one element; its indices begin at operand `first`."""
+    for dim, most in enumerate(_room(op.operands[0], window)):
         start = op.operands[first + dim]
-        if not is_constant(start, 0):
-            with ir.InsertionPoint(op), op.location:
-                op.operands[first + dim] = make_constant(start.type, 0)
+        if most is None or is_constant(start, 0):
+            continue
+        with ir.InsertionPoint(op), op.location:
+            zero = make_constant(start.type, 0)
+            op.operands[first + dim] = stablehlo.ClampOp(zero, start, make_constant(start.type, most)).result if most else zero
 
 
-def _covered(value: ir.Value[Any], taken: Shape) -> list[int]:
-    """Returns the dims, of more than one element, that a window of shape `taken` covers."""
-    return [dim for dim, (size, part) in enumerate(zip(_shape(value), taken, strict=True)) if size == part > 1]
+def _room(value: ir.Value[Any], window: Shape) -> list[int | None]:
+    """Returns the last place where a window can start along each dim of a tensor; None where it is one element, which nothing cuts."""
+    return [size - part if part > 1 else None for size, part in zip(_shape(value), window, strict=True)]
 
 
 def _by_component(kind: ir.Type, vector_dim: int, numbers: Sequence[int]) -> ir.Value[Any]:
     """Makes a tensor like indices of type `kind` that holds one number for each component."""
+    element = ir.RankedTensorType(kind).element_type
+    assert isinstance(element, ir.IntegerType)
+    largest = 2 ** (element.width - (0 if element.is_unsigned else 1)) - 1
+    numbers = [min(number, largest) for number in numbers]
     if len(set(numbers)) == 1:
         return make_constant(kind, numbers[0])
-    element = ir.RankedTensorType(kind).element_type
     row = stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{list(numbers)}> : tensor<{len(numbers)}x{element}>")).result
     made: ir.Value[Any] = stablehlo.BroadcastInDimOp(kind, row, [vector_dim]).result
     return made

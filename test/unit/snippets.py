@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+from mlir_text import function, tensor  # noqa: F401 - tests have their snippets from here
 
 from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir, make_context, run_pipeline, stablehlo
@@ -17,19 +18,6 @@ DTYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i1": np.bool_,
 def context():
     """One context for all of a process's tests: making one takes longer than parsing a small module."""
     return make_context()
-
-
-def tensor(shape, dtype="f32"):
-    """The text of a tensor type."""
-    return f"tensor<{'x'.join([*map(str, shape), dtype])}>"
-
-
-def function(body, arguments, results):
-    """The text of `@main`: `arguments` by name with their types, `results` likewise."""
-    inputs = ", ".join(f"%{name}: {kind}" for name, kind in arguments.items())
-    outputs = ", ".join(results.values())
-    returned = f"return {', '.join(f'%{name}' for name in results)} : {outputs}" if results else "return"
-    return f"func.func @main({inputs}) -> ({outputs}) {{\n{body}\n{returned}\n}}"
 
 
 _KEPT = []

@@ -4,6 +4,7 @@ import io
 from functools import cache
 
 import pytest
+import spliced_ops
 from drawn_plans import OneDevice, drawable, one_device
 from every_op import CHLO, ELEMENTWISE, STABLEHLO, VARIANTS, Case
 from jax.extend.mlir.dialects import chlo
@@ -20,8 +21,8 @@ CASES = {
 }
 ALIKE = {f"stablehlo.{name}" for name in ELEMENTWISE} | {f"chlo.{name}" for name in CHLO}
 """Element by element, or made of ops that are tested beside them: one plan will do."""
-LONG = {f"chlo.{name}" for name in ["_asin_acos_kernel", "polygamma", "broadcast_polygamma", "zeta", "broadcast_zeta"]}
-"""Hundreds of ops of StableHLO: along one axis will do."""
+LONG = {f"chlo.{name}" for name in spliced_ops.LONG}
+"""Along one axis will do."""
 PLANNED = [name for name, case in CASES.items() if not case.refused]
 RUN = [name for name in PLANNED if not CASES[name].not_run]
 

@@ -3,10 +3,16 @@
 A longer run of the same: `bench/random_programs.py`.
 """
 
+import jax
+import jax.numpy as jnp
 from drawn_plans import MOODS
+from every_op import STABLEHLO
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_programs import OPS, program, random_steps, try_program
+from spliced_ops import CASES, call_case, spliced
+
+from rhino.ir.mlir import ir, make_context
 
 NUMBERS = st.integers(0, (1 << 16) - 1)
 STEPS = st.lists(st.tuples(st.integers(0, len(OPS) - 1), NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=10)
@@ -24,3 +30,16 @@ def test_programs_are_made_of_many_ops():
     text = "".join(program(random_steps(seed, 12)) for seed in range(20))
     wanted = ["dot_general", "convolution", "reduce", "gather", "scatter", "while", "case", "sort", "reduce_window", "dynamic_slice"]
     assert [name for name in wanted if f"stablehlo.{name}" not in text] == []
+
+
+def test_every_op_that_can_be_run_is_among_them():
+    """All in one program: each is called on floats, and gives some."""
+
+    def run(value, integers):
+        return [call_case(number, [value], integers) for number in range(len(CASES))]
+
+    kinds = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((12,), jnp.int32)
+    text = spliced(jax.jit(run).lower(*kinds).as_text())
+    assert ir.Module.parse(text, make_context()).operation.verify()
+    wanted = [name for name, case in STABLEHLO.items() if not case.refused and not case.not_run]
+    assert [name for name in wanted if f"stablehlo.{name}" not in text and name != "return"] == []

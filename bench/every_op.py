@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snippets import function, tensor
+from mlir_text import function, tensor
 
 UNSUPPORTED, DYNAMIC = "RHI-READ-003", "RHI-READ-004"
 SHAPE = (8, 16)
