@@ -35,13 +35,14 @@ from rhino.whole import plan_step
 class Asked:
     """What the user said beside the function: a wish, whose cluster may be left out, or a plan that was kept.
 
-    `mesh` and `devices` are those of JAX, where they are given.
+    `mesh` and `devices` are those of JAX, where they are given; with `verify` the first step of each program is computed in a second way.
     """
 
     wish: Wish
     plan: Plan | PipelinePlan | None
     mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
+    verify: bool = False
 
 
 @dataclass(frozen=True, eq=False)

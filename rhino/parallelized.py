@@ -24,6 +24,7 @@ from rhino.planner import SHARD, WHOLE, Wish
 from rhino.program import Getter, NewShapesError
 from rhino.state import make_state
 from rhino.strategies.schedules import find_schedule
+from rhino.verified import check_step, expected_step
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
@@ -47,6 +48,7 @@ class Parallelized:
         self._entries: dict[Key, Entry] = {}
         self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
         self._watched: tuple[Getter, ...] = ()
+        self._verified: set[Key] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
         """Runs the function on the devices of its plan."""
@@ -100,10 +102,15 @@ class Parallelized:
         self._shape.check_alive(pieces)
         own = self._shape.with_own_buffers(pieces)
         program = entry.program
+        is_first = self._asked.verify and program.key not in self._verified
+        expected = expected_step(self._fn, own, entry) if is_first else None
         try:
             result = program.run(*own.values)
         except ValueError:  # some of it is committed to another place
             result = program.run(*program.place(own.values))
+        if expected is not None:
+            check_step(expected, result, entry, self._asked.wish.op_rules)
+            self._verified.add(program.key)
         self._run = None if self._shape.static or pieces.names else program.run
         self._watched = program.watched
         return result
@@ -168,6 +175,7 @@ def parallelize(
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
     plan: Plan | PipelinePlan | None = None,
+    verify: bool = False,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
     """Returns `fn` parallelized: the search chooses how it runs on many devices, and calling it runs it so.
 
@@ -200,6 +208,8 @@ def parallelize(
             they are not said.
         jobs: how many processes search for a whole plan, which is the same with any number; left out, one a core.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
+        verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare: results that differ
+            by more than rounding raise RHI-RUN-003, with the first op that differs.
 
     Raises:
         RhinoError: RHI-JAX-002 where numbers or names of arguments do not fit `fn`. Calls raise the others of docs/front_door.md.
@@ -250,7 +260,7 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"search is {wish.search!r}", fix="say 'shard' or 'whole'")
     if wish.schedule:
         find_schedule(wish.schedule)  # raises for another
-    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), devices_of(devices)), on_new_shapes)
+    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes)
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

@@ -130,6 +130,12 @@ def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: st
     Raises:
         RhinoError: RHI-PLAN-004 where the program, or a cluster that is named, is another one; RHI-PLAN-001 where the plan is malformed.
     """
+    form, code = _compiled_form(annotated_module(traced, plan, op_rules, cluster))
+    return Planned(replace(plan, form=form), code)
+
+
+def annotated_module(traced: Traced, plan: SpmdPlan, op_rules: str, cluster: str | None = None) -> ir.Module:
+    """Returns the module of `traced` with a plan's shardings on it. Raises as `adopt_plan`."""
     context, remarks = make_context(), Remarks(traced.name)
     module = read_traced(traced, context)
     options = {name: plan.asked[name] for name in REWRITING if name in plan.asked}
@@ -144,8 +150,7 @@ def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: st
         for side, held in zip(SIDES, (plan.arguments, plan.results), strict=True):
             write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in held])
         check_annotated(module, traced.name)
-    form, code = _compiled_form(module)
-    return Planned(replace(plan, form=form), code)
+    return module
 
 
 def _search(traced: Traced, wish: Wish, budget: int) -> Planned:

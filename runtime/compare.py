@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir import ir
+from rhino.ir.reader import walk
 from rhino.runtime.executable import Host
 from rhino.runtime.signature import Signature, Value
 
@@ -28,6 +30,9 @@ TOLERANCES: Final[dict[str, float]] = {
     "float8_e4m3fn": 0.25,
     "float8_e5m2": 0.5,
 }
+
+_ELEMENTS: Final = {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+"""MLIR's names of float types, coarse ones first."""
 
 # Tensors below this are rounding noise of sums whose terms are near 1: exact zeros, computed in another order.
 _SMALLEST_SCALE: Final = 1e-8
@@ -71,6 +76,16 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Returns the difference of each result."""
     return tuple(difference(value, a, b, tolerance) for value, a, b in zip(signature.results, got, expected, strict=True))
+
+
+def coarsest_tolerance(module: ir.Module) -> float:
+    """Returns the tolerance of the coarsest float type that something in a module computes in: results of wider ones are no better."""
+    held = {str(ir.ShapedType(result.type).element_type) for op in walk(module.operation) for result in op.results if _is_tensor(result)}
+    return next((TOLERANCES[name] for element, name in _ELEMENTS.items() if element in held), TOLERANCES["float64"])
+
+
+def _is_tensor(value: ir.Value[ir.Type]) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
 
 
 def worst(found: Iterable[Difference]) -> Difference | None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
@@ -17,18 +17,18 @@ from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.foreign import refuse_unrunnable
 from rhino.ir.hlo_collectives import tally_hlo
-from rhino.ir.manual import LOCAL, has_shardings, mesh_size, strip_shardings, wrap_manual
+from rhino.ir.manual import LOCAL, copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import read_module
 from rhino.ir.tally import Tally
 from rhino.ir.units import format_seconds
-from rhino.runtime.compare import Difference, check, check_same_signature, differences
+from rhino.runtime.compare import Difference, check, check_same_signature, coarsest_tolerance, differences
 from rhino.runtime.compile_apart import compiling_apart
 from rhino.runtime.devices import pick_devices, request_host_devices
 from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
 from rhino.runtime.signature import Signature
-from rhino.runtime.steps import Fresh, Step, run_steps, typical_time_s
+from rhino.runtime.steps import Fresh, run_steps, typical_time_s
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of
 from rhino.tools.run_report import difference_text, step_line
@@ -75,7 +75,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         if options.help:
             _parser().print_help(stdout)
         elif Path(options.file).is_dir():
-            _refuse({"--form": options.form != "auto"}, "is for modules, and this is a whole plan")
+            _refuse({"--form": options.form != "auto", "--verify": options.verify}, "is for modules, and this is a whole plan")
             _run_plan(options, stdin, stdout, argv)
         else:
             plans_only = {"--processes": options.processes, "--timeline": options.timeline, "--trace": options.trace}
@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--help", action="store_true", help="print this and exit")
     add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add("--compare", metavar="ORIGINAL", help="run this module on one device from the same inputs, and compare every result")
+    add("--verify", action="store_true", help="run the first step on one device as well, and name the first op that differs")
     add("--steps", type=count, default=1, metavar="N", help="steps to run (default 1)")
     add("--seed", type=_natural, default=0, metavar="S", help="seed of the inputs (default 0)")
     add("--inputs", metavar="F.npz", help="arrays to use as arguments; keys are argument indices or names, the others are drawn")
@@ -156,7 +157,7 @@ def _run_plan(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO, argv
 def _run(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO) -> None:
     context = make_context()
     module = _read(options.file, stdin, context)
-    original = _read(options.compare, stdin, context) if options.compare else None
+    original = _original(module, options, stdin)
     num_devices = mesh_size(module)
     _prepare_devices(num_devices, options.devices)
     program = _compile(module, options.form, pick_devices(num_devices))
@@ -166,7 +167,7 @@ def _run(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO) -> None:
     if reference is None:
         _report_run(program.executable, inputs, options.steps, stdout)
     else:
-        _report_comparison(program.executable, reference, inputs, options, stdout)
+        _report_comparison(program.executable, reference, inputs, options, stdout, module)
 
 
 def _read(name: str, stdin: BinaryIO, context: ir.Context) -> ir.Module:
@@ -178,6 +179,18 @@ def _read(name: str, stdin: BinaryIO, context: ir.Context) -> ir.Module:
     module = read_module(data, file, context)
     refuse_unrunnable(module, file)
     return module
+
+
+def _original(module: ir.Module, options: argparse.Namespace, stdin: BinaryIO) -> ir.Module | None:
+    """Returns what is to be compared with: a module that is named, or to verify it the module itself."""
+    if not options.verify:
+        return _read(options.compare, stdin, module.context) if options.compare else None
+    if options.compare:
+        raise RhinoError("RHI-CLI-001", "--verify compares the module with itself, and --compare with another", fix="leave one out")
+    if LOCAL in module.operation.attributes:
+        what = "the module is the program of one device already, which runs in no second way"
+        raise RhinoError("RHI-LOCAL-001", what, Place(options.file), fix="verify the annotated module that it was made of")
+    return copy_module(module)
 
 
 def _prepare_devices(needed: int, asked: int | None) -> None:
@@ -263,22 +276,40 @@ def _report_run(executable: Executable, inputs: _Inputs, num_steps: int, stdout:
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
 
 
-def _report_comparison(executable: Executable, reference: Executable, inputs: _Inputs, options: argparse.Namespace, stdout: TextIO) -> None:
+def _report_comparison(
+    executable: Executable, reference: Executable, inputs: _Inputs, options: argparse.Namespace, stdout: TextIO, module: ir.Module
+) -> None:
+    """Reports steps beside those of one device: all of them, or the first alone where `module` is to be verified."""
+    tolerance = coarsest_tolerance(module) if options.verify and options.tolerance is None else options.tolerance
+    theirs = run_steps(reference, inputs.values, 1 if options.verify else options.steps, inputs.fresh)
     times_s = []
-    for step, found in _compared_steps(executable, reference, inputs, options):
+    for step in run_steps(executable, inputs.values, options.steps, inputs.fresh):
         times_s.append(step.time_s)
         line = step_line(step.number, step.time_s, step.results, executable.signature)
+        expected = next(theirs, None)
+        if expected is None:
+            print(line, file=stdout)
+            continue
+        found = differences(executable.signature, executable.fetch(step.results), reference.fetch(expected.results), tolerance)
         print(f"{line}  {difference_text(found)}", file=stdout)
-        check(found, step.number)
+        if options.verify:
+            _verify(found, module, inputs, executable, tolerance, stdout)
+        else:
+            check(found, step.number)
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
-    print("the results agree with the one-device program", file=stdout)
+    print(f"{'the first step agrees' if options.verify else 'the results agree'} with the one-device program", file=stdout)
 
 
-def _compared_steps(
-    executable: Executable, reference: Executable, inputs: _Inputs, options: argparse.Namespace
-) -> Iterator[tuple[Step, tuple[Difference, ...]]]:
-    ours = run_steps(executable, inputs.values, options.steps, inputs.fresh)
-    theirs = run_steps(reference, inputs.values, options.steps, inputs.fresh)
-    for step, expected in zip(ours, theirs, strict=True):
-        got, want = executable.fetch(step.results), reference.fetch(expected.results)
-        yield step, differences(executable.signature, got, want, options.tolerance)
+def _verify(
+    found: Sequence[Difference],
+    module: ir.Module,
+    inputs: _Inputs,
+    executable: Executable,
+    tolerance: float | None,
+    stdout: TextIO,
+) -> None:
+    from rhino.tools.first_difference import check_verified, first_difference  # noqa: PLC0415 - a plan runs without loading the passes
+
+    note = check_verified(found, lambda: first_difference(module, inputs.values, executable.devices, tolerance))
+    if note:
+        print(f"  note: {note}", file=stdout)
