@@ -88,8 +88,14 @@ def _compare(index: ir.Value[Any], direction: str, number: int) -> ir.Value[Any]
 
 
 def _between(test: ir.Value[Any], yes: _Values, no: _Values) -> _Values:
-    make: _Make = stablehlo.select
-    return [a if a == b else make(test, a, b) for a, b in zip(yes, no, strict=True)]
+    return [a if a == b else _joined(test, a, b) for a, b in zip(yes, no, strict=True)]
+
+
+def _joined(test: ir.Value[Any], yes: ir.Value[Any], no: ir.Value[Any]) -> ir.Value[Any]:
+    """Selects between two tensors; of tokens, which no selection takes, makes one that comes after both."""
+    select: _Make = stablehlo.select
+    after: _Make = stablehlo.after_all
+    return select(test, yes, no) if isinstance(yes.type, ir.RankedTensorType) else after([yes, no])
 
 
 def _loop(test: ir.Value[Any], starts: _Values, branch: ir.Block) -> _Values:
