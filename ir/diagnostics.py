@@ -37,6 +37,8 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-READ-004": (ExitCode.BAD_INPUT, "a tensor has a dynamic shape"),
     "RHI-READ-005": (ExitCode.BAD_INPUT, "the module has no public entry function"),
     "RHI-READ-006": (ExitCode.BAD_INPUT, "calls are recursive"),
+    "RHI-READ-007": (ExitCode.BAD_INPUT, "calls expand to more ops than are inlined"),
+    "RHI-READ-008": (ExitCode.BAD_INPUT, "a function that is called has no body"),
     "RHI-CLUSTER-001": (ExitCode.BAD_INPUT, "unknown cluster preset"),
     "RHI-CLUSTER-002": (ExitCode.BAD_INPUT, "a cluster file is malformed"),
     "RHI-CLUSTER-003": (ExitCode.BAD_INPUT, "a table of operators is malformed"),

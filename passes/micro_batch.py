@@ -4,7 +4,8 @@ Reads     a step on one device; its batch is found by propagation (strategies/mi
 Writes    the form of docs/pipelines.md: a `stablehlo.while` with attribute `rhino.micro_batches`, setup before it, apply after it.
 Errors    RHI-BATCH-001 the number is no number of micro-batches, RHI-BATCH-002 no batch, RHI-BATCH-003 the number does not divide it,
           RHI-BATCH-004 the step is not free of synchronisation, RHI-BATCH-005 nothing to accumulate, RHI-BATCH-006 shardings inside the
-          step, RHI-BATCH-007 a name of the batch is of no argument, RHI-READ-005 no entry function, RHI-READ-006 recursive calls.
+          step, RHI-BATCH-007 a name of the batch is of no argument, RHI-READ-005 no entry function, RHI-READ-006 recursive calls,
+          RHI-READ-007 calls of too many ops, RHI-READ-008 a callee without a body.
 Source    Rhino 6.1 (compute-gradients, accumulation, apply-gradients).
 
 A micro-batch is a device of a mesh axis that is time. The program of one part comes from the rewriting of passes/localize.py, which counts
@@ -35,6 +36,7 @@ from rhino.passes.accumulation import make_loop
 from rhino.passes.base import Pass, Remarks, make_pass, opt
 from rhino.passes.batch_errors import refused
 from rhino.passes.batch_program import COPY, copy_whole, start_from_zero, tested, unmark
+from rhino.passes.inline import INLINE_ERRORS
 from rhino.passes.localize import rewrite
 from rhino.passes.normalize import Normalize
 from rhino.passes.part_numbers import count_parts, drop_dead
@@ -54,7 +56,7 @@ class MicroBatch(Pass):
     """Take the batch in parts: a loop over micro-batches that accumulates, and then what follows from the sums."""
 
     name: ClassVar[str] = "rhino-micro-batch"
-    errors: ClassVar[tuple[str, ...]] = (*(f"RHI-BATCH-00{number}" for number in range(1, 8)), "RHI-READ-005", "RHI-READ-006")
+    errors: ClassVar[tuple[str, ...]] = (*(f"RHI-BATCH-00{number}" for number in range(1, 8)), "RHI-READ-005", *INLINE_ERRORS)
 
     num: int = opt(1, "how many micro-batches; 1 leaves a loop of one trip")
     batch: str = opt("", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them")
@@ -146,7 +148,7 @@ def begin(module: ir.Operation, remarks: Remarks) -> Boundary:
     """Normalizes a step, and takes off what its boundary says of shardings.
 
     Raises:
-        RhinoError: RHI-BATCH-006, RHI-READ-005, RHI-READ-006.
+        RhinoError: RHI-BATCH-006, RHI-READ-005, RHI-READ-006 to RHI-READ-008.
     """
     Normalize().run(module, remarks)
     entry = entry_function(module, remarks.file)

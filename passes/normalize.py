@@ -6,25 +6,25 @@ Writes    the entry function with every call inlined, CHLO, composites, tuples a
           values of their own (passes/loop_values.py) and no stacks that follow from others (passes/loop_stashes.py), parts by hand over
           all axes (passes/manual_regions.py).
           Locations stay; an inlined op's says where it was called.
-Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-SHARD-001 a part by hand in another that cannot be honoured.
+Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008 a callee without a
+          body, RHI-SHARD-001 a part by hand in another that cannot be honoured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph import REDUCE, WHILE
 from rhino.ir.identity import make_constant
-from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, passmanager, stablehlo
 from rhino.ir.numerics import needless_start
 from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.shardings import module_meshes
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.branches import BRANCHES, split_branches
+from rhino.passes.inline import CALL, INLINE_ERRORS, inline_calls
 from rhino.passes.loop_stashes import shrink_stashes
 from rhino.passes.loop_values import own_values
 from rhino.passes.manual_regions import widen_regions
@@ -37,7 +37,7 @@ class Normalize(Pass):
     """Inline calls, legalize CHLO and composites, merge common subexpressions, drop dead code."""
 
     name: ClassVar[str] = "rhino-normalize"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-READ-006", "RHI-SHARD-001")
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", *INLINE_ERRORS, "RHI-SHARD-001")
 
     boundaries: bool = opt(False, "keep the marks of stages for rhino-pipeline-stages")
 
@@ -49,7 +49,7 @@ class Normalize(Pass):
         _nested(module, f"func.func({_LEGALIZE})")
         ops = walk(entry.operation)
         if not _is_plain(module, ops):
-            Inliner(module, remarks.file).inline(entry)
+            inline_calls(module, entry, remarks.file)
             plain_shardy_ops(entry)
             widen_regions(entry, self.name, remarks)
             _unpack_tuples(entry)
@@ -71,8 +71,8 @@ _LEGALIZE = (
 )
 
 
-_CALL, _ELEMENT = "func.call", "stablehlo.get_tuple_element"
-_APART: Final = frozenset({_CALL, _ELEMENT, *BRANCHES})
+_ELEMENT: Final = "stablehlo.get_tuple_element"
+_APART: Final = frozenset({CALL, _ELEMENT, *BRANCHES})
 """Ops that are taken apart, beside those of Shardy."""
 
 
@@ -112,64 +112,3 @@ def _start_from_identity(op: ir.Operation, by: str, identity: float) -> None:
         with ir.InsertionPoint.after(op):
             joined = ir.Operation.create(by, [kind], [result, repeated])
     result.replace_all_uses_except(joined.results[0], joined)
-
-
-class Inliner:
-    """Replaces every `func.call` in a function by the callee's body, callees first.
-
-    MLIR's own `inline` leaves `func.call` alone here: jaxlib registers no inliner interface for the func dialect.
-    """
-
-    def __init__(self, module: ir.Operation, file: str) -> None:
-        body = module.regions[0].blocks[0].operations
-        self._functions = {op.name.value: op for op in body if isinstance(op, func.FuncOp)}
-        self._file = file
-        self._done: set[str] = set()
-        self._open: list[str] = []
-
-    def inline(self, function: func.FuncOp) -> None:
-        """Inlines all calls in `function`, in place."""
-        name = function.name.value
-        if name in self._done:
-            return
-        self._open.append(name)
-        for op in [op for op in walk(function.operation) if op.name == _CALL]:
-            callee = self._callee(op)
-            self.inline(callee)
-            _inline_call(op, callee)
-        self._open.pop()
-        self._done.add(name)
-
-    def _callee(self, call: ir.Operation) -> func.FuncOp:
-        name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        if name in self._open:
-            chain = " -> ".join(f"@{part}" for part in (*self._open, name))
-            raise RhinoError(
-                "RHI-READ-006", f"calls are recursive: {chain}", place_of(call.location, self._file), fix="unroll the recursion"
-            )
-        return self._functions[name]
-
-
-def _inline_call(call: ir.Operation, callee: func.FuncOp) -> None:
-    values: dict[ir.Value[Any], ir.Value[Any]] = dict(zip(callee.arguments, call.operands, strict=True))
-    block = callee.regions[0].blocks[0]
-    for view in block.operations:
-        op = view.operation
-        if op.name == "func.return":
-            for old, new in zip(call.results, op.operands, strict=True):
-                old.replace_all_uses_with(values[new])
-            break
-        copy = op.clone(ip=ir.InsertionPoint(call))
-        _remap(copy, values, call.location)
-        values.update(zip(op.results, copy.results, strict=True))
-    call.erase()
-
-
-def _remap(root: ir.Operation, values: dict[ir.Value[Any], ir.Value[Any]], caller: ir.Location) -> None:
-    """Points the copied ops' operands at the caller's values, and their locations at the call."""
-    for op in walk(root):
-        op.location = ir.Location.callsite(op.location, [caller])
-        for index, operand in enumerate(op.operands):
-            replacement = values.get(operand)
-            if replacement is not None:
-                op.operands[index] = replacement

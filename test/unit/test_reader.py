@@ -325,6 +325,32 @@ def test_recursion_is_an_error_at_the_call_that_closes_it(text, chain):
     assert caught.value.place == Place("m.mlir", 2 if chain.count(">") == 1 else 6, 8)
 
 
+def chain_of_calls(length: int, calls: int) -> str:
+    """Returns a program of nested calls: each of `length` functions calls the next one `calls` times, the last one negates."""
+    kind = "tensor<f32>"
+    lines = [f"func.func @main(%v0: {kind}) -> {kind} {{", f"  %v1 = call @f0(%v0) : ({kind}) -> {kind}", f"  return %v1 : {kind}", "}"]
+    for number in range(length):
+        inner = f"call @f{number + 1}(%v{{}}) : ({kind}) -> {kind}" if number < length - 1 else f"stablehlo.negate %v{{}} : {kind}"
+        lines.append(f"func.func private @f{number}(%v0: {kind}) -> {kind} {{")
+        lines += [f"  %v{count + 1} = {inner.format(count)}" for count in range(calls)]
+        lines += [f"  return %v{calls} : {kind}", "}"]
+    return "\n".join(lines)
+
+
+def test_calls_nested_deeper_than_python_recurses_are_inlined():
+    module = normalized(chain_of_calls(1500, 1))
+    assert names_in(module) == ["builtin.module", "func.func", "stablehlo.negate", "func.return"]
+
+
+def test_calls_that_expand_to_more_ops_than_the_limit_are_refused_before_any_is_inlined():
+    with pytest.raises(RhinoError) as caught:
+        normalized(chain_of_calls(40, 2))
+    # @f39 negates twice; @f21 has 2 ** 19 ops, and @f20 the 2 ** 20 that are too many, at its second call: 4 lines, 5 a function.
+    assert caught.value.id == "RHI-READ-007"
+    assert "@f20 has 1048576 ops" in caught.value.what
+    assert caught.value.place == Place("m.mlir", 4 + 20 * 5 + 3, 9)
+
+
 def test_chlo_is_legalized():
     text = ADD.replace("stablehlo.add %a, %a : tensor<2xf32>", "chlo.erf %a : tensor<2xf32> -> tensor<2xf32>")
     module = normalized(text)
