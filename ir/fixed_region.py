@@ -17,7 +17,7 @@ from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
 from rhino.ir.reader import walk
 from rhino.ir.shardings import NamedMesh, allowed_specs
-from rhino.ir.spec import Spec
+from rhino.ir.spec import Spec, without_unit_axes
 
 MANUAL: Final = "sdy.manual_computation"
 _CALL: Final = "rhino.manual"
@@ -56,7 +56,8 @@ def _specs(op: ir.Operation, side: str, kinds: list[ir.Type], mesh: NamedMesh, p
     shapes = [tuple(ir.RankedTensorType(kind).shape) for kind in kinds]
     described = [f"{'operand' if side == 'in' else 'result'} {number} of a manual computation" for number in range(len(kinds))]
     # All axes are manual: a dim that is open is not split by those that it does not name.
-    return tuple(min(allowed_specs(one, mesh, shape, place, what)) for one, shape, what in zip(shardings, shapes, described, strict=True))
+    given = [min(allowed_specs(one, mesh, shape, place, what)) for one, shape, what in zip(shardings, shapes, described, strict=True)]
+    return tuple([without_unit_axes(spec, mesh.mesh.shape) for spec in given])
 
 
 def set_aside(op: ir.Operation, number: int) -> tuple[SetAside, ir.Operation]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, entries
-from rhino.ir.diagnostics import RhinoError
+from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.elements import element_bytes
 from rhino.ir.fixed_region import MANUAL, Held, held_specs
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
@@ -24,7 +24,7 @@ from rhino.ir.reader import walk
 from rhino.ir.repeats import FOLDED, GROUP, mark_of, repeats_of
 from rhino.ir.rules import RULE, Rule, elementwise_rule, parse_rule
 from rhino.ir.shardings import FORBIDDEN, MESH_NAME, ROLES, SHARDING, NamedMesh, allowed_specs, module_mesh
-from rhino.ir.spec import REPLICATED, Spec, all_specs
+from rhino.ir.spec import REPLICATED, Spec, all_specs, without_unit_axes
 from rhino.ir.trips import trip_count
 
 COST = "rhino.cost"
@@ -162,7 +162,11 @@ class _Reader:
 
     def fix(self, value: int, attribute: ir.Attribute, location: ir.Location, what: str) -> None:
         shape = self.type_list[self.value_type[value]].shape
-        self.fixed[value] = allowed_specs(attribute, self.mesh, shape, place_of(location, self.file), what)
+        self.fixed[value] = self.allowed(attribute, shape, place_of(location, self.file), what)
+
+    def allowed(self, attribute: ir.Attribute, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
+        """Returns the specs that a sharding leaves open, as the planner writes them."""
+        return frozenset(without_unit_axes(spec, self.mesh.mesh.shape) for spec in allowed_specs(attribute, self.mesh, shape, place, what))
 
     def forbid(self, value: int, shardings: ir.Attribute, location: ir.Location, what: str) -> None:
         """Takes away from how a value may be stored; of what is then left open, an op's result may be a sum too."""
@@ -321,7 +325,7 @@ class _Reader:
             shape = self.type_list[self.value_type[value]].shape
             place = place_of(entry.location, self.file)
             what = f"result {number}"
-            limit = allowed_specs(attrs[SHARDING], self.mesh, shape, place, what) if SHARDING in attrs else None
+            limit = self.allowed(attrs[SHARDING], shape, place, what) if SHARDING in attrs else None
             if FORBIDDEN in attrs:
                 limit = limit if limit is not None else frozenset(all_specs(shape, self.mesh.mesh.shape))
                 limit -= {spec for one in ir.ArrayAttr(attrs[FORBIDDEN]) for spec in allowed_specs(one, self.mesh, shape, place, what)}

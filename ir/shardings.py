@@ -93,8 +93,8 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
     ways = [
         (entries[axis],)
         if axis in entries
-        else (REPLICATED, *(split(number) for number, dim in enumerate(dims) if not dim.is_closed and axis > last[number]))
-        for axis in range(len(names))
+        else (REPLICATED, *(split(number) for number, dim in enumerate(dims) if size > 1 and not dim.is_closed and axis > last[number]))
+        for axis, size in enumerate(mesh.shape)
     ]
     return frozenset(spec for choice in product(*ways) if fits(spec := pack(choice), shape, mesh.shape))
 

@@ -3,7 +3,8 @@
 A spec has one entry for each mesh axis: 0 replicated, 1 partial (the parts add up), 2 + d split along dim d into equal consecutive blocks.
 Each axis, outermost first, splits what the axes before it left: two axes that split one dim share it, the outer one with the larger
 blocks. Entries are packed into one integer, five bits an axis and the outermost axis lowest, so that a spec is cheap to hash and to
-compare; along a single axis a spec is its entry. Sizes always divide: a dim that an axis does not divide has no split.
+compare; along a single axis a spec is its entry. Sizes always divide: a dim that an axis does not divide has no split. Along an axis of
+size 1 all entries say the same, and the planner's specs have the first of them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ def without_partial(spec: int) -> Spec:
     return Spec(spec)
 
 
+def without_unit_axes(spec: int, sizes: Sequence[int]) -> Spec:
+    """Returns the spec with every entry along an axis of size 1 replaced by replicated."""
+    return pack(one if size > 1 else REPLICATED for one, size in zip(unpack(spec, len(sizes)), sizes, strict=True))
+
+
 def num_parts(spec: int, sizes: Sequence[int]) -> int:
     """Returns into how many parts a tensor is split on axes of `sizes`."""
     parts = 1
@@ -101,7 +107,10 @@ def fits(spec: int, shape: Sequence[int], sizes: Sequence[int]) -> bool:
 def all_specs(shape: Sequence[int], sizes: Sequence[int], partial: Sequence[int] = ()) -> tuple[Spec, ...]:
     """Returns every spec that a tensor of `shape` can be stored in on axes of `sizes`; as partial sums along the axes in `partial`."""
     dims = range(min(len(shape), _MOST_DIMS))
-    ways = [(REPLICATED, *([PARTIAL] if axis in partial else []), *map(split, dims)) for axis in range(len(sizes))]
+    ways = [
+        (REPLICATED, *([PARTIAL] if axis in partial else []), *map(split, dims)) if size > 1 else (REPLICATED,)
+        for axis, size in enumerate(sizes)
+    ]
     return tuple([spec for entries in product(*ways) if fits(spec := pack(entries), shape, sizes)])
 
 

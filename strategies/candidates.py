@@ -3,7 +3,8 @@
 Along one axis a strategy is *replicate* (every device does all of it), *split f* (each device does one block of factor `f` of Shardy's
 rule) or *partial* (every device does all of it on operands that are partial sums: legal where the op is linear in them, so that the sum is
 taken later, or never). Splitting a reduction factor leaves a partial result. On several axes there is one such choice for each, outermost
-first, on what the choices before it left of the op. Illegal strategies are not in the list.
+first, on what the choices before it left of the op; along an axis of size 1 all would be the same, so *replicate* is the only one. Illegal
+strategies are not in the list.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _replicated(count: int) -> tuple[Spec, ...]:
 def _extended(cls: OpClass, state: State, axis: int, sizes: tuple[int, ...]) -> Iterator[State]:
     """Yields `state` with each choice along one more axis."""
     yield replace(state, strategy=(*state.strategy, REPLICATE))
-    if cls.rule is None:
+    if cls.rule is None or sizes[axis] == 1:
         return
     rule, left = cls.rule, list(cls.rule.sizes)
     for size, choice in zip(sizes, state.strategy, strict=False):

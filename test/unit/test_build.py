@@ -65,6 +65,18 @@ FOUR = """func.func @main(%x: tensor<4x6xf32>, %w: tensor<6x8xf32>) -> tensor<4x
 }"""
 
 
+# Axes of one device
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2), (1, 1, 2, 1, 1, 1)])
+def test_an_axis_of_one_device_adds_no_way_to_run_or_to_store(sizes):
+    plain = choice_of(FOUR)
+    axes = tuple(replace(plain.model.axes[0], name=f"a{number}", size=size) for number, size in enumerate(sizes))
+    choice = build(program_of(FOUR, sizes).graph, CostModel(DEVICE, axes))
+    assert [len(node.states) for node in choice.nodes] == [len(node.states) for node in plain.nodes]
+    assert [t.tolist() for t in choice.problem.tables] == [t.tolist() for t in plain.problem.tables]
+
+
 # Nodes and edges
 
 
