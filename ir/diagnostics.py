@@ -39,6 +39,8 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-READ-006": (ExitCode.BAD_INPUT, "calls are recursive"),
     "RHI-READ-007": (ExitCode.BAD_INPUT, "calls expand to more ops than are inlined"),
     "RHI-READ-008": (ExitCode.BAD_INPUT, "a function that is called has no body"),
+    "RHI-READ-009": (ExitCode.BAD_INPUT, "a result cannot take over an argument's buffer"),
+    "RHI-READ-010": (ExitCode.BAD_INPUT, "a tensor is larger than the memory of any cluster"),
     "RHI-CLUSTER-001": (ExitCode.BAD_INPUT, "unknown cluster preset"),
     "RHI-CLUSTER-002": (ExitCode.BAD_INPUT, "a cluster file is malformed"),
     "RHI-CLUSTER-003": (ExitCode.BAD_INPUT, "a table of operators is malformed"),

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec
+
+MOST_TIMES: Final = 2**53
+"""How often an op is taken to run at most: so far floats count exactly, and a step that runs one more often does not end."""
 
 Ints = NDArray[np.int64]
 Choices = tuple[frozenset[int] | None, ...]
@@ -169,11 +173,12 @@ class Graph:
         object.__setattr__(self, "_types", [self.types[number] for number in self.value_type.tolist()])
 
     def times(self) -> Ints:
-        """Returns how often each op runs in a step [ops]."""
-        count = np.ones(self.num_ops, dtype=np.int64) if self.repeats is None else self.repeats.times.copy()
+        """Returns how often each op runs in a step, `MOST_TIMES` if more often [ops]."""
+        count = np.ones(self.num_ops) if self.repeats is None else self.repeats.times.astype(np.float64)
         for loop in self.loops:
-            count[loop.op + 1 : loop.end + 1] *= 1 if loop.trips is None else loop.trips
-        return count
+            body = count[loop.op + 1 : loop.end + 1]
+            np.minimum(body * (1 if loop.trips is None else loop.trips), MOST_TIMES, out=body)
+        return count.astype(np.int64)
 
     @property
     def num_ops(self) -> int:

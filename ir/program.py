@@ -11,6 +11,7 @@ import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, entries
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.elements import element_bytes
 from rhino.ir.fixed_region import MANUAL, Held, held_specs
 from rhino.ir.foreign import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
@@ -130,19 +131,15 @@ class _Reader:
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
         attributes = boundary_attributes(entry, "arg")
-        num_results = len(entry.type.results)  # a list of all is made for it, so not once an argument
         result = []
         for number, value in enumerate(entry.arguments):
             attrs = attributes[number]
             self.define(value, -1)
             name = argument_name(value, number)
-            alias = ir.IntegerAttr(attrs["tf.aliasing_output"]).value if "tf.aliasing_output" in attrs else None
+            alias = ir.IntegerAttr(attrs[ALIAS]).value if ALIAS in attrs else None
             if not isinstance(value.type, ir.RankedTensorType):
                 what = f'argument {number} "{name}" is a {value.type}, no tensor'
                 raise RhinoError("RHI-READ-003", what, place_of(value.location, self.file), fix="pass tensors alone to the entry")
-            if alias is not None and not 0 <= alias < num_results:
-                what = f'argument {number} "{name}" takes over result {alias}, of {num_results}'
-                raise RhinoError("RHI-READ-002", what, place_of(value.location, self.file), fix="remove its tf.aliasing_output")
             if GSPMD in attrs:
                 raise cannot_honour(f'argument {number} "{name}" with a GSPMD sharding', USE_SHARDY, place_of(value.location, self.file))
             if SHARDING in attrs:

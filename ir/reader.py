@@ -1,16 +1,19 @@
 """Read a module from bytes, whatever a front end calls StableHLO: text, MLIR bytecode, a portable artifact, or a `jax.export` blob.
 
 Errors: RHI-READ-001 not one of the formats, RHI-READ-002 does not parse or verify, RHI-READ-003 a dialect that is not supported,
-RHI-READ-004 dynamic shapes, RHI-READ-005 no entry function.
+RHI-READ-004 dynamic shapes, RHI-READ-005 no entry function, RHI-READ-009 an impossible donation, RHI-READ-010 a tensor that is too large.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import prod
 from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.donation import check_aliases
+from rhino.ir.elements import element_bytes
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import deserialize_portable_artifact, func, ir
 from rhino.ir.stage_programs import PARTS
@@ -18,11 +21,13 @@ from rhino.ir.stage_programs import PARTS
 _BYTECODE_MAGIC: Final = b"ML\xefR"
 _PORTABLE_PRODUCER: Final = b"StableHLO_v"
 _DIALECTS: Final = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy"})
+MOST_BYTES: Final = 1 << 56
+"""Bytes of a tensor, all devices together (64 PiB): more than the memory of any cluster, and sums of sizes stay exact in 64 bits."""
 _FORMATS: Final = "StableHLO text, MLIR bytecode, a StableHLO portable artifact or a serialized jax.export"
 
 
 def read_module(data: bytes, name: str, context: ir.Context) -> ir.Module:
-    """Returns the module in `data`, verified and of static shapes; `name` is the file's name for messages."""
+    """Returns the module in `data`, verified, of static shapes and of donations that can be; `name` is the file's name for messages."""
     with context:
         try:
             module = _parse(data, name, context)
@@ -30,14 +35,15 @@ def read_module(data: bytes, name: str, context: ir.Context) -> ir.Module:
             raise _parse_error(error, name) from None
         ops = walk(module.operation)
         _check_dialects(ops, name)
-        _check_static(ops, name)
+        _check_types(ops, name)
+        for function in functions_of(module):
+            check_aliases(function, name)
     return module
 
 
 def entry_function(module: ir.Module | ir.Operation, name: str = "") -> func.FuncOp:
     """Returns the function that is the program: `main`, or else the only public one."""
-    functions = [op for op in module.operation.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)]
-    public = [op for op in functions if "sym_visibility" not in op.attributes or _visibility(op) == "public"]
+    public = [op for op in functions_of(module) if "sym_visibility" not in op.attributes or _visibility(op) == "public"]
     mains = [op for op in public if op.name.value == "main"] or public
     if len(mains) != 1 or mains[0].is_external:
         if PARTS in module.operation.attributes:
@@ -55,6 +61,11 @@ def entry_function(module: ir.Module | ir.Operation, name: str = "") -> func.Fun
             fix="name the entry @main, or make the others private",
         )
     return mains[0]
+
+
+def functions_of(module: ir.Module | ir.Operation) -> list[func.FuncOp]:
+    """Returns the functions of a module."""
+    return [op for op in module.operation.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)]
 
 
 def _visibility(op: func.FuncOp) -> str:
@@ -148,23 +159,35 @@ def _check_dialects(ops: Iterable[ir.Operation], name: str) -> None:
         known.add(op.name)
 
 
-def _check_static(ops: Iterable[ir.Operation], name: str) -> None:
-    seen: dict[ir.Type, bool] = {}
+def _check_types(ops: Iterable[ir.Operation], name: str) -> None:
+    seen: set[ir.Type] = set()
     for op in ops:
         values: list[ir.Value[Any]] = list(op.results)
         values += [argument for region in op.regions for block in region for argument in block.arguments]
         for value in values:
             kind = value.type
-            if kind not in seen:
-                seen[kind] = isinstance(kind, ir.RankedTensorType) and not kind.has_static_shape
-            if seen[kind]:
-                raise RhinoError(
-                    "RHI-READ-004",
-                    f"'{op.name}' has a value of dynamic shape, {kind}",
-                    place_of(op.location, name),
-                    ("shardings are chosen for sizes that are known",),
-                    "export the program for fixed shapes, or refine it (jax.export without symbolic dimensions)",
-                )
+            if kind not in seen and isinstance(kind, ir.RankedTensorType):
+                _check_type(kind, op, name)
+            seen.add(kind)
+
+
+def _check_type(kind: ir.RankedTensorType, op: ir.Operation, name: str) -> None:
+    if not kind.has_static_shape:
+        raise RhinoError(
+            "RHI-READ-004",
+            f"'{op.name}' has a value of dynamic shape, {kind}",
+            place_of(op.location, name),
+            ("shardings are chosen for sizes that are known",),
+            "export the program for fixed shapes, or refine it (jax.export without symbolic dimensions)",
+        )
+    num_bytes = prod(kind.shape) * element_bytes(str(kind.element_type))
+    if num_bytes > MOST_BYTES:
+        raise RhinoError(
+            "RHI-READ-010",
+            f"'{op.name}' has a value of {num_bytes} bytes, {kind}, expected at most {MOST_BYTES}",
+            place_of(op.location, name),
+            fix="correct the sizes: no cluster has the memory for it",
+        )
 
 
 def maker_of(value: ir.Value[Any]) -> ir.Operation | None:

@@ -19,6 +19,7 @@ from typing import Final, cast
 
 from rhino.ir.accumulation import MICRO_BATCHES
 from rhino.ir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
+from rhino.ir.donation import ALIAS
 from rhino.ir.instructions import Layout, Phase, Program
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, sdy
@@ -29,7 +30,6 @@ from rhino.ir.stage_programs import PARTS, Argument, StagedStep, StageProgram
 NUM_STAGES: Final = "rhino.num_stages"
 RESULTS: Final = "rhino.results"
 NAME: Final = "rhino.name"
-ALIAS: Final = "tf.aliasing_output"
 KEPT: Final = "rhino.kept"
 """On an argument that a result takes the place of: its buffer stays the caller's."""
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.mlir import func, ir
 from rhino.ir.program import Program
 from rhino.ir.reader import end_of, walk
 from rhino.ir.repeats import FOLDED, GROUP, mark_attribute
-from rhino.ir.staged_module import ALIAS
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.part_numbers import drop_dead
 from rhino.passes.whole import WHOLE_ERRORS, whole_program

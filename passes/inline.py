@@ -13,7 +13,7 @@ from typing import Any, Final
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
-from rhino.ir.reader import walk
+from rhino.ir.reader import functions_of, walk
 
 CALL: Final = "func.call"
 _RETURN: Final = "func.return"
@@ -29,7 +29,7 @@ def inline_calls(module: ir.Operation, entry: func.FuncOp, file: str) -> None:
         RhinoError: RHI-READ-006 where calls are recursive, RHI-READ-007 where they expand to more than `MOST_OPS` ops, RHI-READ-008 where
             a function that is called has no body.
     """
-    functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
+    functions = {op.name.value: op for op in functions_of(module)}
     _check_size(_callees_first(entry, functions, file), file)
     waiting = _calls(entry.operation)
     while waiting:

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE
 from rhino.ir.boundary import Attributes, boundary_attributes, set_boundary_attributes, set_function_type
+from rhino.ir.donation import ALIAS
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import end_of, walk
 from rhino.ir.shardings import SHARDING
-from rhino.ir.staged_module import ALIAS, Part, argument_names, declare_step, program_boundary, write_staged
+from rhino.ir.staged_module import Part, argument_names, declare_step, program_boundary, write_staged
 
 _NAME: Final = "step_0"
 

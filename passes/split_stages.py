@@ -35,6 +35,7 @@ from rhino.ir.accumulation import (
 )
 from rhino.ir.boundary import boundary_attributes, set_boundary_attributes, set_function_type
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.instructions import Phase
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy, stablehlo
@@ -44,7 +45,7 @@ from rhino.ir.reader import entry_function, maker_of, walk
 from rhino.ir.repeats import refuse_folded
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.stage_programs import MICRO_BATCH
-from rhino.ir.staged_module import ALIAS, NUM_STAGES, Part, argument_names, declare_step, program_boundary, write_staged
+from rhino.ir.staged_module import NUM_STAGES, Part, argument_names, declare_step, program_boundary, write_staged
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.one_program import make_one_program
 from rhino.passes.sharded_step import sharded_plan

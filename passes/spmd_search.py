@@ -15,13 +15,13 @@ from rhino.ir.boundary import Attributes, Side, boundary_attributes, set_boundar
 from rhino.ir.cluster import cluster_to_text, load_cluster
 from rhino.ir.collectives import tensor_bytes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.program import argument_name
 from rhino.ir.reader import entry_function, walk
 from rhino.ir.shardings import SHARDING, module_mesh
 from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
-from rhino.ir.staged_module import ALIAS
 from rhino.ir.views import PADDED, logical_shape, padded_shape
 from rhino.passes.annotations import boundary_dims, read_annotations
 from rhino.passes.base import Remarks, make_pass, option_names

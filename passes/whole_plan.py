@@ -8,13 +8,14 @@ from typing import Any
 
 from rhino.ir.boundary import boundary_attributes
 from rhino.ir.cluster import load_cluster, mesh_axes
+from rhino.ir.donation import ALIAS
 from rhino.ir.instructions import Program
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import func, ir, passmanager
 from rhino.ir.plan_folder import Boundary, WholePlan
 from rhino.ir.program import read_program
 from rhino.ir.reader import entry_function
-from rhino.ir.staged_module import ALIAS, NAME, STEP, read_staged
+from rhino.ir.staged_module import NAME, STEP, read_staged
 from rhino.ir.step_memory import local_bytes
 from rhino.passes.program_modules import compiled_form, program_modules
 from rhino.strategies.answer import Answer

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import entry_function, read_module
 from rhino.ir.shardings import module_mesh
 from rhino.ir.spmd_plan import Tensor
-from rhino.ir.staged_module import ALIAS
 from rhino.passes.spmd_search import Sides, Whole, boundary
 from rhino.traced import Traced, key_dims
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rhino.ir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.instructions import Layout, Program
 from rhino.ir.manual import copy_module
 from rhino.ir.mesh import Mesh
@@ -21,7 +22,7 @@ from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import entry_function, read_module
 from rhino.runtime.compile_cache import CompileCache, Request
 from rhino.runtime.executable import Executable, Handler, array_handler, same_placement
-from rhino.runtime.signature import ALIAS, array_dtype
+from rhino.runtime.signature import array_dtype
 
 _DONOR: Final = "jax.buffer_donor"
 

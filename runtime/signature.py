@@ -14,12 +14,12 @@ import numpy as np
 
 from rhino.ir.boundary import Attributes, boundary_attributes
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.donation import ALIAS
 from rhino.ir.locations import name_of, place_of
 from rhino.ir.mlir import func, ir
 from rhino.ir.reader import entry_function
 from rhino.ir.views import logical_shape, padded_shape
 
-ALIAS: Final = "tf.aliasing_output"
 _RESULT_NAME: Final = "jax.result_info"
 
 _DTYPES: Final[dict[str, str]] = {

@@ -163,6 +163,15 @@ def test_the_trips_of_nested_loops_multiply():
         assert [loop.op for loop in graph.loops] == list(range(3, 3 + depth))
 
 
+@pytest.mark.parametrize(("kind", "trips", "depth"), [("ui64", 2**64 - 1, 1), ("i64", 2**40, 2)])
+def test_a_loop_that_never_ends_is_counted_as_far_as_floats_count(kind, trips, depth):
+    constants = "".join(
+        f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>\n" for name, n in (("zero", 0), ("one", 1), ("most", trips))
+    )
+    text = function(constants + nested(depth, "%x"), {"x": "tensor<4xf32>"}, {f"end{depth}#1": "tensor<4xf32>"})
+    assert max(program_of(text.replace("i32", kind)).graph.times().tolist()) == 2**53
+
+
 def test_what_a_condition_reads_is_whole():
     text = LOOP.replace(
         "%more = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>",

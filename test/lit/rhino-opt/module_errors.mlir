@@ -32,3 +32,11 @@ func.func @main(%x: tensor<4xf32>, %y: tensor<5xf32>) -> tensor<4xf32> {
   %z = "stablehlo.add"(%x, %y) : (tensor<4xf32>, tensor<5xf32>) -> tensor<4xf32>
   return %z : tensor<4xf32>
 }
+
+// -----
+
+// expected-error@below {{[RHI-READ-010] 'func.func' has a value of 18446744073709551616 bytes, tensor<4611686018427387904xf32>, expected at most 72057594037927936}}
+// expected-note@below {{to fix: correct the sizes: no cluster has the memory for it}}
+func.func @too_large(%x: tensor<4611686018427387904xf32>) -> tensor<4611686018427387904xf32> {
+  return %x : tensor<4611686018427387904xf32>
+}
