@@ -89,22 +89,25 @@ def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
 def _only_read(loop: ir.Operation, number: int, last: ir.Operation) -> list[ir.Operation]:
     """Returns the ops that make what a loop carries as `number`, first those that others read, if all of it is constant; else none."""
     condition, body = (region.blocks[0].arguments[number] for region in loop.regions)
-    if last.operands[number] != body or list(condition.uses) or not ir.RankedTensorType(body.type).shape:
+    if last.operands[number] != body or list(condition.uses) or not _has_dims(body):
         return []
     chain: dict[ir.Operation, None] = {}
-    return list(chain) if _is_made_of_constants(loop.operands[number], chain) else []
+    waiting = [(loop.operands[number], False)]
+    while waiting:
+        value, are_operands_in = waiting.pop()
+        made = maker_of(value)
+        if made is None or (made.name not in SOURCES and made.name not in FUSIBLE):
+            return []
+        if are_operands_in:
+            chain[made] = None
+        elif made not in chain:
+            waiting += [(value, True), *((operand, False) for operand in reversed(list(made.operands)))]
+    return list(chain)
 
 
-def _is_made_of_constants(value: ir.Value[Any], chain: dict[ir.Operation, None]) -> bool:
-    """Says whether a value depends on constants alone, and adds what makes it to `chain`."""
-    made = maker_of(value)
-    if made is None or (made.name not in SOURCES and made.name not in FUSIBLE):
-        return False
-    if made not in chain:
-        if not all(_is_made_of_constants(operand, chain) for operand in made.operands):
-            return False
-        chain[made] = None
-    return True
+def _has_dims(value: ir.Value[Any]) -> bool:
+    """Says whether a value is a tensor with dims: no scalar, nor a token."""
+    return isinstance(value.type, ir.RankedTensorType) and bool(value.type.shape)
 
 
 def copied(chain: Iterable[ir.Operation], at: ir.InsertionPoint, known: Mapping[Value, Value] = MappingProxyType({})) -> dict[Value, Value]:
@@ -130,4 +133,4 @@ def _is_repeated(value: ir.Value[Any]) -> bool:
 
 
 def _is_zero(value: ir.Value[Any]) -> bool:
-    return bool(ir.RankedTensorType(value.type).shape) and is_constant(_source(value), 0)
+    return _has_dims(value) and is_constant(_source(value), 0)

@@ -342,6 +342,32 @@ def test_calls_nested_deeper_than_python_recurses_are_inlined():
     assert names_in(module) == ["builtin.module", "func.func", "stablehlo.negate", "func.return"]
 
 
+def test_what_a_loop_reads_may_be_made_of_more_constants_than_python_recurses():
+    """The body takes up what is made of constants alone, which here is a chain of 1,500 ops."""
+    chain = "\n".join(f"  %c{n + 1} = stablehlo.negate %c{n} : tensor<4xf32>" for n in range(1500))
+    made = f"  %c0 = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xf32>\n{chain}\n"
+    text = LOOP_OVER_A_CONSTANT.replace("CHAIN", made).replace("%last", "%c1500")
+    module = normalized(text)
+    loop = next(op for op in walk(module.operation) if op.name == "stablehlo.while")
+    assert [op.name for op in walk(loop)].count("stablehlo.negate") == 1500
+
+
+LOOP_OVER_A_CONSTANT = """func.func @main(%x: tensor<4xf32>, %n: tensor<i32>) -> tensor<4xf32> {
+CHAIN  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %end:3 = stablehlo.while(%i = %zero, %v = %x, %k = %last) : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %u = stablehlo.multiply %v, %k : tensor<4xf32>
+    stablehlo.return %j, %u, %k : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+  }
+  return %end#1 : tensor<4xf32>
+}"""
+
+
 def test_calls_that_expand_to_more_ops_than_the_limit_are_refused_before_any_is_inlined():
     with pytest.raises(RhinoError) as caught:
         normalized(chain_of_calls(40, 2))
