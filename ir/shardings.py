@@ -20,6 +20,8 @@ SAID = "rhino.said"
 ROLES = "rhino.axis_roles"
 """On the module: what axes of the mesh are for."""
 MESH_NAME = "mesh"
+NO_MESH: Final = "#sdy.mesh<[]>"
+"""The mesh without axes: on it a closed dim is whole on every device of any mesh."""
 
 Axes = tuple[tuple[str, int], ...]
 """The names and sizes of a mesh's axes."""
@@ -65,7 +67,7 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
     sharding = sdy.TensorShardingAttr(attribute)
     mesh, names = target.mesh, target.mesh.names
     inlined = "#sdy.mesh<[" + ", ".join(f'"{name}"={size}' for name, size in mesh.axes) + "]>"
-    if str(sharding.mesh_or_ref) not in (f"@{target.name}", inlined):
+    if str(sharding.mesh_or_ref) not in (f"@{target.name}", inlined, NO_MESH):
         raise _refused(place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{target.name}")
     entries: dict[int, int] = {}
     dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]

@@ -50,7 +50,7 @@ class Normalize(Pass):
         ops = walk(entry.operation)
         if not _is_plain(module, ops):
             inline_calls(module, entry, remarks.file)
-            plain_shardy_ops(entry)
+            plain_shardy_ops(entry, self.name, remarks)
             widen_regions(entry, self.name, remarks)
             _unpack_tuples(entry)
             split_branches(entry)

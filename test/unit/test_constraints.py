@@ -1,8 +1,10 @@
 """Constraints: names that patterns find, texts that parse, shardings taken together by enumeration, and roles of axes by enumeration."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from snippets import context, function, program_of, tensor
+from snippets import context, function, parse, program_of, tensor
 
 from rhino.ir.cluster import load_cluster, mesh_axes
 from rhino.ir.constraints import AxisBan, Dim, parse_forbid, parse_pin, parse_role, read_constraints
@@ -12,6 +14,8 @@ from rhino.ir.patterns import dotted, matches, nearest
 from rhino.ir.shardings import NamedMesh, allowed_specs
 from rhino.ir.spec import dim_axes
 from rhino.ir.spots import Spot, both, dims_attribute, without_axis
+from rhino.passes.base import Remarks
+from rhino.passes.pipeline import build_pass_manager
 from rhino.strategies.build import build
 from rhino.strategies.cost import CostModel
 from rhino.strategies.roles import Roles
@@ -226,3 +230,33 @@ def test_a_forbidden_sharding_leaves_the_others():
         f"%x: {kind})", f'%x: {kind} {{rhino.forbidden = [#sdy.sharding<@mesh, [{{"x"}}, {{?}}]>, #sdy.sharding<@mesh, [{{}}, {{}}]>]}})'
     )
     assert program_of(text).graph.fixed == {0: frozenset({3})}  # split along dim 1
+
+
+def _normalized(fn, *args):
+    """What JAX says of meshes without axes in a step, what is left of it, and the remarks."""
+    lowered = jax.jit(fn).lower(*args).as_text()
+    module, remarks = parse(lowered), Remarks("step.mlir")
+    build_pass_manager("rhino-normalize", module.context, remarks).run(module.operation)
+    return lowered, str(module), [item.text for item in remarks.items]
+
+
+def test_what_jax_says_on_its_own_of_one_device_is_dropped_and_what_its_user_says_inside_is_kept():
+    x, here = jnp.ones((8, 16)), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    given, left, remarks = _normalized(lambda x: x + 1, jax.device_put(x, here))
+    assert "<@empty_mesh, [{}, {}]>" in given
+    assert "sdy.sharding" not in left
+    assert len(remarks) == 1
+    assert "argument 0" in remarks[0]
+    assert "--pin='arg0=[{}, {}]'" in remarks[0]
+
+    given, left, remarks = _normalized(lambda key: jax.random.split(key), jax.random.key(0))
+    assert "<@empty_mesh, [{}]>" in given
+    assert "<@empty_mesh, [{?}, {}]>" in given
+    assert "sdy.sharding" not in left
+    assert not remarks
+
+    given, left, remarks = _normalized(lambda x: jax.lax.with_sharding_constraint(x, here) + 1, x)
+    assert "<@empty_mesh, [{}, {}]>" in given
+    assert "sdy.sharding_constraint %arg0 <mesh<[]>, [{}, {}]>" in left
+    assert not remarks
