@@ -221,6 +221,9 @@ def walk(op: ir.Operation) -> list[ir.Operation]:
         found.append(one)
         return ir.WalkResult.ADVANCE
 
-    op.walk(take, ir.WalkOrder.PRE_ORDER)  # the bindings' own walk: in Python it takes twice as long
+    try:
+        op.walk(take, ir.WalkOrder.PRE_ORDER)  # the bindings' own walk: in Python it takes twice as long
+    except RuntimeError as error:  # so the bindings pass on what is raised in `take`, which is a signal's doing alone
+        raise KeyboardInterrupt from error
     found[0] = op  # the same object, too
     return found

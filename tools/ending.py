@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final, TextIO
+from typing import BinaryIO, Final, NoReturn, TextIO
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 
@@ -67,3 +68,16 @@ def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], st
     except Exception:
         print(f"{tool}: internal error; to reproduce it: {reproducer()}\n{traceback.format_exc()}", file=stderr)
         return int(ExitCode.BUG)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with the exit code of its command.
+
+    An interrupted one ends without taking Python down: a thread of XLA may still compile, and would find its devices freed.
+    """
+    if code == _INTERRUPTED:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -27,7 +27,7 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
 from rhino.passes.registry import Item
 from rhino.passes.spmd_search import search
-from rhino.tools.ending import exit_code_of
+from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.opt_options import given_options, help_text, list_text, parse_command_line, steps
@@ -50,7 +50,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: BinaryIO, stderr: TextIO) 
 def main() -> None:
     """Runs the process's command line."""
     gc.disable()  # the search makes many small tables and no cycles: collecting costs a fifth of its time
-    sys.exit(run(sys.argv[1:], sys.stdin.buffer, _own_stdout(), sys.stderr))
+    leave(run(sys.argv[1:], sys.stdin.buffer, _own_stdout(), sys.stderr))
 
 
 def _own_stdout() -> BinaryIO:

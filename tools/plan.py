@@ -16,7 +16,7 @@ from rhino.ir.plan_text import explain_text
 from rhino.ir.reader import read_module
 from rhino.ir.spmd_plan import SpmdPlan, load_plan
 from rhino.tools.command_line import Parser, count
-from rhino.tools.ending import exit_code_of
+from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, read_input, shown, write_output
 
 _EPILOG: Final = """\
@@ -53,7 +53,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
 
 def main() -> None:
     """Runs the process's command line."""
-    sys.exit(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
+    leave(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
 
 
 def _load(path: str) -> SpmdPlan | WholePlan:

@@ -23,7 +23,7 @@ from rhino.runtime.profile import Settings, measure
 from rhino.runtime.profile_cluster import make_cluster, origin_of
 from rhino.runtime.profile_programs import DTYPES
 from rhino.tools.command_line import Parser
-from rhino.tools.ending import exit_code_of
+from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, write_output
 
 _DESCRIPTION = """\
@@ -56,7 +56,7 @@ def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
 
 def main() -> None:
     """Runs the process's command line."""
-    sys.exit(run(sys.argv[1:], sys.stdout.buffer, sys.stderr))
+    leave(run(sys.argv[1:], sys.stdout.buffer, sys.stderr))
 
 
 def _check(options: Namespace) -> None:

@@ -30,7 +30,7 @@ from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, non
 from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, run_steps, typical_time_s
 from rhino.tools.command_line import Parser, count
-from rhino.tools.ending import exit_code_of
+from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.run_report import difference_text, step_line
 
 FORMS: Final = ("auto", "annotated", "localized")
@@ -95,7 +95,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
 
 def main() -> None:
     """Runs the process's command line."""
-    sys.exit(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
+    leave(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,77 @@
+"""How commands end that are interrupted: real processes, and real interruptions."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LIMIT_S = 120
+INTERRUPTED = 130
+
+WALKING = """
+import sys
+from rhino.ir.mlir import ir, make_context
+from rhino.ir.reader import walk
+from rhino.tools.ending import exit_code_of, leave
+
+def work():
+    body = "%0 = stablehlo.constant dense<0.0> : tensor<f32>" + "".join(
+        f"\\n%{n + 1} = stablehlo.tanh %{n} : tensor<f32>" for n in range(5000))
+    module = ir.Module.parse(f"func.func @main() {{\\n{body}\\nreturn\\n}}", make_context())
+    print("ready", flush=True)
+    while True:
+        walk(module.operation)
+
+leave(exit_code_of("tool", work, str, sys.stdout, sys.stderr))
+"""
+
+
+def test_an_interruption_within_a_callback_of_mlir_is_one():
+    command = [sys.executable, "-c", WALKING]
+    # What a shell has started in the background ignores interruptions; so would what this process starts.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interruptions) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, stderr) == (INTERRUPTED, "tool: interrupted\n")
+
+
+def test_a_profile_that_is_interrupted_on_a_terminal_while_xla_compiles_ends_in_order(tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    process, terminal = pty.fork()
+    if process == 0:
+        heed_interruptions()
+        main = "from rhino.tools.profile import main; main()"
+        plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those of tests are for short compiles
+        os.execve(sys.executable, [sys.executable, "-c", main, "--devices=2", "-o", str(file)], {**plain, "JAX_PLATFORMS": "cpu"})
+    said = b""
+    for more in output(terminal):
+        if b"preparing 3" in more:  # the program with the most kernels: it is traced for some 0.5 s, and compiled for some 3 s
+            time.sleep(1.5)
+            os.write(terminal, b"\x03")
+        said += more
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == INTERRUPTED, said
+    assert said.endswith(b"rhino-profile: interrupted\r\n")
+    assert not file.exists()
+
+
+def heed_interruptions() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def output(terminal: int) -> Iterator[bytes]:
+    """What a process writes on its terminal, as it comes."""
+    while select.select([terminal], [], [], LIMIT_S)[0]:
+        try:
+            yield os.read(terminal, 4096)
+        except OSError:  # the process has ended
+            return
+    raise TimeoutError
