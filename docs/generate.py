@@ -9,7 +9,6 @@ What a page says has its home in the code: the parsers of the commands, the tabl
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rhino.ir.diagnostics import IDS
-from rhino.passes.base import Pass, option_names
+from rhino.passes.base import Pass, option_texts
 from rhino.passes.registry import PASSES, PIPELINES, Pipeline
 from rhino.tools import opt_options, plan, profile, run
 
@@ -100,12 +99,10 @@ def sections(doc: str) -> Iterator[str]:
     yield ""
 
 
-def options(*classes: type[Pass]) -> Iterator[str]:
-    """Yields the table of the options of passes, each once."""
-    named = {name: field for cls in classes for name, field in zip(option_names(cls), dataclasses.fields(cls), strict=True)}
-    rows = [(code(name), code(str(field.default).lower()), text(field.metadata["help"])) for name, field in named.items()]
-    if rows:
-        yield from table(("option", "default", ""), rows)
+def options(texts: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Yields the table of the options of a pass or a pipeline, with their defaults and descriptions."""
+    if texts:
+        yield from table(("option", "default", ""), [(code(name), code(default), text(help)) for name, (default, help) in texts.items()])
 
 
 def step(item: Pass | str) -> str:
@@ -115,7 +112,7 @@ def step(item: Pass | str) -> str:
 
 def pipeline(name: str, one: Pipeline) -> Iterator[str]:
     """Yields the lines on a named pipeline."""
-    yield from (f"### {name}", "", one.doc, "", *(step(item) for item in one.build({})), "", *options(*one.takes))
+    yield from (f"### {name}", "", one.doc, "", *(step(item) for item in one.build({})), "", *options(one.options()))
 
 
 def passes() -> Iterator[str]:
@@ -128,7 +125,7 @@ def passes() -> Iterator[str]:
     yield from ("## Single passes", "")
     for cls in PASSES:
         doc = sys.modules[cls.__module__].__doc__ or ""
-        yield from (f"### {cls.name}", "", doc.partition("\n\n")[0].replace("\n", " "), "", *sections(doc), *options(cls))
+        yield from (f"### {cls.name}", "", doc.partition("\n\n")[0].replace("\n", " "), "", *sections(doc), *options(option_texts(cls)))
 
 
 def errors() -> Iterator[str]:

@@ -76,6 +76,14 @@ def option_names(cls: type[Pass]) -> tuple[str, ...]:
     return tuple(f.name.replace("_", "-") for f in dataclasses.fields(cls))
 
 
+def option_texts(cls: type[Pass]) -> dict[str, tuple[str, str]]:
+    """Returns the default and the description of each option of a pass, by name, in the words of textual pipelines."""
+    return {
+        name: (str(f.default).lower() if isinstance(f.default, bool) else str(f.default), f.metadata["help"])
+        for name, f in zip(option_names(cls), dataclasses.fields(cls), strict=True)
+    }
+
+
 def read_options(owner: str, text: str) -> dict[str, str]:
     """Returns the `name=value` words between the braces of a textual pipeline; a value in double quotes may hold anything."""
     if _WORD.sub("", text).strip():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rhino.ir.cluster import load_cluster
@@ -12,7 +12,7 @@ from rhino.ir.mesh import mesh_of_shape, parse_mesh
 from rhino.ir.units import parse_size
 from rhino.passes.annotate_candidates import AnnotateCandidates
 from rhino.passes.annotate_work import AnnotateWork
-from rhino.passes.base import Pass, make_pass, make_passes, option_names
+from rhino.passes.base import Pass, make_pass, make_passes, option_names, option_texts
 from rhino.passes.choose_shardings import ChooseShardings
 from rhino.passes.cones import AnnotateCones
 from rhino.passes.critical_path import AnnotateCriticalPath
@@ -58,11 +58,25 @@ PASSES: Final[tuple[type[Pass], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A named list of passes. `takes` are the passes whose options it has; `build` makes the list from their values."""
+    """A named list of passes. `takes` are the passes whose options it has; `build` makes the list from their values.
+
+    `own` are the default and the description of each option that means something else here than in a pass, or that passes describe in
+    different words.
+    """
 
     doc: str
     takes: tuple[type[Pass], ...]
     build: Callable[[Mapping[str, str]], tuple[Item, ...]]
+    own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def options(self) -> dict[str, tuple[str, str]]:
+        """Returns the default and the description of each option, by name."""
+        found: dict[str, tuple[str, str]] = {}
+        for cls in self.takes:
+            for name, text in option_texts(cls).items():
+                known = found.setdefault(name, self.own.get(name, text))
+                assert name in self.own or known == text, f"passes mean different things by '{name}'"
+        return found
 
 
 PARALLEL: Final = "auto-parallel"
@@ -170,9 +184,31 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
+_OF_DEVICE: Final = option_texts(ChooseShardings)["budget"][1]
+_SHARE_KEPT: Final = "the largest share of what the backward pass reads of the forward pass that is kept, 0 to 1; the rest is recomputed"
+
 PIPELINES: Final[dict[str, Pipeline]] = {
-    PARALLEL: Pipeline("Cut a step in micro-batches and stages, each sharded, and make a program of each part.", _STAGED, _auto_parallel),
-    "auto-shard": Pipeline("Choose a sharding for every tensor, and write it on the module.", _CHOICE, _auto_shard),
+    PARALLEL: Pipeline(
+        "Cut a step in micro-batches and stages, each sharded, and make a program of each part.",
+        _STAGED,
+        _auto_parallel,
+        {
+            "num": (
+                "1",
+                "how many micro-batches; 1 takes the batch whole where there is one stage, and leaves a loop of one trip elsewhere",
+            ),
+            "mesh": ("", "mesh sizes of one rank, as 8, 2x4 or x=2,y=4; empty takes one axis of as many devices as each rank has"),
+            "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
+            "ranks": ("", "on how many ranks the stages are; empty takes one for each stage"),
+            "keep": ("", f"{_SHARE_KEPT}; with stages also one for each, as 1;0.5;0; empty recomputes nothing"),
+        },
+    ),
+    "auto-shard": Pipeline(
+        "Choose a sharding for every tensor, and write it on the module.",
+        _CHOICE,
+        _auto_shard,
+        {"keep": ("", f"{_SHARE_KEPT}; empty recomputes nothing")},
+    ),
     "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
     "micro-batch": Pipeline(
         "Take the batch in parts: a loop that accumulates gradients, and then applies them.", (MicroBatch, OpRules), _micro_batch

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import generate
 import pages
+import pytest
+
+from rhino.passes.base import option_texts
+from rhino.passes.registry import PASSES, PIPELINES
 
 PAGES = {
     "README.md": "# Start\n\n[one](docs/one.md#twice-1) [gone](docs/gone.md) [no](docs/one.md#three) [away](https://x.org) [f](LICENSE)\n",
@@ -37,3 +42,33 @@ def test_links_lead_on_in_html(tmp_path: Path):
     assert '<a name="x">' in one
     assert '<a href="../README.html#start">' in one
     assert "<title>One, two</title>" in one
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_an_option_of_a_pipeline_is_described_by_its_own_text_or_by_that_of_every_pass_that_has_it(name: str):
+    one = PIPELINES[name]
+    written = "\n".join(generate.pipeline(name, one))
+    for option, (default, help) in one.options().items():
+        assert one.own.get(option, (default, help)) == (default, help)
+        others = {option_texts(cls)[option] for cls in one.takes if option in option_texts(cls)}
+        assert option in one.own or others == {(default, help)}
+        assert f"| `{option}` | {generate.code(default)} | {generate.text(help)} |" in written
+    assert set(one.own) <= set(one.options())
+
+
+def test_an_option_of_a_pass_is_described_by_its_own_text():
+    written = "\n".join(generate.passes()).partition("## Single passes")[2]
+    for cls in PASSES:
+        section = written.partition(f"### {cls.name}\n")[2].partition("\n### ")[0]
+        assert all(
+            f"| `{name}` | {generate.code(default)} | {generate.text(help)} |" in section
+            for name, (default, help) in option_texts(cls).items()
+        )
+
+
+def test_a_pipeline_without_a_recomputation_pass_keeps_everything_as_its_page_says():
+    """The pass takes 0 for `keep` where nothing is said; the pipelines that have the option do not run it then."""
+    default, help = PIPELINES["auto-shard"].options()["keep"]
+    assert (default, "empty recomputes nothing" in help) == ("", True)
+    names = [item if isinstance(item, str) else item.name for item in PIPELINES["auto-shard"].build({})]
+    assert "rhino-recompute" not in names
