@@ -100,8 +100,9 @@ def mesh_drawing(mesh: Sequence[tuple[str, int]]) -> Drawing:
 
 
 def memory_curve(points: Sequence[tuple[float, float]], length: float, most: float, limit: float | None = None) -> Curve:
-    """Returns bytes over times from 0 to `length`, in steps, on a scale for `most`; `limit` is drawn where it is not far above."""
+    """Returns bytes over times from 0 to `length`, in steps, on a scale for `most` and all of them; `limit` is drawn if not far above."""
     width, height = 720.0, 150.0
+    most = max([most, *(num_bytes for _, num_bytes in points)])
     top = limit if limit is not None and most < limit < 3 * most else most
     scale_x, scale_y = width / (length or 1.0), (height - 8) / (top or 1.0)
     places = [(time * scale_x, height - num_bytes * scale_y) for time, num_bytes in points]

@@ -27,8 +27,9 @@ def spmd_page(plan: SpmdPlan, reasons: Sequence[Why]) -> Page:
     gap = max(0.0, 1 - said.at_least_s / said.step_s) if said.step_s else 0.0
     names = ", ".join(f"{name}={size}" for name, size in plan.mesh)
     parts = (("compute", said.compute_s), ("collectives", said.communication_s), ("launch and slices", rest))
-    peak = f"{format_bytes(said.peak_bytes)} at time {plan.memory.peak_time} of {plan.memory.num_times}"
+    counted = format_bytes(max((num_bytes for _, num_bytes in plan.memory.curve), default=0))
     where = f", in {plan.memory.peak_op}" if plan.memory.peak_op else ""
+    rows = f"the curve is of the search's rows, at most {counted} at time {plan.memory.peak_time} of {plan.memory.num_times}{where}"
     curve = memory_curve(plan.memory.curve, plan.memory.num_times - 1, said.peak_bytes, said.budget_bytes)
     return Page(
         title=plan.source.function,
@@ -43,7 +44,7 @@ def spmd_page(plan: SpmdPlan, reasons: Sequence[Why]) -> Page:
         mesh=mesh_drawing(plan.mesh),
         timeline=None,
         phases=(),
-        memory=(MemoryChart("every device", curve, peak + where, format_bytes(said.budget_bytes)),),
+        memory=(MemoryChart("every device", curve, f"{format_bytes(said.peak_bytes)}; {rows}", format_bytes(said.budget_bytes)),),
         tables=tuple(one for one in _spmd_tables(plan, reasons) if one.rows),
         facts=(
             ("asked", "; ".join(f"{key}: {value}" for key, value in plan.asked.items()) or "nothing beside cluster, mesh and budget"),

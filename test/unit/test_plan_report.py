@@ -115,6 +115,31 @@ def test_the_page_loads_nothing_and_holds_what_the_plan_says(one: SpmdPlan, stag
     assert 'id="meshes"' in report_html(one)
 
 
+@pytest.mark.parametrize("times", [0.5, 1.0, 1.56, 10.0])
+def test_nothing_is_drawn_beyond_its_canvas(one: SpmdPlan, stages: WholePlan, times: float):
+    """What the search counts may be more than the peak that is predicted of the program."""
+    curve = tuple((time, int(times * one.predicted.peak_bytes * (time + 1) / one.memory.num_times)) for time in range(one.memory.num_times))
+    for plan in (replace(one, memory=replace(one.memory, curve=curve)), stages):
+        drawings = re.findall(r'<svg[^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)"[^>]*>(.*?)</svg>', report_html(plan), re.DOTALL)
+        assert any("polyline" in shapes for _, _, shapes in drawings)
+        for width, height, shapes in drawings:
+            for right, low in places(shapes):
+                assert -0.01 <= right <= float(width) + 0.01
+                assert -0.01 <= low <= float(height) + 0.01
+
+
+def places(shapes: str) -> list[tuple[float, float]]:
+    """The corners of the lines and boxes of a drawing."""
+    found = [tuple(map(float, one.split(","))) for points in re.findall(r' points="([^"]*)"', shapes) for one in points.split()]
+    for tag in re.findall(r"<(?:line|rect)[^>]*>", shapes):
+        at = {name: float(value) for name, value in re.findall(r' (x1|x2|y1|y2|x|y|width|height)="([-0-9.]+)"', tag)}
+        if "x1" in at:
+            found += [(at["x1"], at["y1"]), (at["x2"], at["y2"])]
+        else:
+            found += [(at["x"], at["y"]), (at["x"] + at["width"], at["y"] + at["height"])]
+    return [(x, y) for x, y in found]
+
+
 def test_names_are_escaped(one: SpmdPlan, stages: WholePlan):
     evil = "<script>alert('\"&')</script>"
     first, *others = one.arguments
