@@ -4,7 +4,8 @@
     step.json             mesh, programs, slots, constants and instructions, one a line
     programs/NAME.mlir    what is compiled
 
-The folder needs no planner to run, and is the same, byte for byte, for the same plan.
+The folder needs no planner to run, and is the same, byte for byte, for the same plan. It may come from somebody else: a name in it reaches
+regular files inside the folder alone, and no more is read than a plan can have.
 
 Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 a file is missing or altered; RHI-PLAN-003 it cannot be written.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,15 +24,23 @@ from typing import Any, Final
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.instructions import Run, Step
-from rhino.ir.step_json import amount_of, count_of, list_of, number_of, numbers_of, read_step, step_text, text_of
+from rhino.ir.plan_about import check_about
+from rhino.ir.step_json import list_of, number_of, numbers_of, read_step, step_text, text_of
 
 VERSIONS: Final = (1, 2)
 """Of the format, those that are read: 2 is written where a program is a whole step, and 1 knows no such."""
 
+STEP: Final = "step.json"
+"""The file of the step."""
+
 _FORMAT: Final = "rhino-plan"
 _MANIFEST: Final = "manifest.json"
-_STEP: Final = "step.json"
 _OWN_DIGEST: Final = "manifest_sha256"
+
+_MOST_BYTES: Final = 2**31
+"""Of all files together: XLA takes a program as a protobuf, which ends there, and a plan does not hold weights."""
+_MOST_JSON_BYTES: Final = 2**28
+"""Of the manifest and of the step: an instruction has some hundred bytes, and no schedule has a million of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +115,20 @@ def read_plan(folder: Path) -> WholePlan:
     """
     manifest = _manifest(folder)
     try:
-        texts = {name: _checked(folder, text_of(name), text_of(digest)) for name, digest in manifest["files"].items()}
-        step = read_step(json.loads(texts[_STEP]))
+        texts: dict[str, str] = {}
+        room_bytes = _MOST_BYTES
+        for name, digest in manifest["files"].items():
+            data = _checked(folder, name, text_of(digest), min(room_bytes, _MOST_JSON_BYTES) if name == STEP else room_bytes)
+            room_bytes -= len(data)
+            texts[name] = data.decode()
+        step, about = read_step(json.loads(texts[STEP])), manifest["about"]
+        check_about(about, step)
         plan = WholePlan(
             step=step,
-            modules={program.module: texts[_file_of(program.module)] for program in step.programs},
+            modules={program.module: texts[program_file(program.module)] for program in step.programs},
             arguments=tuple(map(_boundary, list_of(manifest["arguments"]))),
             results=tuple(map(_boundary, list_of(manifest["results"]))),
-            about=_about(manifest["about"], step),
+            about=about,
         )
         _check_aliases(plan)
         return plan
@@ -130,7 +147,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _files(plan: WholePlan) -> dict[str, str]:
-    files = {_STEP: step_text(plan.step), **{_file_of(name): text for name, text in sorted(plan.modules.items())}}
+    files = {STEP: step_text(plan.step), **{program_file(name): text for name, text in sorted(plan.modules.items())}}
     manifest = {
         "format": _FORMAT,
         "version": VERSIONS[plan.is_one_program],
@@ -148,36 +165,62 @@ def _own_digest(manifest: Mapping[str, Any]) -> str:
     return digest_of(json.dumps({key: value for key, value in manifest.items() if key != _OWN_DIGEST}).encode())
 
 
-def _file_of(module: str) -> str:
+def program_file(module: str) -> str:
+    """Returns the name, within the folder, of the file of a program's module."""
     return f"programs/{module}.mlir"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _no_plan(folder, f"its {_MANIFEST} cannot be read: {error.strerror}") from None
+        data = _read(folder, _MANIFEST, _MOST_JSON_BYTES)
+    except (OSError, ValueError) as error:
+        raise _no_plan(folder, f"its {_MANIFEST} cannot be read: {_reason(error)}") from None
+    try:
+        manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _no_plan(folder, f"its {_MANIFEST} is no JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise _no_plan(folder, f"its {_MANIFEST} is not of a plan")
     if manifest.get("version") not in VERSIONS:
         raise _no_plan(folder, f"it is of version {manifest.get('version')}, and versions {' and '.join(map(str, VERSIONS))} are read")
-    if not isinstance(manifest.get("files"), dict) or _STEP not in manifest["files"]:
+    if not isinstance(manifest.get("files"), dict) or STEP not in manifest["files"]:
         raise _no_plan(folder, f"its {_MANIFEST} names no files")
     if manifest.get(_OWN_DIGEST) != _own_digest(manifest):
         raise _altered(folder / _MANIFEST, "its hash is another")
     return manifest
 
 
-def _checked(folder: Path, name: str, digest: str) -> str:
+def _checked(folder: Path, name: str, digest: str, most_bytes: int) -> bytes:
     try:
-        data = (folder / name).read_bytes()
-    except OSError as error:
-        raise _altered(folder / name, f"it cannot be read: {error.strerror}") from None
+        data = _read(folder, name, most_bytes)
+    except (OSError, ValueError) as error:
+        raise _altered(folder / name, f"it cannot be read: {_reason(error)}") from None
     if digest_of(data) != digest:
         raise _altered(folder / name, f"its hash is {digest_of(data)[:12]}..., expected {digest[:12]}...")
-    return data.decode()
+    return data
+
+
+def _read(folder: Path, name: str, most_bytes: int) -> bytes:
+    """Returns what the regular file `name` within a folder holds. Raises ValueError where it is no such file, or has more bytes."""
+    file = folder / name
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+        raise ValueError(f"it is not within the plan's folder, {folder}")
+    with open(file, "rb", opener=_open_at_once) as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        if status.st_size > most_bytes:
+            raise ValueError(f"it has {status.st_size} bytes, and at most {most_bytes} are read")
+        return opened.read(status.st_size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file; to open a pipe would else wait for who writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 # The manifest
@@ -201,31 +244,6 @@ def _check_aliases(plan: WholePlan) -> None:
             result = plan.results[one.alias]
             if (result.shape, result.dtype) != (one.shape, one.dtype) or taken.count(one.alias) > 1:
                 raise ValueError(f"argument {one.name!r} becomes result {one.alias}")
-
-
-# What is known of it
-
-
-def _about(about: dict[str, Any], step: Step) -> dict[str, Any]:
-    """Returns what is known of a plan, once what every plan says is there, and of its kind."""
-    for name in ("schedule", "cluster", "mesh"):
-        text_of(about[name])
-    for name in ("stages", "micro_batches", "ranks"):
-        count_of(about[name])
-    for name in ("predicted_step_s", "link_latency_s", "link_bytes_per_s"):
-        amount_of(about[name])
-    for name, count in (
-        ("predicted_idle", step.num_ranks),
-        ("predicted_peak_bytes", step.num_ranks),
-        ("predicted_run_s", len(step.programs)),
-        ("predicted_temp_bytes", len(step.programs)),
-    ):
-        if len([amount_of(one) for one in list_of(about[name])]) != count:
-            raise ValueError(f"{name} are {len(about[name])}, expected {count}")
-    for name in ("source", "source_sha256"):
-        text_of(about.get(name, ""))
-    numbers_of(about.get("nonnegative_arguments", []))
-    return about
 
 
 # Errors

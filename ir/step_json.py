@@ -121,6 +121,13 @@ def list_of(value: Any) -> list[Any]:  # noqa: ANN401 - JSON
     return value
 
 
+def table_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns values by their names."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no table")
+    return value
+
+
 def text_of(value: Any) -> str:  # noqa: ANN401
     """Returns a name."""
     if not isinstance(value, str):

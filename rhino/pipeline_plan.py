@@ -17,7 +17,7 @@ from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Layout
 from rhino.ir.mlir import ir
-from rhino.ir.plan_folder import Boundary, WholePlan, read_plan, write_plan
+from rhino.ir.plan_folder import Boundary, WholePlan, write_plan
 from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
 from rhino.ir.staged_module import KEPT
 from rhino.keywords import path_of, text_of
@@ -26,6 +26,7 @@ from rhino.passes.whole_why import notable_whole, why_not_whole_text, why_whole_
 from rhino.runtime.distributed import Team
 from rhino.runtime.executor import devices_of_ranks
 from rhino.runtime.jax_job import deal_devices, team_of
+from rhino.runtime.proven_plan import read_proven_plan
 from rhino.runtime.rank_program import RankDevices
 from rhino.runtime.signature import array_dtype
 from rhino.source import asked_in_python, program_of, program_text
@@ -76,8 +77,8 @@ class PipelinePlan:
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> PipelinePlan:
-        """Returns the plan in a folder. Raises RHI-PLAN-001, and RHI-PLAN-002 where a file of it is missing or altered."""
-        return cls(read_plan(Path(path_of("folder", folder))))
+        """Returns the plan in a folder. Raises RHI-PLAN-001, RHI-PLAN-002 where a file is missing or altered, and where it cannot run."""
+        return cls(read_proven_plan(Path(path_of("folder", folder))))
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes the plan as a folder, whole or not at all. Raises RHI-PLAN-003."""

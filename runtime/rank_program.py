@@ -19,6 +19,7 @@ from rhino.ir.instructions import Layout, Program
 from rhino.ir.manual import copy_module
 from rhino.ir.mesh import Mesh
 from rhino.ir.mlir import ir, make_context
+from rhino.ir.program_signature import check_signature, disagreement
 from rhino.ir.reader import entry_function, read_module
 from rhino.runtime.compile_cache import CompileCache, Request
 from rhino.runtime.executable import Executable, Handler, array_handler, same_placement
@@ -43,15 +44,16 @@ class RankDevices:
         if len(devices) != mesh.num_devices:
             raise RhinoError("RHI-RUN-004", f"rank {rank} has {len(devices)} devices, and a rank's mesh is {mesh}")
         self.rank = rank
+        self.mesh = mesh
         self.devices = tuple(devices)
-        self._mesh = jax.sharding.Mesh(np.array(self.devices).reshape(mesh.shape), mesh.names)
+        self._jax_mesh = jax.sharding.Mesh(np.array(self.devices).reshape(mesh.shape), mesh.names)
         self._shardings: dict[tuple[tuple[str, ...], ...], jax.sharding.NamedSharding] = {}
 
     def sharding(self, layout: Layout) -> jax.sharding.NamedSharding:
         """Returns how an array of `layout` lies on the rank's devices."""
         if layout.dims not in self._shardings:
             spec = jax.sharding.PartitionSpec(*(axes or None for axes in layout.dims))
-            self._shardings[layout.dims] = jax.sharding.NamedSharding(self._mesh, spec)
+            self._shardings[layout.dims] = jax.sharding.NamedSharding(self._jax_mesh, spec)
         return self._shardings[layout.dims]
 
     def handler(self, layout: Layout) -> Handler:
@@ -71,17 +73,22 @@ def compile_programs(
     programs: Sequence[tuple[Program, RankDevices]], modules: Mapping[str, ir.Module | str], cache: CompileCache
 ) -> list[RankProgram]:
     """Returns each program compiled for the rank beside it; a program that stands with several ranks is compiled once."""
-    parsed = {program.name: _with_donations(program, _module(program, modules)) for program, _ in programs}
+    parsed: dict[str, ir.Module] = {}
+    for program, rank in programs:
+        if program.name not in parsed:
+            parsed[program.name] = _with_donations(program, _module(program, modules, rank.mesh))
     executables = cache.compile([Request(parsed[program.name], rank.devices) for program, rank in programs])
     return [_checked(program, rank, one) for (program, rank), one in zip(programs, executables, strict=True)]
 
 
-def _module(program: Program, modules: Mapping[str, ir.Module | str]) -> ir.Module:
+def _module(program: Program, modules: Mapping[str, ir.Module | str], mesh: Mesh) -> ir.Module:
     if program.module not in modules:
         raise RhinoError("RHI-RUN-006", f"program {program.name} is of module {program.module}, which is not there")
     given = modules[program.module]
     # Each in a context of its own: they are compiled at the same time.
-    return read_module(given.encode(), program.module, make_context()) if isinstance(given, str) else copy_module(given)
+    module = read_module(given.encode(), program.module, make_context()) if isinstance(given, str) else copy_module(given)
+    check_signature(program, module, mesh, program.module)
+    return module
 
 
 def _with_donations(program: Program, module: ir.Module) -> ir.Module:
@@ -93,8 +100,7 @@ def _with_donations(program: Program, module: ir.Module) -> ir.Module:
             given.pop(ALIAS, None)
             given.pop(_DONOR, None)
         for source, target in program.donated:
-            if source < len(attributes):
-                attributes[source][ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), target)
+            attributes[source][ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), target)
         set_boundary_attributes(entry, "arg", attributes)
     return module
 
@@ -106,18 +112,8 @@ def _checked(program: Program, rank: RankDevices, executable: Executable) -> Ran
         ("result", signature.results, executable.out_shardings, program.outputs),
     )
     for side, values, shardings, layouts in sides:
-        if len(values) != len(layouts):
-            raise _disagree(program, f"the module has {len(values)} {side}s, the program {len(layouts)}")
         for value, sharding, layout in zip(values, shardings, layouts, strict=True):
-            if (value.stored, value.dtype) != (layout.shape, dtype_of(layout)):
-                wanted = f"{dtype_of(layout)}{list(layout.shape)}"
-                raise _disagree(
-                    program, f"{side} {value.label} is {value.dtype}{list(value.stored)} in the module, {wanted} in the program"
-                )
             if not same_placement(rank.sharding(layout), sharding, len(layout.shape)):
-                raise _disagree(program, f"{side} {value.label} is compiled for {sharding}, the program has {rank.sharding(layout)}")
+                what = f"{side} {value.label} is compiled for {sharding}, the program has {rank.sharding(layout)}"
+                raise disagreement(program, what, program.module)
     return RankProgram(executable, tuple(rank.handler(layout) for layout in program.outputs))
-
-
-def _disagree(program: Program, what: str) -> RhinoError:
-    return RhinoError("RHI-RUN-006", f"program {program.name} and its module {program.module} disagree: {what}")

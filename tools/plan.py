@@ -11,10 +11,11 @@ from typing import BinaryIO, Final, TextIO
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.mlir import ir, make_context
-from rhino.ir.plan_folder import WholePlan, read_plan
+from rhino.ir.plan_folder import WholePlan
 from rhino.ir.plan_text import explain_text
 from rhino.ir.reader import read_module
 from rhino.ir.spmd_plan import SpmdPlan, load_plan
+from rhino.runtime.proven_plan import read_proven_plan
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, read_input, shown, write_output
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def _load(path: str) -> SpmdPlan | WholePlan:
-    return read_plan(Path(path)) if Path(path).is_dir() else load_plan(Path(path))
+    return read_proven_plan(Path(path)) if Path(path).is_dir() else load_plan(Path(path))
 
 
 def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> str:

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.plan_folder import Boundary, WholePlan, read_plan
+from rhino.ir.plan_folder import Boundary, WholePlan
 from rhino.ir.timeline import Timeline, render
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.runtime.compare import check, differences
@@ -32,11 +32,11 @@ from rhino.runtime.distributed import join, launch, share_ranks
 from rhino.runtime.executable import Executable, Host
 from rhino.runtime.executor import Argument, Executor, devices_of_ranks
 from rhino.runtime.inputs import InputRule, draw_inputs, fresh_inputs, read_inputs
+from rhino.runtime.proven_plan import read_proven_plan
 from rhino.runtime.signature import Signature, Value, array_dtype
 from rhino.runtime.steps import run_steps, typical_time_s
 from rhino.runtime.trace import Event, Recorder, chrome_trace
 from rhino.runtime.transport import SocketTransport
-from rhino.runtime.verify import verify_plan
 from rhino.runtime.watchdog import Watchdog
 from rhino.tools.files import check_writable
 from rhino.tools.run_report import difference_text, step_line
@@ -55,11 +55,10 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
     """Runs the plan in `options.file`; `original` compiles what to compare with for one device, if anything is asked for.
 
     Raises:
-        RhinoError: RHI-PLAN-001 and -002 for the folder, RHI-STEP-001 to RHI-STEP-007 where it cannot run, RHI-RUN-004 where devices are
-            too few, RHI-RUN-003 where results differ, and what the executor raises.
+        RhinoError: those of `read_proven_plan`, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results differ, and what the
+            executor raises.
     """
-    plan = read_plan(Path(options.file))
-    verify_plan(plan)
+    plan = read_proven_plan(Path(options.file))
     if options.part:
         _run_part(plan, options)
         return

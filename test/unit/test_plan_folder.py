@@ -1,7 +1,9 @@
 """A whole plan on disk: what is written is read again, whole, unchanged, and nothing else is taken for a plan."""
 
 import json
+import os
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,15 +13,32 @@ from pathlib import Path
 
 import pytest
 
+from rhino.ir import plan_folder
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
 from rhino.ir.mesh import Mesh
 from rhino.ir.plan_folder import Boundary, WholePlan, digest_of, read_plan, write_plan
+from rhino.passes.spmd_search import cluster_lines
 from rhino.passes.whole_plan import costs_of
-from rhino.runtime.verify import verify_plan
+from rhino.passes.whole_text import diff_whole, explain_whole
+from rhino.runtime.proven_plan import read_proven_plan
+from rhino.tools.page_whole import whole_page
 from rhino.tools.run_plan import signature_of
 
+PROGRAM = """\
+module {
+  sdy.mesh @mesh = <["x"=2]>
+  func.func public @main(%a: tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %i: tensor<i32>) -> tensor<4x2xf32> {
+    return %a : tensor<4x2xf32>
+  }
+}
+"""
 ROWS = Layout((4, 2), "f32", (("x",), ()))
+SHAPE = {"stages": 1, "mesh": [2], "micro_batches": 1, "keep": 1.0, "why": "slower"}
+SEARCH = {
+    **{"bound_s": 0.05, "budget_bytes": 1e9, "found_by": "rhino", "num_planned": {"rhino": 3}},
+    **{"alternatives": [{**SHAPE, "schedule": "", "predicted_step_s": 0.2}], "cut_off": [SHAPE], "refused": [SHAPE]},
+}
 PLAN = WholePlan(
     step=Step(
         mesh=Mesh((("x", 2),)),
@@ -35,14 +54,15 @@ PLAN = WholePlan(
         ),
         constants=((1, 7),),
     ),
-    modules={"f": "module {}\n"},
+    modules={"f": PROGRAM},
     arguments=(Boundary("x", (4, 2), "f32", 0),),
     results=(Boundary("y", (4, 2), "f32"),),
     about={
         **{"source": "f.mlir", "source_sha256": "0", "nonnegative_arguments": [0], "schedule": "1f1b", "cluster": "cpu8", "mesh": "x=2"},
         **{"stages": 2, "micro_batches": 1, "ranks": 2, "predicted_step_s": 0.1, "predicted_idle": [0.5, 0.5]},
         **{"predicted_peak_bytes": [96, 32], "predicted_run_s": [0.1], "predicted_temp_bytes": [0]},
-        **{"link_latency_s": 1e-6, "link_bytes_per_s": 1e9},
+        **{"link_latency_s": 1e-6, "link_bytes_per_s": 1e9, "whole": [[[0, 1]], []], "asked": {"budget": "1G"}},
+        **{"cluster_file": list(cluster_lines("cpu8")), "pipeline": {"stages": "2"}, "search": SEARCH},
     },
 )
 
@@ -188,14 +208,128 @@ def test_forged_plans_are_run_or_refused_with_a_reason(folder: Path):
             forged = mutated(whole, at, new)
             try:
                 forge(folder, json.dumps(forged).encode()) if number else forge(folder, **{key: forged.get(key) for key in parts})
-                plan = read_plan(folder)
-                verify_plan(plan)
+                plan = read_proven_plan(folder)
                 signature_of(plan)
                 costs_of(plan)
+                explain_whole(plan, 5)
+                diff_whole(PLAN, plan)
+                whole_page(plan)
             except RhinoError as error:
                 refused.append(error.id)
     assert len(refused) > 200
     assert all(id.startswith(("RHI-PLAN-00", "RHI-STEP-00", "RHI-RUN-002")) for id in refused)
+
+
+def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
+    """Alters a new copy of the plan in one way after another, with hashes that fit; yields each in words."""
+
+    def start() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        write_plan(PLAN, folder)
+
+    program, step = folder / "programs" / "f.mlir", folder / "step.json"
+    for name in (
+        "../secret",
+        "programs/../../secret",
+        str(folder.parent / "secret"),
+        "/dev/zero",
+        "/dev/stdin",
+        "/etc/passwd",
+        "programs",
+        ".",
+    ):
+        start()
+        forge(folder, files={**hashes(folder), name: digest_of(b"secret")})
+        yield f"the manifest names {name}"
+    for name in ("\0", "f" * 300, "f/" * 3000, "\ud800", "", "step.json/"):
+        start()
+        forge(folder, files={**hashes(folder), name: digest_of(b"")})
+        yield f"the manifest names {name!r}"
+    for file, target in product(
+        (program, step, folder / "manifest.json"), ("../secret", "/dev/zero", "/etc/passwd", "loop", "pipe", "hole")
+    ):
+        start()
+        data = file.read_bytes()
+        (folder.parent / "secret").write_bytes(data)  # what it points to has the right bytes
+        file.unlink()
+        match target:
+            case "loop":
+                file.symlink_to(file.name)
+            case "pipe":
+                os.mkfifo(file)
+            case "hole":
+                file.touch()
+                os.truncate(file, 2**40)
+            case _:
+                file.symlink_to(folder.parent / "secret" if target == "../secret" else target)
+        yield f"{file.name} is {target}"
+    start()
+    shutil.move(folder / "programs", folder.parent / "programs")
+    (folder / "programs").symlink_to(folder.parent / "programs", target_is_directory=True)
+    yield "the folder of programs is elsewhere"
+    shutil.rmtree(folder.parent / "programs")
+    texts = {
+        "empty": "",
+        "blank": "  \n",
+        "no function": "module {}\n",
+        "no body": "module { func.func private @main(tensor<4x2xf32>) }",
+        "another's": PROGRAM.replace("4x2xf32", "2x4xf32"),
+        "another type": PROGRAM.replace("4x2xf32", "4x2xbf16"),
+        "an argument less": PROGRAM.replace(", %i: tensor<i32>", ""),
+        "a result less": PROGRAM.replace("-> tensor<4x2xf32>", "").replace("return %a : tensor<4x2xf32>", "return"),
+        "another mesh": PROGRAM.replace('"x"=2', '"x"=4'),
+        "a token": PROGRAM.replace("%i: tensor<i32>", "%i: !stablehlo.token"),
+        "waits": PROGRAM.replace(
+            "return %a",
+            '%t = "stablehlo.create_token"() : () -> !stablehlo.token\n%b:2 = "stablehlo.recv"(%t) '
+            "{channel_handle = #stablehlo.channel_handle<handle = 0, type = 3>} "
+            ": (!stablehlo.token) -> (tensor<4x2xf32>, !stablehlo.token)\nreturn %b#0",
+        ),
+        **{f"its first {size} characters": PROGRAM[:size] for size in drawn.sample(range(1, len(PROGRAM) - 4), 20)},
+    }
+    for words, text in texts.items():
+        start()
+        program.write_text(text)
+        forge(folder, files=hashes(folder))
+        yield f"the program is {words}"
+    for file in (program, step, folder / "manifest.json"):
+        for at in drawn.sample(range(file.stat().st_size), 20):
+            start()
+            data = bytearray(file.read_bytes())
+            data[at] ^= 1 << drawn.randrange(1, 7)
+            file.write_bytes(data)
+            yield f"a bit of {file.name} at {at} is another"
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """What the manifest should say of the files."""
+    return {name: digest_of((folder / name).read_bytes()) for name in ("step.json", "programs/f.mlir")}
+
+
+def outcome(folder: Path) -> str:
+    """Why a folder is refused, nothing where it is read as the plan that was written."""
+    try:
+        plan = read_proven_plan(folder)
+    except RhinoError as error:
+        return error.render()
+    return "" if plan == PLAN else "it is another plan"
+
+
+def test_each_altered_folder_is_refused_and_named(folder: Path):
+    found = {what: outcome(folder) for what in altered(folder, random.Random(0))}
+    assert len(found) > 100
+    for what, message in found.items():
+        if not (message == "" and "manifest.json at" in what):  # white space, say
+            assert re.search(r"^\S+: error: \[RHI-(PLAN-00[12]|READ-00[1-5]|RUN-00[16])\] ", message), (what, message)
+            assert str(folder) in message, (what, message)
+
+
+def test_no_more_bytes_are_read_than_a_plan_has(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = [(folder / name).stat().st_size for name in hashes(folder)]
+    monkeypatch.setattr(plan_folder, "_MOST_BYTES", sum(sizes))
+    assert read_plan(folder) == PLAN
+    monkeypatch.setattr(plan_folder, "_MOST_BYTES", sum(sizes) - 1)
+    assert f"it has {sizes[1]} bytes, and at most {sizes[1] - 1} are read" in refused(folder).what
 
 
 def test_no_other_folder_is_written_over(tmp_path: Path):
