@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_cluster(name_or_path: str) -> Cluster:
     if name_or_path in PRESETS:
         return parse_cluster(PRESETS[name_or_path], f"<preset {name_or_path}>")
     path = Path(name_or_path)
-    if path.suffix != ".toml" and not path.is_file():
+    if path.suffix != ".toml" and not os.path.isfile(path):
         raise _unknown_preset(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -90,10 +90,10 @@ def write_plan(plan: WholePlan, folder: Path) -> None:
     Raises:
         RhinoError: RHI-PLAN-003 where the folder cannot be written, or holds something else than a plan.
     """
-    if folder.exists() and not (folder.is_dir() and ((folder / _MANIFEST).is_file() or not any(folder.iterdir()))):
-        raise _unwritable(folder, "it is there, and is no plan", "give another name, or remove it")
     files = _files(plan)
     try:
+        if folder.exists() and not (folder.is_dir() and ((folder / _MANIFEST).is_file() or not any(folder.iterdir()))):
+            raise _unwritable(folder, "it is there, and is no plan", "give another name, or remove it")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
             new = Path(beside) / "new"

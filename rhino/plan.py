@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -44,7 +45,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan | PipelinePlan:
         """Returns the plan in a file, or in the folder of one in stages. Raises RHI-PLAN-001, RHI-PLAN-002."""
-        return PipelinePlan.load(path) if Path(path_of("path", path)).is_dir() else cls(load_plan(Path(path)))
+        return PipelinePlan.load(path) if os.path.isdir(path_of("path", path)) else cls(load_plan(Path(path)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""

@@ -54,8 +54,12 @@ def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], st
     `reproducer` gives a command line that does the same again: it goes into the report of a fault of ours.
     """
     try:
-        return work()
+        code = work()
+        stdout.flush()
+        return code
     except RhinoError as error:
+        with suppress(OSError, RhinoError):
+            stdout.flush()  # what was said before stands before the error
         print(error.render(), file=stderr)
         return int(error.exit_code)
     except BrokenPipeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -32,6 +33,11 @@ def check_writable(path: str) -> None:
     if path == "-":
         return
     target = Path(os.path.realpath(path))
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            target.lstat()
+    except OSError as error:  # the name is too long, say
+        raise _refused(path, error.strerror or str(error)) from None
     if target.is_dir():
         raise _refused(path, "it is a folder")
     if not target.parent.is_dir():
@@ -64,7 +70,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".rhino-{os.getpid()}.part")  # not of the file's own name, which may be as long as names can be
     try:
         with part.open("xb") as file:
             if target.exists():

@@ -32,6 +32,7 @@ from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expec
 from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.opt_options import given_options, help_text, list_text, parse_command_line, steps
 from rhino.tools.opt_report import collectives_text, statistics_text
+from rhino.tools.streams import binary_output, standard_streams
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 _SEPARATOR: Final = "// -----"
@@ -50,13 +51,14 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: BinaryIO, stderr: TextIO) 
 def main() -> None:
     """Runs the process's command line."""
     gc.disable()  # the search makes many small tables and no cycles: collecting costs a fifth of its time
-    leave(run(sys.argv[1:], sys.stdin.buffer, _own_stdout(), sys.stderr))
+    stdin, stdout, stderr = standard_streams()
+    leave(run(sys.argv[1:], stdin, _own_stdout(stdout, stderr), stderr))
 
 
-def _own_stdout() -> BinaryIO:
+def _own_stdout(stdout: TextIO, stderr: TextIO) -> BinaryIO:
     """Returns standard output for the IR alone: what libraries print there (HiGHS does, now and then) goes to standard error."""
-    own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    own = binary_output(os.dup(stdout.fileno()))
+    os.dup2(stderr.fileno(), stdout.fileno())
     return own
 
 
@@ -133,7 +135,7 @@ class _Command:
     def reproducer(self) -> str:
         """Returns a command line that does the same again; what came from stdin is kept in a file for it."""
         words = list(self.argv)
-        if self.data is not None and not any(Path(word).is_file() for word in words):
+        if self.data is not None and not any(os.path.isfile(word) for word in words):
             with tempfile.NamedTemporaryFile(prefix="rhino-opt-", suffix=".mlir", delete=False) as file:
                 file.write(self.data)
             words = [word for word in words if word != "-"] + [file.name]

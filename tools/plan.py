@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from rhino.runtime.proven_plan import read_proven_plan
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, read_input, shown, write_output
+from rhino.tools.streams import standard_streams
 
 _EPILOG: Final = """\
 PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan in stages the folder of rhino-opt --auto-parallel --plan.
@@ -54,11 +56,11 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
 
 def main() -> None:
     """Runs the process's command line."""
-    leave(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
+    leave(run(sys.argv[1:], *standard_streams()))
 
 
 def _load(path: str) -> SpmdPlan | WholePlan:
-    return read_proven_plan(Path(path)) if Path(path).is_dir() else load_plan(Path(path))
+    return read_proven_plan(Path(path)) if os.path.isdir(path) else load_plan(Path(path))
 
 
 def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> str:

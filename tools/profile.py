@@ -25,6 +25,7 @@ from rhino.runtime.profile_programs import DTYPES
 from rhino.tools.command_line import Parser
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, write_output
+from rhino.tools.streams import standard_streams
 
 _DESCRIPTION = """\
 Measures matrix products, memory, fixed times, collectives and transfers on all devices at once, and writes a cluster file, which
@@ -56,7 +57,8 @@ def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
 
 def main() -> None:
     """Runs the process's command line."""
-    leave(run(sys.argv[1:], sys.stdout.buffer, sys.stderr))
+    _, stdout, stderr = standard_streams()
+    leave(run(sys.argv[1:], stdout.buffer, stderr))
 
 
 def _check(options: Namespace) -> None:

@@ -31,7 +31,9 @@ from rhino.runtime.signature import Signature
 from rhino.runtime.steps import Fresh, run_steps, typical_time_s
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of, leave
+from rhino.tools.files import read_input, shown
 from rhino.tools.run_report import difference_text, step_line
+from rhino.tools.streams import standard_streams
 
 FORMS: Final = ("auto", "annotated", "localized")
 
@@ -74,7 +76,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
         options = _parser().parse_args(argv)
         if options.help:
             _parser().print_help(stdout)
-        elif Path(options.file).is_dir():
+        elif os.path.isdir(options.file):
             _refuse({"--form": options.form != "auto", "--verify": options.verify}, "is for modules, and this is a whole plan")
             _run_plan(options, stdin, stdout, argv)
         else:
@@ -95,7 +97,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
 
 def main() -> None:
     """Runs the process's command line."""
-    leave(run(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr))
+    leave(run(sys.argv[1:], *standard_streams()))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,13 +173,8 @@ def _run(options: argparse.Namespace, stdin: BinaryIO, stdout: TextIO) -> None:
 
 
 def _read(name: str, stdin: BinaryIO, context: ir.Context) -> ir.Module:
-    try:
-        data = stdin.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise RhinoError("RHI-CLI-002", f"cannot read the module: {error.strerror}", Place(name)) from None
-    file = "<stdin>" if name == "-" else name
-    module = read_module(data, file, context)
-    refuse_unrunnable(module, file)
+    module = read_module(read_input(name, stdin, sys.stderr), shown(name), context)
+    refuse_unrunnable(module, shown(name))
     return module
 
 
