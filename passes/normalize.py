@@ -4,7 +4,7 @@ Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's
 Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that
           start from their identity, branches as selections and loops, common subexpressions merged, dead code gone, loops with
           values of their own (passes/loop_values.py) and no stacks that follow from others (passes/loop_stashes.py), parts by hand over
-          all axes (passes/manual_regions.py).
+          all axes (passes/manual_regions.py). Debug notes of Shardy's propagation are gone.
           Locations stay; an inlined op's says where it was called.
 Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008 a callee without a
           body, RHI-SHARD-001 a part by hand in another that cannot be honoured.
@@ -46,7 +46,7 @@ class Normalize(Pass):
         entry = entry_function(module, remarks.file)
         if self.boundaries:
             keep_marks(module)
-        _nested(module, f"func.func({_LEGALIZE})")
+        _nested(module, f"{_FORGET},func.func({_LEGALIZE})")
         ops = walk(entry.operation)
         if not _is_plain(module, ops):
             inline_calls(module, entry, remarks.file)
@@ -65,6 +65,8 @@ class Normalize(Pass):
             own_values(entry)
 
 
+_FORGET: Final = "sdy-remove-propagation-debug-info"
+"""Drops Shardy's notes of how it came to its shardings: XLA refuses `sdy.propagation_edges` of an op without a sharding."""
 _LEGALIZE = (
     "stablehlo-legalize-deprecated-ops{fail-on-unused=false},chlo-legalize-to-stablehlo,stablehlo-canonicalize-dynamism,"
     "stablehlo-legalize-composite-to-call"
