@@ -91,6 +91,12 @@ def test_a_collective_that_moves_nothing_is_left_out(op: str):
     assert tally_module(parse(entry(op))) == Tally()
 
 
+def test_a_permutation_with_a_device_that_keeps_what_it_has_counts():
+    pairs = "source_target_pairs = dense<[[0, 0], [1, 2], [2, 1]]> : tensor<3x2xi64>"
+    op = f'%0 = "stablehlo.collective_permute"(%a) <{{{pairs}}}> : (tensor<16xf32>) -> tensor<16xf32>\n'
+    assert tally_module(parse(entry(op))) == Tally({"collective_permute": Count(1, 64)})
+
+
 @pytest.mark.parametrize(
     ("form", "trips"),
     [
@@ -124,12 +130,14 @@ def test_calls_are_followed_each_time():
     assert tally_module(parse(callee + entry(body))) == Tally({"all_reduce": Count(10, 640)})
 
 
-def test_of_branches_the_largest_counts():
-    body = f"""%0 = "stablehlo.case"(%n) ({{
+@pytest.mark.parametrize(("op", "kind"), [("case", "i32"), ("if", "i1")])
+def test_of_branches_the_largest_counts(op: str, kind: str):
+    body = f"""%d = stablehlo.constant dense<1> : tensor<{kind}>
+%0 = "stablehlo.{op}"(%d) ({{
   {all_reduce("%r", "%a")} stablehlo.return %r : tensor<16xf32>
 }}, {{
   {all_reduce("%r", "%a")} {all_reduce("%s", "%r")} stablehlo.return %s : tensor<16xf32>
-}}) : (tensor<i32>) -> tensor<16xf32>
+}}) : (tensor<{kind}>) -> tensor<16xf32>
 """
     assert tally_module(parse(entry(body))) == Tally({"all_reduce": Count(2, 128)}, exact=False)
 

@@ -138,6 +138,31 @@ def test_an_op_takes_the_longer_of_its_work_and_its_bytes(cls, num_bytes, divide
     assert model(4).compute_s(cls, num_bytes, divided_by) == pytest.approx(seconds, rel=1e-12)
 
 
+# Several axes: two nodes, 10 us and 0.1 GB/s apart, of four devices each, 1 us and 1 GB/s apart
+
+TWO = CostModel(DEVICE, (MeshAxis("x", 2, 1e-5, 1e8, 1e8, "ring", ("net",)), MeshAxis("y", 4, 1e-6, 1e9, 1e9, "ring", ("link",))))
+
+
+def test_a_sum_over_several_axes_is_taken_within_nodes_first():
+    """Twice 3 steps of 1 us and 3/4 of 800 bytes within; between nodes twice 10 us and half of the 200 bytes that each has left."""
+    within, between = 2 * (3e-6 + 600e-9), 2 * (1e-5 + 100e-8)
+    assert TWO.move_s(Move("all_reduce", (0, 1), 800)) == pytest.approx(within + between, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("axes", "lines", "seconds"),
+    [
+        ((1,), ((), ()), 1e-6 + 300e-9),
+        ((0, 1), ((), ()), 1e-5 + 300e-8),  # at the pace of what lies between nodes
+        ((0, 1), ((), (("collective_permute", Line(5e-5, 2e9)),)), 5e-5 + 300e-8),  # what starts last, and what carries least
+        ((0, 1), ((), (("collective_permute", Line(1e-6, 1e7)),)), 1e-5 + 300e-7),
+    ],
+)
+def test_a_permutation_over_several_axes_goes_at_the_pace_of_the_slowest(axes, lines, seconds):
+    model = CostModel(DEVICE, tuple(replace(axis, measured=line) for axis, line in zip(TWO.axes, lines, strict=True)))
+    assert model.move_s(Move("collective_permute", axes, 300)) == pytest.approx(seconds, rel=1e-12)
+
+
 # What is measured
 
 

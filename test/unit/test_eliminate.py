@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from problems import random_problem
 
+from rhino.strategies import eliminate
 from rhino.strategies.brute import brute_force
 from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
 from rhino.strategies.problem import Problem
@@ -261,12 +262,24 @@ def test_arithmetic_of_tables():
     assert store.take(a, ((0, 1), (0, 1))) == a
 
 
-def test_the_least_of_a_sum_is_over_the_first_position():
+@pytest.mark.parametrize("at_once", [1 << 18, 1], ids=["at once", "state by state"])
+def test_the_least_of_a_sum_is_over_the_first_position(at_once, monkeypatch):
+    """Also where the sum is too large to be held for all states at once."""
+    monkeypatch.setattr(eliminate, "_ENTRIES_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
-    unary, near, wide = rng.random(2), rng.random((2, 3)), rng.random((4, 2, 3))
+    unary, near, wide, far = rng.random(2), rng.random((2, 3)), rng.random((4, 2, 3)), rng.random((3, 4))
     store = TableStore()
-    parts = ((store.intern(unary), (0,)), (store.intern(near), (0, 1)), (store.intern(wide), (2, 0, 1)))
+    parts = ((store.intern(unary), (0,)), (store.intern(near), (0, 1)), (store.intern(wide), (2, 0, 1)), (store.intern(far), (1, 2)))
     found = store.tables[store.least(parts)]
     assert found.shape == (3, 4)
     for j, k in itertools.product(range(3), range(4)):
-        assert found[j, k] == pytest.approx(min(unary[i] + near[i, j] + wide[k, i, j] for i in range(2)))
+        assert found[j, k] == pytest.approx(far[j, k] + min(unary[i] + near[i, j] + wide[k, i, j] for i in range(2)))
+
+
+def test_dominated_states_are_found_in_blocks_as_at_once(monkeypatch):
+    monkeypatch.setattr(eliminate, "_ENTRIES_AT_ONCE", 1)
+    for seed in BATCHES[0]:
+        elimination = Elimination(random_problem(seed), TableStore())
+        elimination.drop_dominated()
+        elimination.run(NO_LIMIT)
+        check(random_problem(seed), elimination, truth(seed))

@@ -124,16 +124,19 @@ def test_alike_layers_taken_as_one_are_worth_what_they_are_worth_node_by_node():
     assert len(done) > 11
 
 
-def test_layers_that_differ_part_the_others():
-    """One layer in the midst has other costs: those before and behind it are taken as one by themselves."""
+@pytest.mark.parametrize("differs", ["node", "edge"])
+def test_layers_that_differ_part_the_others(differs):
+    """One layer in the midst has other costs, of a node or of an edge alone: those before and behind it are taken as one by themselves."""
     for seed in (1, 4, 5):
         problem = stacked(seed, 5 * LEAST_LAYERS)
         stretch = find_stretch(problem, LEAST_LAYERS)
-        other = stretch.nodes[0, stretch.nodes.shape[1] // 2]
-        table = problem.tables[problem.node_table[other]][::-1] + 1.0
-        node_table = problem.node_table.copy()
-        node_table[other] = len(problem.tables)
-        problem = replace(problem, tables=(*problem.tables, table), node_table=node_table)
+        places, field = (stretch.nodes, "node_table") if differs == "node" else (stretch.edges, "edge_table")
+        other, numbers = places[0, places.shape[1] // 2], getattr(problem, field).copy()
+        table = problem.tables[numbers[other]]
+        drawn = np.random.default_rng(seed).uniform(0, 5, table.shape)
+        table = table[::-1] + 1.0 if differs == "node" else np.where(np.isinf(table), table, drawn)
+        numbers[other] = len(problem.tables)
+        problem = replace(problem, tables=(*problem.tables, table), **{field: numbers})
         elimination = taken_as_one(problem, TableStore(), stretch=stretch)
         assert len(elimination._layers) == 2
         elimination.run(NO_LIMIT)

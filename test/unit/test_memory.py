@@ -120,6 +120,67 @@ def test_a_result_in_a_donated_buffer_takes_no_memory_of_its_own():
     assert other.problem.memory(pick(other)).tolist() == [192 + 2 * TILE] * 4
 
 
+T = tensor((4, 4))
+
+
+def memory_of(body, arguments, results, wanted=None, donated=False):
+    """The bytes at each time; the first argument may be donated to the first result."""
+    text = function(body, arguments, dict.fromkeys(results, T))
+    if donated:
+        text = text.replace(f": {T}", f": {T} {{tf.aliasing_output = 0 : i32}}", 1)
+    choice = choice_of(text)
+    return choice.problem.memory(pick(choice, wanted)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("returned", "copies"),
+    [(["y"], 0), (["y", "y"], 1), (["y", "a"], 1), (["y", "c"], 1), (["y", "a", "c", "y", "a"], 4)],
+)
+def test_a_result_that_no_op_writes_is_a_copy(returned, copies):
+    """An argument, a constant, or a value that is a result already: its buffer is there throughout, as that of any result."""
+    body = f"""%y = {product("%a", "%a")}
+      %c = stablehlo.constant dense<2.0> : {T}
+      return {", ".join(f"%{name}" for name in returned)} : {", ".join([T] * len(returned))}"""
+    choice = choice_of(f"func.func @main(%a: {T}) -> ({', '.join([T] * len(returned))}) {{\n{body}\n}}")
+    assert choice.problem.memory(pick(choice)).tolist() == [64 + (1 + copies) * TILE] * 4
+
+
+def test_a_result_that_cannot_be_written_over_its_argument_is_beside_it_while_that_is_read():
+    """A product reads its operands to its end; a sum writes element by element."""
+    weight = {"w": T}
+    assert memory_of(f"%n = {product('%w', '%w')}", weight, ["n"], donated=True) == [64, 64 + TILE, 64, 64]
+    assert memory_of(f"%n = stablehlo.add %w, %w : {T}", weight, ["n"], donated=True) == [64] * 4
+
+
+def test_a_copied_argument_is_there_until_its_last_reader_has_computed():
+    """The new weight comes first, from 0 to 2; the product that reads the old one from 3 to 5, and its result is there throughout."""
+    body = f"""%y = {product("%x", "%w")}
+      %n = stablehlo.subtract %w, %x : {T}"""
+    memory = memory_of(body, {"w": T, "x": T}, ["n", "y"], donated=True)
+    assert memory == [2 * 64 + tiles * TILE for tiles in (2, 2, 2, 2, 2, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("barrier", "first", "second", "tiles"),
+    [
+        (f"%b:2 = stablehlo.optimization_barrier %y, %x : {T}, {T}", "%b#0", "%b#1", 4),
+        (f"%b = stablehlo.optimization_barrier %y : {T}", "%b", "%x", 2),  # orders nothing
+    ],
+)
+def test_a_barrier_of_several_values_copies_them_where_they_are_first_read(barrier, first, second, tiles):
+    """The product is there from 1 to 3, the sum, a result, throughout; it is written over the product at 4."""
+    body = f"""%y = {product("%x", "%x")}
+      {barrier}
+      %n = stablehlo.subtract {first}, {second} : {T}"""
+    assert memory_of(body, {"x": T}, ["n"]) == [64 + count * TILE for count in (1, 2, 2, tiles, 1, 1, 1)]
+
+
+def test_what_a_result_needs_in_another_way_is_brought_at_the_end():
+    """The argument, whole, is returned in halves: cut out at the last time, beside the buffers of both results."""
+    memory = memory_of(f"%y = {product('%a', '%a')}", {"a": T}, ["y", "a"], {("return", 1): S0})
+    assert memory == [64 + tiles * TILE for tiles in (2, 2, 2, 3)]
+
+
 def test_what_is_fused_reads_when_its_reader_runs():
     """The exponential is computed inside the sum: it takes no memory, and the product that it reads is there until then."""
     body = f"""%y = {product("%a", "%a")}
