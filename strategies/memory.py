@@ -243,7 +243,7 @@ class Memory:
             return plan.first[value], plan.end[value]
         if reader == self.graph.num_ops:
             return self.num_times - 1, self.num_times - 1
-        if self.classes[reader].is_view or self.classes[reader].name == WHILE:
+        if self.classes[reader].name in (WHILE, BARRIER):  # each of their results is read for itself
             seen = target.number if target.kind == "value" else self.first_result[reader]
             return plan.first[seen], plan.end[seen]
         return plan.start[reader], plan.stop[reader]

@@ -213,7 +213,8 @@ class _Scheduler:
                 start[op] = min((first[value] for value in self.results[op]), default=0)
                 stop[op] = max((end[value] for value in self.results[op]), default=0)
             for position, value in enumerate(self.operands[op]):
-                seen = self.results[op][position] if self.classes[op].is_view else -1
+                # A view that is returned is made at a time of its own, and reads then.
+                seen = self.results[op][position] if self.classes[op].is_view and not self.runs[op] else -1
                 first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)

@@ -181,6 +181,20 @@ def test_what_a_result_needs_in_another_way_is_brought_at_the_end():
     assert memory == [64 + tiles * TILE for tiles in (2, 2, 2, 3)]
 
 
+@pytest.mark.parametrize("read", ["%a", "%m"])
+def test_a_view_that_is_returned_is_made_at_a_time_of_its_own(read):
+    """Half of the argument is made whole for it, or for what is computed inside it: at 0, until it is there at 1."""
+    body = f"""%m = stablehlo.maximum %a, %a : {T}
+      %r = stablehlo.reshape {read} : ({T}) -> tensor<16xf32>
+      return %r : tensor<16xf32>"""
+    if read == "%a":
+        body = body[body.index("%r") :]
+    choice = choice_of(f"func.func @main(%a: {T}) -> tensor<16xf32> {{\n{body}\n}}")
+    brought = 1 if read == "%a" else 2  # a maximum of two reads
+    tiles = [1 + brought, 1 + brought, 1, 1]
+    assert choice.problem.memory(pick(choice, {("argument", 0): S0})).tolist() == [32 + count * TILE for count in tiles]
+
+
 def test_what_is_fused_reads_when_its_reader_runs():
     """The exponential is computed inside the sum: it takes no memory, and the product that it reads is there until then."""
     body = f"""%y = {product("%a", "%a")}
