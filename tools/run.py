@@ -186,7 +186,7 @@ def _original(module: ir.Module, options: argparse.Namespace, stdin: BinaryIO) -
         raise RhinoError("RHI-CLI-001", "--verify compares the module with itself, and --compare with another", fix="leave one out")
     if LOCAL in module.operation.attributes:
         what = "the module is the program of one device already, which runs in no second way"
-        raise RhinoError("RHI-LOCAL-001", what, Place(options.file), fix="verify the annotated module that it was made of")
+        raise RhinoError("RHI-LOCAL-001", what, Place(shown(options.file)), fix="verify the annotated module that it was made of")
     return copy_module(module)
 
 
