@@ -231,12 +231,21 @@ def _any_form(i: Inputs) -> Array:
     return call_form(i.number, i.a, i.b, i.indices)
 
 
+def _any_form_in_a_loop(i: Inputs) -> Array:
+    def body(n: Array, a: Array) -> Array:
+        made = call_form(i.number, a, i.b, i.indices + n)
+        return 0.5 * a + (made if made.shape == a.shape else jnp.mean(made))
+
+    return jnp.asarray(lax.fori_loop(0, 3, body, i.a))
+
+
 OPS: Final[tuple[Callable[[Inputs], Array | None], ...]] = (
     *(_element, _pair, _pair, _select, _reduce, _normalize, _product, _product, _product, _transpose, _merge, _part),
     *(_repeat, _slice, _every_second, _pad, _join, _reverse, _roll, _dynamic_slice, _dynamic_update, _rows, _scatter, _one_hot),
     *(_cumulate, _sort, _largest, _window, _pool_gradient, _convolve, _convolve_gradient, _dropout, _loop, _scan, _branch),
     *[_any_op] * 12,
     *[_any_form] * 6,
+    _any_form_in_a_loop,
 )
 
 
