@@ -103,42 +103,45 @@ def _draw_shape(random: np.random.Generator) -> Shape:
 def _draw_layout(random: np.random.Generator, wanted: Shape) -> _Layout:
     while True:
         shape = wanted or _draw_shape(random)
-        roles = [str(role) for role in random.choice([_COLLAPSED, _BATCHING, _COVERED, _PART], len(shape), p=[0.35, 0.2, 0.3, 0.15])]
-        addressable = [dim for dim, role in enumerate(roles) if role != _BATCHING]
-        if not addressable:
+        roles = tuple(str(role) for role in random.choice([_COLLAPSED, _BATCHING, _COVERED, _PART], len(shape), p=[0.35, 0.2, 0.3, 0.15]))
+        if all(role == _BATCHING for role in roles):
             continue
-        window = tuple(
-            size if role == _COVERED else int(random.integers(1, size + 1)) if role == _PART else 1
-            for size, role in zip(shape, roles, strict=True)
-        )
-        indexed = random.permutation(addressable)[: int(random.integers(1, len(addressable) + 1))].tolist()
-        batching = [dim for dim, role in enumerate(roles) if role == _BATCHING]
-        free = [int(size) for size in random.choice([1, 2, 4, 8, 12], int(random.integers(0, 3)), p=[0.3, 0.2, 0.2, 0.2, 0.1])]
-        order = random.permutation(len(batching) + len(free)).tolist()
-        dims = [*(shape[dim] for dim in batching), *free]
-        index_dims = [dims[number] for number in order]
-        places = [order.index(number) for number in range(len(batching))]
-        vector_dim = int(random.integers(0, len(index_dims) + 1))
-        apart = len(indexed) > 1 or bool(random.integers(2))  # else the index tensor holds the one component as it is
-        vector_dim = vector_dim if apart else len(index_dims)
-        index_shape = (*index_dims[:vector_dim], len(indexed), *index_dims[vector_dim:]) if apart else tuple(index_dims)
-        offsets = [dim for dim, role in enumerate(roles) if role in (_COVERED, _PART)]
-        rank = len(index_dims) + len(offsets)
-        offset_dims = tuple(sorted(random.permutation(rank)[: len(offsets)].tolist()))
-        sizes, batches = iter([window[dim] for dim in offsets]), iter(index_dims)
-        slices = tuple(next(sizes) if dim in offset_dims else next(batches) for dim in range(rank))
-        if prod(slices) <= _MOST_ELEMENTS:
-            return _Layout(
-                shape=shape,
-                roles=tuple(roles),
-                window=window,
-                indexed=tuple(indexed),
-                index_shape=index_shape,
-                vector_dim=vector_dim,
-                index_batching=tuple(place + (apart and place >= vector_dim) for place in places),
-                offset_dims=offset_dims,
-                slices=slices,
-            )
+        layout = _placed(random, shape, roles)
+        if prod(layout.slices) <= _MOST_ELEMENTS:
+            return layout
+
+
+def _placed(random: np.random.Generator, shape: Shape, roles: tuple[str, ...]) -> _Layout:
+    """Returns a layout in which dims of the operand have these roles: what is indexed in which order, and where everything stands."""
+    window = tuple(
+        size if role == _COVERED else int(random.integers(1, size + 1)) if role == _PART else 1
+        for size, role in zip(shape, roles, strict=True)
+    )
+    addressable = [dim for dim, role in enumerate(roles) if role != _BATCHING]
+    indexed = random.permutation(addressable)[: int(random.integers(1, len(addressable) + 1))].tolist()
+    batching = [dim for dim, role in enumerate(roles) if role == _BATCHING]
+    free = [int(size) for size in random.choice([1, 2, 4, 8, 12], int(random.integers(0, 3)), p=[0.3, 0.2, 0.2, 0.2, 0.1])]
+    dims, order = [*(shape[dim] for dim in batching), *free], random.permutation(len(batching) + len(free)).tolist()
+    batches = [dims[number] for number in order]
+    vector_dim = int(random.integers(0, len(batches) + 1))
+    is_vector = len(indexed) > 1 or bool(random.integers(2))  # else the index tensor holds the one component as it is
+    vector_dim = vector_dim if is_vector else len(batches)
+    offsets = [dim for dim, role in enumerate(roles) if role in (_COVERED, _PART)]
+    rank = len(batches) + len(offsets)
+    offset_dims = tuple(sorted(random.permutation(rank)[: len(offsets)].tolist()))
+    inside, outside = iter([window[dim] for dim in offsets]), iter(batches)
+    places = [order.index(number) for number in range(len(batching))]
+    return _Layout(
+        shape=shape,
+        roles=roles,
+        window=window,
+        indexed=tuple(indexed),
+        index_shape=(*batches[:vector_dim], *([len(indexed)] if is_vector else []), *batches[vector_dim:]),
+        vector_dim=vector_dim,
+        index_batching=tuple(place + (is_vector and place >= vector_dim) for place in places),
+        offset_dims=offset_dims,
+        slices=tuple(next(inside) if dim in offset_dims else next(outside) for dim in range(rank)),
+    )
 
 
 def _draw_indices(random: np.random.Generator, layout: _Layout) -> str:
