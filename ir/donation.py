@@ -24,8 +24,9 @@ def check_aliases(function: func.FuncOp, file: str) -> None:
             that of another type.
     """
     owner: dict[int, int] = {}
+    kinds = function.type.inputs, function.type.results  # lists of all are made for each, so not once an argument
     for number, attribute in _aliases(function):
-        wrong = _wrong(function, number, attribute, owner)
+        wrong = _wrong(*kinds, number, attribute, owner)
         if wrong:
             identifier, what = wrong
             place = place_of(function.location if function.is_external else function.arguments[number].location, file)
@@ -41,15 +42,17 @@ def _aliases(function: func.FuncOp) -> Iterator[tuple[int, ir.Attribute]]:
                 yield number, attributes[ALIAS]
 
 
-def _wrong(function: func.FuncOp, number: int, attribute: ir.Attribute, owner: dict[int, int]) -> tuple[str, str] | None:
+def _wrong(
+    inputs: list[ir.Type], results: list[ir.Type], number: int, attribute: ir.Attribute, owner: dict[int, int]
+) -> tuple[str, str] | None:
     """Returns the id and what is wrong with an argument's attribute; `owner` has the arguments before it, by result."""
     if not isinstance(attribute, ir.IntegerAttr):
         return "RHI-READ-002", f"{attribute}, expected the number of a result"
-    result, kinds = ir.IntegerAttr(attribute).value, function.type
-    if not 0 <= result < len(kinds.results):
-        return "RHI-READ-002", f"result {result}, of {len(kinds.results)}"
-    if kinds.inputs[number] != kinds.results[result]:
-        return "RHI-READ-009", f"result {result}, a {kinds.results[result]}; expected its own type, {kinds.inputs[number]}"
+    result = ir.IntegerAttr(attribute).value
+    if not 0 <= result < len(results):
+        return "RHI-READ-002", f"result {result}, of {len(results)}"
+    if inputs[number] != results[result]:
+        return "RHI-READ-009", f"result {result}, a {results[result]}; expected its own type, {inputs[number]}"
     if result in owner:
         return "RHI-READ-009", f"result {result}, as argument {owner[result]} does"
     return None

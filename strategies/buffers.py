@@ -20,6 +20,7 @@ from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.candidates import State
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Step, parted_way, way
+from rhino.strategies.spec_pairs import num_dims, pair_classes
 
 _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
@@ -142,28 +143,40 @@ def _held(
 
 @lru_cache(maxsize=4096)
 def _sized_ways(
-    shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+    head: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[_SizedWay, ...], Ints]:
     """Returns the ways that occur, and which of them each pair of specs has [given, needed]."""
+    pairs, which = pair_classes(given, needed, len(sizes), len(head) + 1)
     number: dict[_SizedWay, int] = {}
-    which = [[number.setdefault(_sized_way(shape, g, n, sizes), len(number)) for n in needed] for g in given]
-    return tuple(number), np.array(which, dtype=np.int64)
+    of_pair = [number.setdefault(_sized_way(head, source, target, sizes), len(number)) for source, target in pairs]
+    return tuple(number), np.array(of_pair, dtype=np.int64)[which]
 
 
 def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the shape up to the first dim of more elements than there are devices, and zeros: what `is_major` needs of it."""
-    long = next((number for number, extent in enumerate(shape) if extent > prod(sizes)), len(shape))
-    return (*shape[:long], *(0 for _ in shape[long:]))
+    """Returns the dims behind which blocks may lie one after the other: an axis is left when each of these has one element on a device."""
+    elements, most = 1, prod(sizes) // min((size for size in sizes if size > 1), default=1)
+    for number, extent in enumerate(shape):
+        elements *= extent
+        if not 0 < elements <= most:
+            return shape[:number]
+    return shape[:-1]
 
 
 @lru_cache(maxsize=1 << 16)
-def _sized_way(shape: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
+def _sized_way(head: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
     """Returns the steps from one spec to another, none where there is no way."""
-    steps = way(len(shape), source, target, len(sizes)) or ()
-    parted = parted_way(len(shape), source, target, sizes) or ()
+    rank = num_dims((source, target), len(sizes))
+    steps = way(rank, source, target, len(sizes)) or ()
+    parted = parted_way(rank, source, target, sizes) or ()
     return tuple(
-        [_SizedStep(one.kind, one.before, one.after, is_major(shape, step, sizes)) for one, step in zip(parted, steps, strict=True)]
+        [_SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes)) for one, step in zip(parted, steps, strict=True)]
     )
+
+
+def _is_one_piece(head: tuple[int, ...], step: Step, sizes: tuple[int, ...]) -> bool:
+    """Says what `is_major` does of a step that gathers or scatters a dim: it cannot be behind the dims of `head` and another one."""
+    dim = step.source if step.kind == "all_gather" else step.target if step.kind == "reduce_scatter" else None
+    return dim is not None and dim <= len(head) and is_major(head, step, sizes)
 
 
 def is_major(shape: tuple[int, ...], step: Step, sizes: Sequence[int]) -> bool:

@@ -31,6 +31,7 @@ from rhino.ir.graph import COSTLY, OpClass, TensorType
 from rhino.ir.hardware import Device, Line
 from rhino.strategies.problem import Floats
 from rhino.strategies.reshard import Move, PartedStep, parted_way
+from rhino.strategies.spec_pairs import num_dims, pair_classes
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
@@ -108,7 +109,7 @@ class CostModel:
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
     """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no way."""
-    fixed, per_byte = _affine(model, len(kind.shape), tuple(given), tuple(needed))
+    fixed, per_byte = _affine(model, tuple(given), tuple(needed))
     seconds: Floats = fixed + per_byte * kind.num_bytes
     return seconds
 
@@ -118,12 +119,12 @@ _PROBE = 1 << 40
 
 
 @lru_cache(maxsize=4096)
-def _affine(model: CostModel, rank: int, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Returns the seconds per reshard of a tensor of `rank`, and those per byte of the whole tensor, both [given, needed]."""
+def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Returns the seconds per reshard of a tensor, and those per byte of the whole tensor, both [given, needed]."""
     known, sizes = _steps_s(model), model.sizes
-    rows = [[known(parted_way(rank, source, target, sizes)) for target in needed] for source in given]
-    every = np.array(rows, dtype=np.float64).reshape(len(given), len(needed), 2)
-    return every[:, :, 0], every[:, :, 1]
+    pairs, which = pair_classes(given, needed, len(sizes))
+    every = np.array([known(parted_way(num_dims(pair, len(sizes)), *pair, sizes)) for pair in pairs], dtype=np.float64).reshape(-1, 2)
+    return every[which, 0], every[which, 1]
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,58 @@
+"""Pairs of specs as one where only the numbers of dims differ: what hangs on a pair is the same for all of its class, pair by pair."""
+
+from itertools import product
+from math import prod
+
+import pytest
+
+from rhino.ir.graph import TensorType
+from rhino.ir.spec import all_specs, pack, split, unpack
+from rhino.strategies.buffers import Move, _SizedStep, is_major
+from rhino.strategies.reshard import parted_way, way
+from rhino.strategies.spec_pairs import num_dims, pair_classes
+
+CASES = [((2, 2), (8, 8, 8)), ((2, 3), (6, 1, 12, 6)), ((2, 2, 2), (2, 4, 8, 8)), ((4, 1, 4), (4, 16, 16))]
+
+
+@pytest.mark.parametrize(("sizes", "shape"), CASES)
+def test_a_class_takes_the_steps_of_each_of_its_pairs(sizes, shape):
+    given, needed = all_specs(shape, sizes, range(len(sizes))), all_specs(shape, sizes)
+    pairs, which = pair_classes(given, needed, len(sizes))
+    assert len(pairs) < len(given) * len(needed)
+    for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
+        pair = pairs[which[i, j]]
+        assert parted_way(num_dims(pair, len(sizes)), *pair, sizes) == parted_way(len(shape), source, target, sizes)
+
+
+def renumbered(spec, num_axes, order):
+    return pack(one if one < 2 else split(order[one - 2]) for one in unpack(spec, num_axes))
+
+
+def test_pairs_are_alike_if_and_only_if_their_dims_may_be_renumbered():
+    specs = all_specs((4, 4, 4, 4), (2, 2), (0, 1))
+    pairs, which = pair_classes(specs, specs, 2, 1)
+    orders = [(0, *rest) for rest in [(1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1)]]
+    classes = {}
+    for (i, source), (j, target) in product(enumerate(specs), enumerate(specs)):
+        least = min(tuple(renumbered(spec, 2, order) for spec in (source, target)) for order in orders)
+        assert classes.setdefault(least, which[i, j]) == which[i, j]
+    assert len(classes) == len(set(classes.values())) == len(pairs)
+
+
+def test_more_axes_than_a_number_of_64_bits_holds_are_told_apart():
+    specs = [pack([split(dim % 7) for dim in range(first, first + 12)]) for first in range(3)] + [pack([0] * 12)]
+    pairs, which = pair_classes(specs, specs, 12)
+    assert len(pairs) == 8  # of the dims one or two on, one or two back, or the same; from none, to none, and none at all
+    assert which[0, 1] == which[1, 2] != which[1, 0]
+
+
+@pytest.mark.parametrize(("sizes", "shape"), CASES)
+@pytest.mark.parametrize("move", [Move(False, False, True, False), Move(True, True, False, False)])
+def test_buffers_are_those_of_the_way_itself(sizes, shape, move):
+    kind = TensorType(shape, "f32", 4)
+    given, needed = all_specs(shape, sizes, range(len(sizes))), all_specs(shape, sizes)
+    table = move.tables(kind, given, needed, sizes)
+    for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
+        steps, parted = way(len(shape), source, target, len(sizes)) or (), parted_way(len(shape), source, target, sizes) or ()
+        sized = tuple(_SizedStep(a.kind, a.before, a.after, is_major(shape, b, sizes)) for a, b in zip(parted, steps, strict=True))
+        assert table[i, j].tolist() == move.held([sized]).num_bytes(4 * prod(shape))[0].tolist()
