@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Final, NewType
 
+import numpy as np
+from numpy.typing import NDArray
+
 Spec = NewType("Spec", int)
 
 REPLICATED: Final = Spec(0)
@@ -20,6 +23,7 @@ PARTIAL: Final = Spec(1)
 
 _BITS: Final = 5
 _ENTRY: Final = (1 << _BITS) - 1
+_INTEGER_BITS: Final = 63
 _MOST_DIMS: Final = _ENTRY - 1
 
 
@@ -46,6 +50,13 @@ def at(one: int, axis: int) -> Spec:
 def pack(entries: Iterable[int]) -> Spec:
     """Returns the spec with these entries, outermost axis first."""
     return Spec(sum(one << (_BITS * axis) for axis, one in enumerate(entries)))
+
+
+def pack_rows(entries: NDArray[np.int64]) -> list[Spec]:
+    """Returns the spec of each row of entries, outermost axis first [rows, axes]."""
+    num_axes = entries.shape[1]
+    wide = entries if _BITS * num_axes < _INTEGER_BITS else entries.astype(object)
+    return [Spec(one) for one in (wide @ np.array([1 << (_BITS * axis) for axis in range(num_axes)], dtype=wide.dtype)).tolist()]
 
 
 def unpack(spec: int, num_axes: int) -> tuple[int, ...]:

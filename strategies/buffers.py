@@ -20,7 +20,7 @@ from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.candidates import State
 from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Step, parted_way, way
-from rhino.strategies.spec_pairs import num_dims, pair_classes
+from rhino.strategies.spec_pairs import pair_classes
 
 _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
@@ -148,7 +148,7 @@ def _sized_ways(
     """Returns the ways that occur, and which of them each pair of specs has [given, needed]."""
     pairs, which = pair_classes(given, needed, len(sizes), len(head) + 1)
     number: dict[_SizedWay, int] = {}
-    of_pair = [number.setdefault(_sized_way(head, source, target, sizes), len(number)) for source, target in pairs]
+    of_pair = [number.setdefault(_sized_way(head, *pair, sizes), len(number)) for pair in pairs]
     return tuple(number), np.array(of_pair, dtype=np.int64)[which]
 
 
@@ -163,9 +163,8 @@ def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _sized_way(head: tuple[int, ...], source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
+def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
     """Returns the steps from one spec to another, none where there is no way."""
-    rank = num_dims((source, target), len(sizes))
     steps = way(rank, source, target, len(sizes)) or ()
     parted = parted_way(rank, source, target, sizes) or ()
     return tuple(

@@ -31,7 +31,7 @@ from rhino.ir.graph import COSTLY, OpClass, TensorType
 from rhino.ir.hardware import Device, Line
 from rhino.strategies.problem import Floats
 from rhino.strategies.reshard import Move, PartedStep, parted_way
-from rhino.strategies.spec_pairs import num_dims, pair_classes
+from rhino.strategies.spec_pairs import pair_classes
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
@@ -123,7 +123,7 @@ def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -
     """Returns the seconds per reshard of a tensor, and those per byte of the whole tensor, both [given, needed]."""
     known, sizes = _steps_s(model), model.sizes
     pairs, which = pair_classes(given, needed, len(sizes))
-    every = np.array([known(parted_way(num_dims(pair, len(sizes)), *pair, sizes)) for pair in pairs], dtype=np.float64).reshape(-1, 2)
+    every = np.array([known(parted_way(*pair, sizes)) for pair in pairs], dtype=np.float64).reshape(-1, 2)
     return every[which, 0], every[which, 1]
 
 

@@ -457,6 +457,27 @@ def left_coordinates(problem: Problem, left: Sequence[tuple[int, Mask]]) -> tupl
 
 def _most_more(table: Floats) -> tuple[Floats, Bools]:
     """Returns by how much row q exceeds row p at most [p, q], zero where q is illegal in a column and p is not; and where that is."""
+    rows, which = _distinct(table)
+    columns, _ = _distinct(table.T)
+    worst, illegal = _most_more_distinct(table[np.ix_(rows, columns)])
+    every = np.ix_(which, which)
+    return worst[every], illegal[every]
+
+
+def _distinct(table: Floats) -> tuple[list[int], list[int]]:
+    """Returns the rows of a table that no row before them is equal to, and for each row which of these it is equal to."""
+    numbers: dict[bytes, int] = {}
+    rows, which = [], []
+    for place, row in enumerate(np.ascontiguousarray(table)):
+        number = numbers.setdefault(row.tobytes(), len(rows))
+        if number == len(rows):
+            rows.append(place)
+        which.append(number)
+    return rows, which
+
+
+def _most_more_distinct(table: Floats) -> tuple[Floats, Bools]:
+    """Returns what `_most_more` does of a table whose rows all differ, as do its columns."""
     legal = np.isfinite(table)
     row_q, row_p = np.where(legal, table, 1e200), np.where(legal, table, 1e250)  # finite, so that no difference is undefined
     of_q, of_p = np.ascontiguousarray(row_q.T)[:, None, :], np.ascontiguousarray(row_p.T)[:, :, None]  # columns first: NumPy is fastest so

@@ -12,12 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.spec import Spec, pack, split, unpack
+from rhino.ir.spec import Spec, pack_rows, split, unpack
 from rhino.strategies.problem import Ints
 
 _MOST_CODE: Final = 2**63
 
-Pair = tuple[Spec, Spec]
+Pair = tuple[int, Spec, Spec]
+"""The least rank that a tensor has which can be in both specs, and these."""
 
 
 def pair_classes(given: Sequence[int], needed: Sequence[int], num_axes: int, num_kept: int = 0) -> tuple[list[Pair], Ints]:
@@ -29,13 +30,9 @@ def pair_classes(given: Sequence[int], needed: Sequence[int], num_axes: int, num
     columns = [*(column[:, None] for column in sources.T), *(column[None, :] for column in targets.T)]
     labels = _renumbered(columns, int(split(num_kept)))
     code, at = _codes(labels, (len(given), len(needed)))
-    every = np.stack([np.broadcast_to(label, code.shape).ravel()[at] for label in labels], axis=1).tolist()
-    return [(pack(one[:num_axes]), pack(one[num_axes:])) for one in every], code
-
-
-def num_dims(pair: Pair, num_axes: int) -> int:
-    """Returns the least rank of a tensor that has both specs of a pair."""
-    return max(1, *(one for spec in pair for one in unpack(spec, num_axes))) - 1
+    every = np.stack([np.broadcast_to(label, code.shape).ravel()[at] for label in labels], axis=1)
+    ranks = np.maximum(every.max(axis=1) - 1, 0).tolist()
+    return [*zip(ranks, pack_rows(every[:, :num_axes]), pack_rows(every[:, num_axes:]), strict=True)], code
 
 
 def _renumbered(columns: Sequence[Ints], first: int) -> list[Ints]:

@@ -9,7 +9,7 @@ from rhino.ir.graph import TensorType
 from rhino.ir.spec import all_specs, pack, split, unpack
 from rhino.strategies.buffers import Move, _SizedStep, is_major
 from rhino.strategies.reshard import parted_way, way
-from rhino.strategies.spec_pairs import num_dims, pair_classes
+from rhino.strategies.spec_pairs import pair_classes
 
 CASES = [((2, 2), (8, 8, 8)), ((2, 3), (6, 1, 12, 6)), ((2, 2, 2), (2, 4, 8, 8)), ((4, 1, 4), (4, 16, 16))]
 
@@ -21,7 +21,7 @@ def test_a_class_takes_the_steps_of_each_of_its_pairs(sizes, shape):
     assert len(pairs) < len(given) * len(needed)
     for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
         pair = pairs[which[i, j]]
-        assert parted_way(num_dims(pair, len(sizes)), *pair, sizes) == parted_way(len(shape), source, target, sizes)
+        assert parted_way(*pair, sizes) == parted_way(len(shape), source, target, sizes)
 
 
 def renumbered(spec, num_axes, order):
