@@ -14,6 +14,7 @@ from typing import Any, Final
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.donation import check_aliases
 from rhino.ir.elements import element_bytes
+from rhino.ir.jaxlib_faults import refuse_ops, refuse_text
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import deserialize_portable_artifact, func, ir
 from rhino.ir.stage_programs import PARTS
@@ -36,6 +37,7 @@ def read_module(data: bytes, name: str, context: ir.Context) -> ir.Module:
         ops = walk(module.operation)
         _check_dialects(ops, name)
         _check_types(ops, name)
+        refuse_ops(ops, name)
         for function in functions_of(module):
             check_aliases(function, name)
     return module
@@ -85,6 +87,7 @@ def _parse(data: bytes, name: str, context: ir.Context) -> ir.Module:
         raise _not_a_module(name, "it is empty")
     if not re.search(r"\bmodule\b|\bfunc\.func\b", text):
         raise _not_a_module(name, "it is text without a module or a func.func")
+    refuse_text(text, name)
     return ir.Module.parse(text)
 
 

@@ -466,14 +466,11 @@ def _most_more(table: Floats) -> tuple[Floats, Bools]:
 
 def _distinct(table: Floats) -> tuple[list[int], list[int]]:
     """Returns the rows of a table that no row before them is equal to, and for each row which of these it is equal to."""
-    numbers: dict[bytes, int] = {}
-    rows, which = [], []
-    for place, row in enumerate(np.ascontiguousarray(table)):
-        number = numbers.setdefault(row.tobytes(), len(rows))
-        if number == len(rows):
-            rows.append(place)
-        which.append(number)
-    return rows, which
+    keys = [row.tobytes() for row in np.ascontiguousarray(table)]
+    first = {key: place for place, key in reversed([*enumerate(keys)])}
+    rows = sorted(first.values())
+    numbers = {keys[place]: number for number, place in enumerate(rows)}
+    return rows, [numbers[key] for key in keys]
 
 
 def _most_more_distinct(table: Floats) -> tuple[Floats, Bools]:
