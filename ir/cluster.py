@@ -15,9 +15,11 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rhino.ir.cluster_file import cluster_to_text, parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
@@ -40,6 +42,9 @@ __all__ = [
     "preset_names",
     "preset_table",
 ]
+
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +180,10 @@ def _measured(level: Level, size: int) -> tuple[tuple[str, Line], ...]:
     return tuple((kind, line) for kind, units, line in level.collectives if units == size)
 
 
-def _groups(mesh: Mesh, axis: int) -> list[range]:
-    """Returns the devices of each group that a collective over `axis` runs in."""
+def _groups(mesh: Mesh, axis: int) -> Ints:
+    """Returns the devices of each group that a collective over `axis` runs in, ascending [groups, devices]."""
     size, stride = mesh.shape[axis], math.prod(mesh.shape[axis + 1 :])
-    span = size * stride
-    return [range(first, first + span, stride) for block in range(0, mesh.num_devices, span) for first in range(block, block + stride)]
+    return np.arange(mesh.num_devices).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,37 +195,48 @@ class _Crossing:
     all_to_all_bytes_per_s: float
 
 
-def _cross(cluster: Cluster, index: int, groups: list[range]) -> _Crossing | None:
+def _cross(cluster: Cluster, index: int, groups: Ints) -> _Crossing | None:
     """Returns what `groups` get from level `index`, or None where no group has two units of it.
 
     A block is one instance of the level (a node's NVLink, the network); a part is what a group has of one block.
     """
     level, unit = cluster.levels[index], cluster.devices_per_unit(index)
-    parts = [(group, part) for group in groups for part in _split(group, unit * level.size) if part[0] // unit != part[-1] // unit]
-    if not parts:
+    num_groups, size = groups.shape
+    group_of, devices = np.repeat(np.arange(num_groups), size), groups.ravel()
+    part_of = _runs(group_of, devices // (unit * level.size))
+    first, last = _ends(part_of)
+    crossing = (devices[first] // unit != devices[last] // unit)[part_of]
+    if not crossing.any():
         return None
-    ring_users = Counter(port for _, part in parts for port in _ports(part, level))
-    senders = Counter(device // level.devices_per_port for _, part in parts for device in part)
-    rings, exchanges = [], []
-    for group, part in parts:
-        units = _split(part, unit)
-        rate = level.reached_bytes_per_s(len(units))
-        rings += [sum(rate / ring_users[port] for port in _ports(members, level)) for members in units]
-        share = rate / max(senders[port] for port in _ports(part, level)) / _mean_hops(level, len(units))
-        # Of the n-1 others, only those in other units of the block are reached over this level.
-        over_level = len(part) - min(len(members) for members in units)
-        exchanges.append(share * (len(group) - 1) / over_level)
-    return _Crossing(level, min(rings), min(exchanges))
+    devices = devices[crossing]
+    part_of = _runs(part_of[crossing])
+    unit_of = _runs(part_of, devices // unit)
+    port = devices // level.devices_per_port
+    used = _ends(_runs(unit_of, port))[0]  # one device for each port that a part uses: a port is of one unit
+    ring_users, senders = np.bincount(port[used]), np.bincount(port)
+    part_of_unit = part_of[_ends(unit_of)[0]]
+    num_units = np.bincount(part_of_unit)
+    reached = {int(count): (level.reached_bytes_per_s(int(count)), _mean_hops(level, int(count))) for count in np.unique(num_units)}
+    rate, hops = (np.array([reached[count][which] for count in num_units.tolist()]) for which in (0, 1))
+    ring = np.bincount(unit_of[used], weights=rate[part_of[used]] / ring_users[port[used]])
+    most_senders = np.maximum.reduceat(senders[port], _ends(part_of)[0])
+    # Of the n-1 others, only those in other units of the block are reached over this level.
+    least_members = np.minimum.reduceat(np.bincount(unit_of), _ends(part_of_unit)[0])
+    over_level = np.bincount(part_of) - least_members
+    exchange = rate / most_senders / hops * (size - 1) / over_level
+    return _Crossing(level, float(ring.min()), float(exchange.min()))
 
 
-def _split(devices: range, unit: int) -> list[range]:
-    """Cuts ascending `devices` where they pass from one unit of `unit` neighbouring devices to the next."""
-    starts = [i for i, device in enumerate(devices) if i == 0 or device // unit != devices[i - 1] // unit]
-    return [devices[start:end] for start, end in zip(starts, [*starts[1:], len(devices)], strict=True)]
+def _runs(*keys: Ints) -> Ints:
+    """Returns to which run of neighbours that are equal in all of `keys` each element belongs, from 0 on."""
+    changes = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return np.concatenate([[0], np.cumsum(changes)])
 
 
-def _ports(devices: range, level: Level) -> list[int]:
-    return sorted({device // level.devices_per_port for device in devices})
+def _ends(runs: Ints) -> tuple[Ints, Ints]:
+    """Returns the first and the last place of each run."""
+    changes = np.flatnonzero(runs[1:] != runs[:-1])
+    return np.concatenate([[0], changes + 1]), np.concatenate([changes, [len(runs) - 1]])
 
 
 def _mean_hops(level: Level, num_units: int) -> float:

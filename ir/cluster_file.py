@@ -21,6 +21,8 @@ VERSIONS: Final = (1, 2)
 _DEVICE_FIGURES: Final = ("hbm_bytes", "usable_hbm_fraction", "hbm_bytes_per_s", "matmul_efficiency", "memory_efficiency")
 _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
+MOST_DEVICES: Final = 1 << 20
+"""Devices of a cluster: ten times those of the largest that there are (some 100,000, 2025), and few enough to list."""
 _LEVELS: Final = "one or more [[level]] tables, outermost first"
 _LEVEL_FIGURES: Final = ("latency_s", "port_bytes_per_s", "efficiency")
 
@@ -154,6 +156,8 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
 
 def _level(table: Table) -> Level:
     table.keys("name", "size", "topology", "devices_per_port", *_LEVEL_FIGURES, optional=("partial_bytes_per_s", "collectives", "transfer"))
+    if table.count("size") > MOST_DEVICES:
+        table.fail("size", f"at most {MOST_DEVICES:,}")
     topology = next((name for name in TOPOLOGIES if name == table.data["topology"]), None)
     if topology is None:
         table.fail("topology", f"one of {', '.join(TOPOLOGIES)}")
@@ -210,6 +214,9 @@ def _line(table: Table) -> tuple[Line, str]:
 
 
 def _check_levels(cluster: Cluster, root: Table) -> None:
+    if cluster.num_devices > MOST_DEVICES:
+        sizes = " x ".join(str(level.size) for level in cluster.levels)
+        root.tables("level", _LEVELS)[0].fail("size", f"at most {MOST_DEVICES:,} devices in all, not {sizes}")
     names = [level.name for level in cluster.levels]
     for i, level in enumerate(cluster.levels):
         table = root.tables("level", _LEVELS)[i]

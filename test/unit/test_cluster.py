@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -387,6 +388,23 @@ def test_shared_card_matches_counting_every_send(shape):
         assert ("roce" in axis.levels) == (expected < math.inf)
         if "roce" in axis.levels:
             assert axis.bytes_per_s == pytest.approx(expected)
+
+
+def test_the_inner_axes_of_many_nodes_are_those_of_few():
+    large, small = (_with_sizes(load_cluster("v100x8x2"), count, 8) for count in (12500, 100))
+    assert mesh_axes(large, (12500, 2, 4))[1:] == mesh_axes(small, (100, 2, 4))[1:]
+
+
+def _with_sizes(cluster, *sizes):
+    return replace(cluster, levels=tuple(replace(level, size=size) for level, size in zip(cluster.levels, sizes, strict=True)))
+
+
+@pytest.mark.parametrize(("sizes", "says"), [((10**9, 8), "at most 1,048,576$"), ((2**18, 8), "devices in all, not 262144 x 8$")])
+def test_a_cluster_of_more_devices_than_there_are_is_refused(sizes, says):
+    with pytest.raises(RhinoError) as caught:
+        parse_cluster(cluster_to_text(_with_sizes(load_cluster("v100x8x2"), *sizes)), "c.toml")
+    assert (caught.value.id, caught.value.place.file) == ("RHI-CLUSTER-002", "c.toml")
+    assert re.search(says, caught.value.what)
 
 
 def test_mesh_larger_than_the_cluster():
