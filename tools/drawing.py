@@ -121,8 +121,9 @@ def timeline_drawing(timeline: Timeline, width: float = 1000.0) -> Drawing:
         number = "" if span.task.micro_batch is None else str(span.task.micro_batch)
         label = number if length >= 7 * len(number) else ""
         title = f"rank {span.rank}: {span.task}, {span.start_s:.3e} s to {span.end_s:.3e} s"
-        x = span.start_s / end_s * width
-        boxes.append(Box(x, span.rank * row, max(length, 0.3), row - 4, None, span.task.phase, label, title))
+        drawn = max(length, 0.3)
+        x = min(span.start_s / end_s * width, width - drawn)
+        boxes.append(Box(x, span.rank * row, drawn, row - 4, None, span.task.phase, label, title))
     left_out = len(timeline.spans) - len(boxes)
     words = f"the last {left_out} tasks are not drawn" if left_out else ""
     return Drawing(width, timeline.num_ranks * row, tuple(boxes), words)

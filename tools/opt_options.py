@@ -307,7 +307,12 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     ways = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
     add("--strategy", metavar="S", choices=tuple(STRATEGIES), help=f"how the best plan is searched for (default {BEST}). {ways}")
     add("--jobs", type=int, metavar="N", help="processes that search; the plan is the same (default: one a core)")
-    add("--candidates", type=int, metavar="N", help=f"how many plans are looked at, at most (default {MOST})")
+    add(
+        "--candidates",
+        type=int,
+        metavar="N",
+        help=f"how many plans a strategy looks at, at most; best lets each of the others do so (default {MOST})",
+    )
 
 
 def _add_constraints(group: argparse._ArgumentGroup) -> None:

@@ -23,7 +23,7 @@ BINDS: Final = 0.005
 """Relative: by how much memory must slow a shape down for recomputation to be looked at."""
 
 MOST: Final = 64
-"""Shapes that are evaluated at most, if nothing else is said."""
+"""Shapes that a strategy has evaluated at most, if nothing else is said."""
 
 KEEPS: Final = (1.0, 0.5, 0.0)
 """Shares of what is saved for the way back that may be kept; 1 is no recomputation."""
@@ -174,8 +174,8 @@ class Space:
     """What there is to choose from.
 
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
-    all that there are. `least_s` is the time of the step's arithmetic on all devices at their full rate, `most` how many shapes are
-    evaluated at most, `budget_bytes` what a device may hold. If the whole step was divided evenly among all devices, each would hold
+    all that there are. `least_s` is the time of the step's arithmetic on all devices at their full rate, `most` how many shapes a strategy
+    has evaluated at most, `budget_bytes` what a device may hold. If the whole step was divided evenly among all devices, each would hold
     `held_bytes` throughout and `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too.
     """
 
@@ -302,11 +302,26 @@ class Trials:
     relaxed: Sequence[Outcome] = ()
     known: dict[Shape, Outcome] = field(default_factory=dict)
     asker: str = ""
+    until: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.until = self.space.most
 
     @property
     def left(self) -> int:
         """The number of shapes that may yet be evaluated."""
-        return max(0, self.space.most - len(self.explored.outcomes))
+        return max(0, self.until - len(self.explored.outcomes))
+
+    @contextmanager
+    def allowing(self, number: int) -> Iterator[None]:
+        """Within, as many shapes may be evaluated as that, whatever was before; when they are spent, this part ends, and nothing else."""
+        before, self.until = self.until, len(self.explored.outcomes) + number
+        try:
+            yield
+        except SpentError:
+            self.explored.is_complete = False
+        finally:
+            self.until = before
 
     def outcomes(self, shapes: Sequence[Shape]) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order.
@@ -352,8 +367,10 @@ class Trials:
     def asked_by(self, name: str) -> Iterator[None]:
         """What is evaluated within is for the strategy of that name."""
         before, self.asker = self.asker, name
-        yield
-        self.asker = before
+        try:
+            yield
+        finally:
+            self.asker = before
 
 
 def bounds(one: Shape, other: Shape) -> bool:

@@ -1,8 +1,9 @@
 """The best of all: what the other strategies ask for, the families of `rhino` last, then the bottlenecks of the best plans and their kin.
 
-Nothing is evaluated twice, and shapes are cut off at the best of all. That does not keep a strategy from its way, so that the answer is
-never worse than any other's, as long as `--candidates` are not spent: `aceso`, which goes on from plans that are not the best, comes first
-and sees what it would see by itself; the others look at no less if more is cut off.
+Nothing is evaluated twice, and shapes are cut off at the best of all. That does not keep a strategy from its way, and each may have as many
+shapes evaluated as by itself (`--candidates`), so that the answer is never worse than any other's: `aceso`, which goes on from plans that
+are not the best, comes first and sees what it would see by itself; the others look at no less if more is cut off. What nobody else would
+ask for is looked at while there were fewer shapes than that in all.
 
 *Kin* of a shape has a rank's devices in one row, or its axes the other way round. That seldom changes much, so families of kin are walked
 only where the best shape of as many stages comes near the best of all.
@@ -29,16 +30,23 @@ NEAR: Final = 1.05
 
 def search(trials: Trials) -> None:
     """Asks for what all strategies ask for."""
-    aceso.STRATEGY.run(trials)
-    with trials.asked_by(STRATEGY.name):
+    most = trials.space.most
+    with trials.allowing(most):
+        aceso.STRATEGY.run(trials)
+    with trials.asked_by(STRATEGY.name), trials.allowing(_rest(trials)):
         _in_one_part(trials)
     for strategy in (tap.STRATEGY, rhino.STRATEGY):
-        strategy.run(trials)
-    with trials.asked_by(aceso.STRATEGY.name):
+        with trials.allowing(most):
+            strategy.run(trials)
+    with trials.asked_by(aceso.STRATEGY.name), trials.allowing(_rest(trials)):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
-    with trials.asked_by(STRATEGY.name):
+    with trials.asked_by(STRATEGY.name), trials.allowing(_rest(trials)):
         rhino.walk(trials, replace(trials.space, meshes=_kin(trials)))
+
+
+def _rest(trials: Trials) -> int:
+    return max(0, trials.space.most - len(trials.explored.outcomes))
 
 
 STRATEGY: Final = Strategy("best", "all of them, then the bottlenecks of the best plans; never worse than any other", search)

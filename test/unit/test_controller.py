@@ -217,7 +217,7 @@ def test_one_part_is_looked_at_in_one_row_too_and_before_all_that_may_be_planned
     space = Space({1: ((2, 2),)}, numbers, 0.0, most=32, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True)
     explored = whole.explore(space, evaluate)
     assert [one.shape for one in explored.ranked] == [fits]
-    assert len(explored.outcomes) == space.most
+    assert max(explored.num_asked.values()) <= space.most <= len(explored.outcomes)
 
 
 def test_an_interruption_leaves_the_best_so_far():

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "step.mlir").write_text(export_step(mlp.model(mlp.MLPConfig(sizes=(16, 32, 16), batch=8))))
     cluster = ("--cluster=v100x8", str(made / "step.mlir"))
     one = ("--auto-shard", "--mesh=auto", f"--plan={made / 'one.json'}")
-    stages = ("--auto-parallel", "--stages=2", "--mesh=2", "--jobs=1", "--candidates=1", f"--plan={made / 'stages'}")
+    stages = ("--auto-parallel", "--stages=2", "--mesh=2", "--jobs=1", "--strategy=aceso", "--candidates=1", f"--plan={made / 'stages'}")
     for words in (one, stages):
         errors = io.StringIO()
         assert opt.run([*words, *cluster], io.BytesIO(), io.BytesIO(), errors) == 0, errors.getvalue()

@@ -20,7 +20,7 @@ from zoo import GPT
 
 from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
 from rhino.strategies.whole.aceso import alleviate, rank_of
-from rhino.strategies.whole.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
+from rhino.strategies.whole.base import MOST, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
 from rhino.strategies.whole.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
 
@@ -69,12 +69,25 @@ def test_on_more_devices_alleviation_is_seldom_far_off():
     assert max(ratios) < 1.3
 
 
-@settings(max_examples=200, deadline=None)
-@given(made_up_plans.models(), st.sampled_from([4, 8, 16, 24]))
-def test_best_is_never_worse_than_any_other(model: MadeUp, devices: int):
-    found = {name: step_s(explore(space_of(devices), model.evaluate, strategy=name)) for name in STRATEGIES}
+def check_best(model: MadeUp, space: Space) -> None:
+    found = {name: step_s(explore(space, model.evaluate, strategy=name)) for name in STRATEGIES}
     for other_s in found.values():
         assert other_s is None or (found["best"] is not None and found["best"] <= other_s)
+
+
+@settings(max_examples=200, deadline=None)
+@given(made_up_plans.models(), st.sampled_from([4, 8, 16, 24]), st.sampled_from([1, 3, 16, MOST, AMPLE]))
+def test_best_is_never_worse_than_any_other(model: MadeUp, devices: int, most: int):
+    check_best(model, space_of(devices, most))
+
+
+def test_best_is_never_worse_than_any_other_where_what_may_be_looked_at_is_less_than_there_is():
+    """On 24 devices with what a strategy may look at by default, which some spend."""
+    spent = 0
+    for model in made_up_plans.drawn(150):
+        check_best(model, space_of(24, MOST))
+        spent += not explore(space_of(24, MOST), model.evaluate, strategy="rhino").is_complete
+    assert spent > 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -90,7 +103,8 @@ def test_no_shape_is_asked_for_twice_and_all_are_of_the_space(model: MadeUp, dev
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_more_than_allowed_is_planned_and_the_best_of_it_is_kept(strategy: str):
     explored = explore(space_of(24, most=3), MODEL.evaluate, strategy=strategy)
-    assert len(explored.outcomes) == 3
+    assert set(explored.num_asked.values()) == {3}
+    assert len(explored.num_asked) == (3 if strategy == "best" else 1)
     assert not explored.is_complete
 
 
