@@ -218,6 +218,9 @@ class _Scheduler:
                 first[value] = min(first[value], first[seen] if seen >= 0 else start[op])
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
+        for value, op in enumerate(self.value_op):
+            if first[value] > ends[value] and op >= 0:  # nobody reads it, as of what a loop carries in vain: it is there once it is made
+                first[value] = stop[op]
         return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), self.over, self.ranks(), num_times)
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:

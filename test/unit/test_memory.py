@@ -219,6 +219,30 @@ def test_what_a_loop_keeps_lies_where_it_came_from():
     assert peaks[0] == peaks[1]
 
 
+def test_what_a_loop_carries_and_nobody_reads_is_there_until_it_ends():
+    """It was moved at the end of the step, behind its own end, and counted below nothing until then."""
+    text = f"""func.func @main(%a: {T}, %b: {T}) -> {T} {{
+      %c0 = stablehlo.constant dense<0> : tensor<i32>
+      %w:3 = stablehlo.while(%i = %c0, %v = %a, %u = %b) : tensor<i32>, {T}, {T}
+      cond {{
+        %p = stablehlo.compare LT, %i, %i : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %p : tensor<i1>
+      }} do {{
+        %m = stablehlo.negate %u : {T}
+        %n = stablehlo.tanh %u : {T}
+        stablehlo.return %i, %m, %n : tensor<i32>, {T}, {T}
+      }}
+      %y = {product("%w#2", "%w#2")}
+      return %y : {T}
+    }}"""
+    graph, plan = schedule_of(text)
+    (only,), vain = graph.loops, graph.results(1)[1]
+    assert (plan.first[vain], plan.end[vain]) == (plan.stop[only.op], plan.stop[only.end])
+    choice = choice_of(text)
+    whole, moved = (choice.problem.memory(pick(choice, {("argument", 0): spec})) for spec in (R, S0))
+    assert (moved >= whole - 32).all()
+
+
 # Moves and temporaries
 
 KIND = TensorType((8, 16), "f32", 4)
