@@ -1,0 +1,246 @@
+"""Plan random small programs twice: by the search, and by an oracle that shares no code with it; both must find the same.
+
+    python bench/oracle.py [--seeds=0:1000] [--budgets]
+
+Programs and their notation are those of small_programs.py, costs and what may be chosen those of oracle_model.py, which reads docs/costs.md
+and docs/specs.md a second time, and the optimum that of oracle_solve.py. Machines are drawn, too. For each program the choice problem must
+have the same nodes with the same states, and the search the same cost and bound as the oracle by elimination, one by one and in batches;
+where it is forced to prices of edges and sweeps, and to prices of memory under budgets, the optimum lies between its bound and its cost.
+What a choice keeps in memory is asked of the search's problem, for the oracle has no second model of that.
+
+Exit code: 1 if one program has another optimum, or states that the oracle has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from unittest.mock import patch
+
+import numpy as np
+from oracle_model import Axis, Machine, problem_of
+from oracle_model import Problem as OracleProblem
+from oracle_solve import Kept, TooLargeError, eliminate, least_within
+from small_programs import SmallProgram, draw
+
+from rhino.ir.cluster import MeshAxis
+from rhino.ir.graph import Graph
+from rhino.ir.hardware import Device, Line
+from rhino.ir.mesh import mesh_of_shape
+from rhino.ir.mlir import ir, make_context, run_pipeline
+from rhino.ir.program import read_program
+from rhino.ir.reader import entry_function
+from rhino.ir.spec import unpack
+from rhino.strategies.answer import Answer, Infeasible
+from rhino.strategies.build import Choice, build
+from rhino.strategies.cost import CostModel
+from rhino.strategies.search import Limits, Search
+
+_RULES: Final = "func.func(sdy-populate-op-sharding-rules)"
+ROUNDING: Final = 1e-9
+_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+
+
+@dataclass
+class Checked:
+    """What was found of one program: a line for each thing that is not as it should be, and which checks were made."""
+
+    wrong: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+
+    def expect(self, name: str, holds: bool, what: str) -> None:
+        """Notes a check, and what is wrong where it does not hold."""
+        self.done[name] += 1
+        if not holds:
+            self.wrong.append(f"{name}: {what}")
+
+
+def draw_machine(seed: int, sizes: Sequence[int]) -> Machine:
+    """Returns a machine on which arithmetic, memory, links and fixed times all count, for tensors of some thousand bytes."""
+    rng = np.random.default_rng([seed, 1])
+
+    def between(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+    axes = []
+    for size in sizes:
+        ring = between(1e8, 1e10)
+        measured = {kind: (between(1e-8, 1e-6), between(1e8, 1e10)) for kind in _KINDS if rng.random() < 0.1}
+        axes.append(Axis(size, between(1e-9, 1e-6), ring, ring * float(rng.uniform(0.3, 1.0)), measured))
+    others = between(1e9, 1e11)
+    costly = others / 5 if rng.random() < 0.5 else others
+    fixed = [between(1e-9, 1e-7) if rng.random() < 0.5 else 0.0 for _ in range(3)]
+    return Machine(between(1e9, 1e12), others, costly, between(1e9, 1e11), tuple(axes), *fixed)
+
+
+def cost_model(machine: Machine, dtype: str) -> CostModel:
+    """Returns the machine as the search takes it."""
+    device = Device(
+        "drawn",
+        (("f32", machine.products_per_s), (dtype, machine.products_per_s)) if dtype != "f32" else (("f32", machine.products_per_s),),
+        hbm_bytes=1 << 40,
+        usable_hbm_fraction=1.0,
+        hbm_bytes_per_s=2 * machine.memory_per_s,
+        matmul_efficiency=1.0,
+        memory_efficiency=0.5,
+        sources=(),
+        launch_s=machine.launch_s,
+        array_s=machine.array_s,
+        op_s=machine.kernel_s,
+        vector_per_s=machine.others_per_s,
+        costly_per_s=machine.costly_per_s,
+    )
+    axes = [
+        MeshAxis(
+            name,
+            one.size,
+            one.step_s,
+            one.ring_per_s,
+            one.all_per_s,
+            "ring",
+            (name,),
+            tuple((k, Line(*v)) for k, v in one.measured.items()),
+        )
+        for name, one in zip("xyz", machine.axes, strict=False)
+    ]
+    return CostModel(device, tuple(axes))
+
+
+def graph_of(program: SmallProgram, sizes: tuple[int, ...]) -> Graph:
+    """Returns the program as the search reads it."""
+    module = ir.Module.parse(program.text(), make_context())
+    run_pipeline(module, _RULES)
+    return read_program(entry_function(module), mesh_of_shape(sizes)).graph
+
+
+def check(seed: int, budgets: bool = True) -> Checked:
+    """Plans one program by both."""
+    found = Checked()
+    program, sizes = draw(seed)
+    machine = draw_machine(seed, sizes)
+    oracle = problem_of(program, machine)
+    choice = build(graph_of(program, sizes), cost_model(machine, program.dtype))
+    order = same_states(oracle, choice, found)
+    for residents in (choice.problem.node_residents, choice.problem.edge_residents):
+        alive = (residents.start >= 0) & (residents.start <= residents.end) & (residents.end < choice.problem.num_times)
+        found.expect("residents", bool(alive.all()), f"times {residents.start[~alive]} to {residents.end[~alive]}")
+    try:
+        least, _ = eliminate(oracle)
+    except TooLargeError:
+        found.done["too large"] += 1
+        return found
+    check_free(choice, least, found)
+    if budgets and order is not None:
+        check_budgets(oracle, choice, order, found)
+    return found
+
+
+def same_states(oracle: OracleProblem, choice: Choice, found: Checked) -> list[list[int]] | None:
+    """Returns the oracle's number of each state of each node, if both have the same."""
+    num_axes, order = len(choice.model.sizes), list[list[int]]()
+    kinds = [node.kind for node in choice.nodes], [node.kind for node in oracle.nodes]
+    found.expect("nodes", kinds[0] == kinds[1], f"{kinds[0]} in the search, {kinds[1]} in the oracle")
+    if kinds[0] != kinds[1]:
+        return None
+    for number, (node, other) in enumerate(zip(choice.nodes, oracle.nodes, strict=True)):
+        ours = [(_specs(one.needs, num_axes)[: len(other.states[0][0])], _specs(one.comes, num_axes)) for one in node.states]
+        same = len(set(ours)) == len(ours) and set(ours) == set(other.states) and len(other.states) == len(ours)
+        more, less = sorted(set(ours) - set(other.states), key=str)[:3], sorted(set(other.states) - set(ours), key=str)[:3]
+        found.expect("states", same, f"node {number} ({node.kind} {node.number}) has {more}, which the oracle has not, and not {less}")
+        if not same:
+            return None
+        order.append([other.states.index(one) for one in ours])
+    return order
+
+
+def _specs(specs: Sequence[int], num_axes: int) -> tuple[tuple[str | int, ...], ...]:
+    return tuple(tuple("RP"[one] if one < 2 else one - 2 for one in unpack(spec, num_axes)) for spec in specs)
+
+
+def check_free(choice: Choice, least: float, found: Checked) -> None:
+    """Compares what the search finds without a budget, by each path."""
+    hair = ROUNDING * least
+    for path, many, limits in (("elimination", 4000, Limits()), ("batches", 0, Limits()), ("sweeps", 4000, Limits(table_entries=60))):
+        with patch("rhino.strategies.batches._MANY", many):
+            outcome = Search(choice.problem, limits).run(None)
+        if not isinstance(outcome, Answer):
+            found.expect(path, False, f"{outcome} where the oracle finds {least:.12g}")
+        elif path == "sweeps":
+            found.expect(path, outcome.bound - hair <= least <= outcome.cost + hair, f"{outcome.bound} .. {outcome.cost}, not {least}")
+            found.done["sweeps, optimal"] += outcome.cost <= least + hair
+        else:
+            same = abs(outcome.cost - least) <= hair and abs(outcome.bound - least) <= hair
+            found.expect(path, same, f"cost {outcome.cost:.12g}, bound {outcome.bound:.12g}, the oracle finds {least:.12g}")
+
+
+def check_budgets(oracle: OracleProblem, choice: Choice, order: Sequence[Sequence[int]], found: Checked) -> None:
+    """Compares what the search finds under budgets: shares of what the best choice takes."""
+    problem = choice.problem
+    free = Search(problem).run(None)
+    assert isinstance(free, Answer)
+    kept = kept_bytes(choice, order)
+    for share in (0.95, 0.8):
+        budget = share * free.peak_bytes
+        try:
+            least = least_within(oracle, kept, problem.num_times, budget)
+        except TooLargeError:
+            found.done["budget too large"] += 1
+            continue
+        for path, limits in (("prices", Limits(exact_below_states=0)), ("prices, then MILP", Limits(exact_below_states=1000))):
+            hair = ROUNDING * free.cost
+            match Search(problem, limits).run(budget):
+                case Infeasible():
+                    found.expect(path, least == np.inf, f"nothing fits {budget}, and the oracle finds {least}")
+                    found.done["nothing fits"] += 1
+                case Answer() as answer:
+                    within = answer.bound - 1e-6 * free.cost <= least <= answer.cost + hair
+                    found.expect(path, within, f"{answer.bound} .. {answer.cost} within {budget}, the oracle finds {least}")
+                    exact = answer.cost <= least * (1 + 2 * limits.gap)
+                    found.done[f"{path}: optimal"] += exact
+                    if limits.exact_below_states and int(problem.num_states().sum()) <= limits.exact_below_states:
+                        found.expect("MILP", exact, f"{answer.cost} within {budget}, the oracle finds {least}")
+                case other:
+                    found.done[f"{path}: nothing found"] += 1
+                    found.expect(path, other.bound - 1e-6 * free.cost <= least, f"bound {other.bound}, the oracle finds {least}")
+
+
+def kept_bytes(choice: Choice, order: Sequence[Sequence[int]]) -> list[Kept]:
+    """Returns what choices keep in memory, by the oracle's numbers of states."""
+    problem, found = choice.problem, list[Kept]()
+    for residents, owners in (
+        (problem.node_residents, [(node,) for node in range(problem.num_nodes)]),
+        (problem.edge_residents, list(zip(problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True))),
+    ):
+        rows = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
+        for owner, number, first, last in rows:
+            nodes = owners[owner]
+            table = np.empty_like(problem.tables[number])
+            table[np.ix_(*[order[node] for node in nodes])] = problem.tables[number]
+            found.append(Kept(nodes, table, first, last))
+    return found
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--seeds", default="0:1000", help="first:end")
+    parser.add_argument("--budgets", action="store_true", help="under budgets too")
+    options = parser.parse_args(argv)
+    first, end = map(int, options.seeds.split(":"))
+    done, failures = Counter[str](), 0
+    for seed in range(first, end):
+        found = check(seed, options.budgets)
+        done += found.done
+        failures += bool(found.wrong)
+        for line in found.wrong:
+            print(f"WRONG seed {seed} mesh {'x'.join(map(str, draw(seed)[1]))}: {line}", flush=True)
+    print(f"{end - first} programs, {failures} with another plan; checks: {', '.join(f'{n} {name}' for name, n in sorted(done.items()))}")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""The least cost of a choice problem by plain variable elimination, and under a budget by going through choices in order of their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from math import inf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+from oracle_model import Problem
+
+Floats = NDArray[np.float64]
+
+_MOST_ENTRIES = 50_000_000
+_MOST_STEPS = 100_000
+
+
+class TooLargeError(Exception):
+    """A table, or the list of choices, would be too large for a check."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A node that was removed: the nodes it was joined to, and the cost of its states and theirs, with all that was removed before it."""
+
+    node: int
+    others: tuple[int, ...]
+    table: Floats
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of one or two nodes' states, at times `first` to `last`."""
+
+    nodes: tuple[int, ...]
+    table: Floats
+    first: int
+    last: int
+
+
+def eliminate(problem: Problem) -> tuple[float, list[Removed]]:
+    """Returns the least cost of a choice, and the nodes as they were removed, the one that makes the smallest table first."""
+    factors: list[tuple[tuple[int, ...], Floats]] = [((number,), node.seconds) for number, node in enumerate(problem.nodes)]
+    factors += list(problem.edges.items())
+    sizes = [len(node.states) for node in problem.nodes]
+    left, removed, total = set(range(len(sizes))), list[Removed](), 0.0
+
+    def about(node: int) -> tuple[int, ...]:
+        return tuple(sorted({other for scope, _ in factors if node in scope for other in scope} - {node}))
+
+    while left:
+        node = min(sorted(left), key=lambda one: sizes[one] * prod(sizes[other] for other in about(one)))
+        scope = (node, *about(node))
+        if prod(sizes[other] for other in scope) > _MOST_ENTRIES:
+            raise TooLargeError
+        table = np.zeros([sizes[other] for other in scope])
+        for part, costs in factors:
+            if node in part:
+                table = table + _spread(costs, part, scope)
+        removed.append(Removed(node, scope[1:], table))
+        least = table.min(axis=0)
+        factors = [(part, costs) for part, costs in factors if node not in part]
+        if scope[1:]:
+            factors.append((scope[1:], least))
+        else:
+            total += float(least)
+        left.remove(node)
+    return total, removed
+
+
+def _spread(costs: Floats, part: Sequence[int], scope: Sequence[int]) -> Floats:
+    """Returns a table with its sides where the nodes stand in `scope`."""
+    order = sorted(range(len(part)), key=lambda side: scope.index(part[side]))
+    shape = [1] * len(scope)
+    for side in order:
+        shape[scope.index(part[side])] = costs.shape[side]
+    return costs.transpose(order).reshape(shape)
+
+
+def least_within(problem: Problem, kept: Sequence[Kept], num_times: int, budget: float) -> float:
+    """Returns the least cost of a choice that keeps no more than `budget` bytes at any time; infinite where there is none.
+
+    Nodes are chosen in the opposite order of their removal, so that what a choice of some will cost at least is known exactly; the
+    cheapest is gone on with first, and what is already over the budget is dropped.
+    """
+    least, removed = eliminate(problem)
+    if least == inf:
+        return inf
+    order = [one.node for one in reversed(removed)]
+    place = {node: number for number, node in enumerate(order)}
+    decided: list[list[Kept]] = [[] for _ in order]
+    memory = np.zeros(num_times)
+    for one in kept:
+        decided[max(place[node] for node in one.nodes)].append(one)
+        memory[one.first : one.last + 1] += one.table.min()
+    serial = count()
+    heap: list[tuple[float, int, int, tuple[int, ...], Floats]] = [(least, 0, next(serial), (), memory)]
+    steps = 0
+    while heap:
+        cost, depth, _, states, memory = heappop(heap)
+        if depth == -len(order):
+            return cost
+        steps += 1
+        if steps > _MOST_STEPS:
+            raise TooLargeError
+        step = removed[len(order) - 1 + depth]
+        chosen = dict(zip(order, states, strict=False))
+        about: tuple[slice | int, ...] = (slice(None), *[chosen[other] for other in step.others])
+        costs = step.table[about]
+        after = np.repeat(memory[None, :], len(costs), axis=0)
+        for one in decided[-depth]:
+            index = tuple(slice(None) if node == step.node else chosen[node] for node in one.nodes)
+            after[:, one.first : one.last + 1] += (one.table[index] - one.table.min())[:, None]
+        for state in np.flatnonzero(np.isfinite(costs) & (after.max(axis=1, initial=0.0) <= budget)).tolist():
+            heappush(heap, (cost + float(costs[state] - costs.min()), depth - 1, next(serial), (*states, state), after[state]))
+    return inf
