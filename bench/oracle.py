@@ -4,8 +4,9 @@
 
 Programs and their notation are those of small_programs.py, costs and what may be chosen those of oracle_model.py, which reads docs/costs.md
 and docs/specs.md a second time, and the optimum that of oracle_solve.py. Machines are drawn, too. For each program the choice problem must
-have the same nodes with the same states, and the search the same cost and bound as the oracle by elimination, one by one and in batches;
-where it is forced to prices of edges and sweeps, and to prices of memory under budgets, the optimum lies between its bound and its cost.
+have the same nodes with the same states, and the search the same cost and bound as the oracle by elimination, one by one and in batches,
+and with alike layers taken as one; where it is forced to prices of edges and sweeps, and to prices of memory under budgets, the optimum
+lies between its bound and its cost.
 What a choice keeps in memory is asked of the search's problem, for the oracle has no second model of that.
 
 Exit code: 1 if one program has another optimum, or states that the oracle has not.
@@ -25,7 +26,7 @@ import numpy as np
 from oracle_model import Axis, Machine, problem_of
 from oracle_model import Problem as OracleProblem
 from oracle_solve import Kept, TooLargeError, eliminate, least_within
-from small_programs import SmallProgram, draw
+from small_programs import SmallProgram, draw, draw_layers
 
 from rhino.ir.cluster import MeshAxis
 from rhino.ir.graph import Graph
@@ -38,10 +39,13 @@ from rhino.ir.spec import unpack
 from rhino.strategies.answer import Answer, Infeasible
 from rhino.strategies.build import Choice, build
 from rhino.strategies.cost import CostModel
+from rhino.strategies.folded import LEAST_LAYERS, FoldedElimination
 from rhino.strategies.search import Limits, Search
 
 _RULES: Final = "func.func(sdy-populate-op-sharding-rules)"
 ROUNDING: Final = 1e-9
+_LAYERS_EVERY: Final = 25
+"""Of so many seeds one makes a program of alike layers, too: that takes as long as a dozen small ones."""
 _KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
 
 
@@ -136,6 +140,23 @@ def check(seed: int, budgets: bool = True) -> Checked:
     check_free(choice, least, found)
     if budgets and order is not None:
         check_budgets(oracle, choice, order, found)
+    return found
+
+
+def check_layers(seed: int) -> Checked:
+    """Plans a program of alike layers by both: the search takes them as one."""
+    found = Checked()
+    program, sizes = draw_layers(seed, 2 * LEAST_LAYERS + seed % 3)
+    machine = draw_machine(seed, sizes)
+    choice = build(graph_of(program, sizes), cost_model(machine, program.dtype))
+    least, _ = eliminate(problem_of(program, machine))
+    with patch("rhino.strategies.batches._MANY", 0):
+        search = Search(choice.problem)
+        reduced = search.reduce()
+        outcome = search.run(None, reduced)
+    hair = ROUNDING * least
+    same = isinstance(outcome, Answer) and abs(outcome.cost - least) <= hair and abs(outcome.bound - least) <= hair
+    found.expect("folded" if isinstance(reduced.elimination, FoldedElimination) else "many layers", same, f"{outcome}, the oracle {least}")
     return found
 
 
@@ -235,11 +256,11 @@ def run(argv: Sequence[str]) -> int:
     first, end = map(int, options.seeds.split(":"))
     done, failures = Counter[str](), 0
     for seed in range(first, end):
-        found = check(seed, options.budgets)
-        done += found.done
-        failures += bool(found.wrong)
-        for line in found.wrong:
-            print(f"WRONG seed {seed} mesh {'x'.join(map(str, draw(seed)[1]))}: {line}", flush=True)
+        for found in (check(seed, options.budgets), *([check_layers(seed)] if seed % _LAYERS_EVERY == 0 else [])):
+            done += found.done
+            failures += bool(found.wrong)
+            for line in found.wrong:
+                print(f"WRONG seed {seed} mesh {'x'.join(map(str, draw(seed)[1]))}: {line}", flush=True)
     print(f"{end - first} programs, {failures} with another plan; checks: {', '.join(f'{n} {name}' for name, n in sorted(done.items()))}")
     return int(failures > 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -43,32 +43,39 @@ class Kept:
 
 def eliminate(problem: Problem) -> tuple[float, list[Removed]]:
     """Returns the least cost of a choice, and the nodes as they were removed, the one that makes the smallest table first."""
-    factors: list[tuple[tuple[int, ...], Floats]] = [((number,), node.seconds) for number, node in enumerate(problem.nodes)]
-    factors += list(problem.edges.items())
     sizes = [len(node.states) for node in problem.nodes]
-    left, removed, total = set(range(len(sizes))), list[Removed](), 0.0
-
-    def about(node: int) -> tuple[int, ...]:
-        return tuple(sorted({other for scope, _ in factors if node in scope for other in scope} - {node}))
-
-    while left:
-        node = min(sorted(left), key=lambda one: sizes[one] * prod(sizes[other] for other in about(one)))
-        scope = (node, *about(node))
-        if prod(sizes[other] for other in scope) > _MOST_ENTRIES:
+    factors: list[dict[tuple[int, ...], Floats]] = [{(number,): node.seconds} for number, node in enumerate(problem.nodes)]
+    for pair, costs in problem.edges.items():
+        for node in pair:
+            factors[node][pair] = costs
+    entries = {node: prod(sizes[other] for other in _scope(node, factors[node])) for node in range(len(sizes))}
+    removed, total = list[Removed](), 0.0
+    while entries:
+        node = min(entries, key=lambda one: (entries[one], one))
+        if entries.pop(node) > _MOST_ENTRIES:
             raise TooLargeError
+        scope = _scope(node, factors[node])
         table = np.zeros([sizes[other] for other in scope])
-        for part, costs in factors:
-            if node in part:
-                table = table + _spread(costs, part, scope)
+        for part, costs in factors[node].items():
+            table = table + _spread(costs, part, scope)
+            for other in part:
+                if other != node:
+                    del factors[other][part]
         removed.append(Removed(node, scope[1:], table))
         least = table.min(axis=0)
-        factors = [(part, costs) for part, costs in factors if node not in part]
         if scope[1:]:
-            factors.append((scope[1:], least))
+            for other in scope[1:]:
+                factors[other][scope[1:]] = factors[other].get(scope[1:], 0.0) + least
         else:
             total += float(least)
-        left.remove(node)
+        for other in scope[1:]:
+            entries[other] = prod(sizes[one] for one in _scope(other, factors[other]))
     return total, removed
+
+
+def _scope(node: int, factors: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns a node, and then those that share a factor with it."""
+    return (node, *sorted({other for part in factors for other in part} - {node}))
 
 
 def _spread(costs: Floats, part: Sequence[int], scope: Sequence[int]) -> Floats:

@@ -191,6 +191,25 @@ def draw(seed: int) -> tuple[SmallProgram, tuple[int, ...]]:
     return _Draw(rng, mesh).program(), mesh
 
 
+def draw_layers(seed: int, num_layers: int) -> tuple[SmallProgram, tuple[int, ...]]:
+    """Returns a program of alike layers, each with weights of its own that it may update, and the sizes of a mesh of one axis or two."""
+    rng = np.random.default_rng(seed)
+    mesh = MESHES[seed % 4]
+    drawn = _Draw(rng, mesh)
+    inner, outer = (int(extent) for extent in rng.choice([prod(mesh), 2 * prod(mesh), 12, 10], 2))
+    rows = int(rng.choice([prod(mesh), 24, 9]))
+    parts = rng.choice(["product", "element", "share", "residual"], int(rng.integers(1, 4))).tolist()
+    drawn.arguments = [(rows, inner), *[(inner, outer), (outer, inner)] * num_layers]
+    drawn.shapes, drawn.visible = list(drawn.arguments), list(range(len(drawn.arguments)))
+    value = 0
+    for layer in range(num_layers):
+        start = value
+        for part in ("product", *parts):
+            value = drawn.part(part, value, start, 1 + 2 * layer)
+    dtype = str(rng.choice(list(_TYPES)))
+    return without_dead(SmallProgram(dtype, tuple(drawn.arguments), tuple(drawn.ops), (value,), (None,))), mesh
+
+
 @dataclass
 class _Draw:
     rng: np.random.Generator
@@ -253,6 +272,28 @@ class _Draw:
         self.read |= set(reads)
         self.visible += range(len(self.shapes), len(self.shapes) + len(shapes))
         self.shapes += shapes
+
+    def part(self, name: str, value: int, start: int, weight: int) -> int:
+        """Adds a part of a layer, and returns what comes of it: two products, a function, shares of rows, or the sum with its start."""
+        shape = self.shapes[value]
+        match name:
+            case "product":
+                for number in (weight, weight + 1):
+                    self.add(
+                        "product",
+                        [len(self.shapes) - 1 if number > weight else value, number],
+                        [(shape[0], self.shapes[number][1])],
+                        [1, 0],
+                    )
+            case "element":
+                self.add("tanh", [value], [shape])
+            case "share":
+                self.add("sum", [value], [shape[:1]], [1])
+                self.add("broadcast", [len(self.shapes) - 1], [shape], [0])
+                self.add("divide", [value, len(self.shapes) - 1], [shape])
+            case "residual":
+                self.add("add", [value, start], [shape])
+        return len(self.shapes) - 1
 
     def step(self) -> None:
         """Adds an op that fits what there is; tries again where one does not."""

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from rhino.ir.collectives import tally_module, trip_count
+from rhino.ir.collectives import tally_module, tensor_bytes, trip_count
 from rhino.ir.hlo_collectives import shape_bytes, tally_hlo
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.reader import walk
@@ -117,6 +117,15 @@ def test_a_loop_counts_as_often_as_it_is_known_to_run(form: dict[str, str], trip
     assert trip_count(found.opview) == trips
     counts = {} if trips == 0 else {"all_reduce": Count(trips or 1, (trips or 1) * 64)}
     assert tally_module(module) == Tally(counts, exact=trips is not None)
+
+
+def test_tokens_and_what_is_no_function_weigh_nothing():
+    """A collective in a branch that hands a token on; a mesh beside the entry."""
+    text = 'sdy.mesh @mesh = <["x"=8]>\n' + entry(f"%t = stablehlo.create_token : !stablehlo.token\n{all_reduce('%r', '%a')}")
+    module = parse(text)
+    (token,) = [op for op in walk(module.operation) if op.name == "stablehlo.create_token"]
+    assert tensor_bytes(token.results[0].type) == 0
+    assert tally_module(module) == Tally({"all_reduce": Count(1, 64)})
 
 
 def test_an_unknown_loop_without_collectives_leaves_the_tally_exact():

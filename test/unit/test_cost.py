@@ -64,8 +64,14 @@ def test_a_ring_takes_what_its_steps_take(kind, size):
     assert model(size).move_s(Move(kind, (0,), num_bytes)) == pytest.approx(sum(steps), rel=1e-12)
 
 
-def test_what_sends_nothing_takes_no_time():
-    assert model(1).move_s(Move("all_reduce", (0,), 10**9)) == 0
+@pytest.mark.parametrize("kind", SECONDS)
+def test_what_sends_nothing_takes_no_time(kind):
+    """Along an axis of one device; whatever is measured there, and beside another axis."""
+    one = MeshAxis("x", 1, 1e-3, 1e3, 1e3, "ring", ("link",), ((kind, Line(1.0, 1.0)),))
+    assert CostModel(DEVICE, (one,)).move_s(Move(kind, (0,), 10**9)) == 0
+    if kind in ("all_reduce", "collective_permute"):
+        both = CostModel(DEVICE, (one, *model(4).axes))
+        assert both.move_s(Move(kind, (0, 1), SECONDS[kind][0])) == pytest.approx(SECONDS[kind][1], rel=1e-12)
 
 
 @pytest.mark.parametrize(

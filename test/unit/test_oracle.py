@@ -26,6 +26,13 @@ def test_the_search_finds_what_the_oracle_finds(batch):
         assert found.done["elimination"], seed
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_alike_layers_taken_as_one_cost_what_the_oracle_says(seed):
+    found = oracle.check_layers(seed)
+    assert not found.wrong, found.wrong
+    assert found.done["folded"]
+
+
 def test_programs_hold_every_op_and_all_meshes():
     programs = [draw(seed) for seed in range(60)]
     ops = Counter(op.name for program, _ in programs for op in program.ops)
