@@ -228,12 +228,12 @@ def _any_op(i: Inputs) -> Array:
 
 
 def _any_form(i: Inputs) -> Array:
-    return call_form(i.number, i.a, i.b, i.indices)
+    return call_form(i.number, i.a, i.indices)
 
 
 def _any_form_in_a_loop(i: Inputs) -> Array:
     def body(n: Array, a: Array) -> Array:
-        made = call_form(i.number, a, i.b, i.indices + n)
+        made = call_form(i.number, a, i.indices + n)
         return 0.5 * a + (made if made.shape == a.shape else jnp.mean(made))
 
     return jnp.asarray(lax.fori_loop(0, 3, body, i.a))

@@ -39,16 +39,18 @@ def call_case(number: int, values: list[Array], integers: Array) -> Array:
     """Returns the results of an op of CASES, joined to one array [n], on operands made of `values` and `integers`."""
     number %= len(CASES)
     _, operands, results = _signature(number)
-    given = [_fitted(shape, element, values[n % len(values)], integers + n) for n, (shape, element) in enumerate(operands)]
+    others = [_apart(integers)] if "dynamic_update_slice" in CASES[number].text else values[1:]
+    chosen = [values[0], *(others[n % len(others)] for n in range(len(operands)))] if others else values * len(operands)
+    given = [_fitted(shape, element, chosen[n], integers + n) for n, (shape, element) in enumerate(operands)]
     return _call(f"case_{number}", given, results)
 
 
-def call_form(number: int, operand: Array, updates: Array, integers: Array) -> Array:
+def call_form(number: int, operand: Array, integers: Array) -> Array:
     """Returns the results of the drawn form `number` (indexed_forms.py) of an operand's shape, joined to one array [n]."""
     symbol = "_".join(["form", str(number), *map(str, operand.shape)])
     form = _form_of(symbol)
-    values = iter([operand, updates, updates * 0.5, operand * 0.5])
-    given = [_fitted(shape, element, next(values) if element != "i32" else operand, integers) for shape, element in form.operands]
+    values = [operand] * len(form.results) + [_apart(integers)] * len(form.operands)
+    given = [_fitted(shape, element, values[n], integers) for n, (shape, element) in enumerate(form.operands)]
     return _call(symbol, given, form.results)
 
 
@@ -65,6 +67,14 @@ def _call(symbol: str, given: list[Array], results: tuple[tuple[Shape, str], ...
     made: Any = jax.ffi.ffi_call(symbol, kinds)(*given)
     shown = [jnp.where(jnp.isfinite(one), jnp.clip(one, -_LARGEST, _LARGEST), 0.5) for one in made]
     return shown[0] if len(shown) == 1 else jnp.concatenate([one.reshape(-1) for one in shown])
+
+
+def _apart(integers: Array) -> Array:
+    """Returns floats that have nothing to do with what they are written over.
+
+    An update that is computed of what it is written over reads what has been written, on one device too (XLA's CPU, jaxlib 0.10.2).
+    """
+    return jnp.sin(integers.astype(jnp.float32))
 
 
 def _fitted(shape: Shape, element: str, value: Array, integers: Array) -> Array:
