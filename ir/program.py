@@ -38,6 +38,12 @@ CONSTANT = "stablehlo.constant"
 PAD = "stablehlo.pad"
 CONSTRAINT = "sdy.sharding_constraint"
 CUSTOM_CALL = "stablehlo.custom_call"
+_ADDRESSING = {
+    PAD: _EDGES,
+    "stablehlo.scatter": ("scatter_dimension_numbers",),
+    "stablehlo.convolution": ("dimension_numbers",),
+}
+"""Attributes that say, beside an op's types and rule, which of its factors can be split: what `_localizable` reads."""
 _BY_MORE = frozenset({PAD, CUSTOM_CALL})
 """Ops without regions of which more than their types says what they do to sums, or whether they may be there."""
 
@@ -193,7 +199,8 @@ class _Reader:
         for result in op.results:
             self.free[self.define(result, number)] = free
         types, results = tuple([self.value_type[v] for v in read]), tuple(self.value_type[first:])
-        own = (name, types, results, attributes.get(RULE, None), free, attributes.get(COST, None))
+        addressing = tuple([attributes[one] for one in _ADDRESSING.get(name, ())])
+        own = (name, types, results, attributes.get(RULE, None), free, attributes.get(COST, None), addressing)
         by_types = not has_regions and name not in _BY_MORE
         known = self.class_keys.get(own) if by_types and GSPMD not in attributes else None
         if known is None:
@@ -255,9 +262,14 @@ class _Reader:
         found = {self.numbers[v]: None for inner in inside for v in inner.operands if v in self.numbers}
         return sorted(found)
 
-    def class_number(self, op: ir.Operation, own: tuple[str, tuple[int, ...], tuple[int, ...], ir.Attribute | None, bool, object]) -> int:
-        """Returns the class of the last op; `own` is what it says itself: name, types of operands and results, rule, whether free, cost."""
-        _, types, results, rule, free, _ = own
+    def class_number(
+        self, op: ir.Operation, own: tuple[str, tuple[int, ...], tuple[int, ...], ir.Attribute | None, bool, object, object]
+    ) -> int:
+        """Returns the class of the last op.
+
+        `own` is what it says itself: name, types of operands and results, rule, whether free, cost, and what it addresses.
+        """
+        _, types, results, rule, free, *_ = own
         held = self.held.get(len(self.ops) - 1)
         key = (*own, reduction_of(op), linear_in(op), held)
         if key not in self.class_keys:

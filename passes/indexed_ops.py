@@ -27,31 +27,27 @@ from rhino.ir.reader import maker_of
 
 Shape = tuple[int, ...]
 
+INDEXED: Final = frozenset(f"stablehlo.{name}" for name in ("gather", "scatter", "dynamic_slice", "dynamic_update_slice"))
 GATHER: Final = "stablehlo.gather"
 SCATTER: Final = "stablehlo.scatter"
-_SLICE: Final = "stablehlo.dynamic_slice"
-_UPDATE: Final = "stablehlo.dynamic_update_slice"
 _SHIFTED: Final = "rhino.shifted"
 """On a scatter: the conversion subtracts the offset of a block from its indices."""
 
 
 def prepare(op: ir.Operation, split_dims: Sequence[int], annotate: Callable[[ir.Operation, int], None]) -> None:
-    """Makes a gather or scatter ready for the conversion; its operands are split along `split_dims`.
+    """Makes an op that indexes a tensor ready for the conversion; others are left alone. Its first operand is split along `split_dims`.
 
     `annotate` gives an op that makes another tensor for operand number n the sharding which that operand has.
     """
-    if not split_dims:
-        return
-    position = _indices_of(op)
-    indices = op.operands[position]
-    wide = ir.RankedTensorType.get(_shape(indices), ir.IntegerType.get_signless(64))
-    if indices.type != wide:
-        with ir.InsertionPoint(op), op.location:
-            convert = stablehlo.ConvertOp(wide, indices)
-        annotate(convert.operation, position)
-        op.operands[position] = convert.result
-    if op.name == SCATTER and set(split_dims) & set(_scatter_numbers(op).scattered_dims_to_operand_dims):
-        op.attributes[_SHIFTED] = ir.UnitAttr.get()
+    match op.name:
+        case "stablehlo.gather" | "stablehlo.scatter" if split_dims:
+            _widen(op, annotate)
+            if op.name == SCATTER and set(split_dims) & set(_scatter_numbers(op).scattered_dims_to_operand_dims):
+                op.attributes[_SHIFTED] = ir.UnitAttr.get()
+        case "stablehlo.dynamic_slice":
+            _clamp_starts(op, _shape(op.results[0]), 1)
+        case "stablehlo.dynamic_update_slice":
+            _clamp_starts(op, _shape(op.operands[1]), 2)
 
 
 def put_right(op: ir.Operation) -> None:
@@ -66,9 +62,18 @@ def put_right(op: ir.Operation) -> None:
             _clamp_gather(op)
         case "stablehlo.dynamic_slice":  # the conversion changes its type alone
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(_shape(op.results[0]))
-            _clamp_starts(op, _shape(op.results[0]), 1)
-        case "stablehlo.dynamic_update_slice":
-            _clamp_starts(op, _shape(op.operands[1]), 2)
+
+
+def _widen(op: ir.Operation, annotate: Callable[[ir.Operation, int], None]) -> None:
+    """Makes a gather or scatter read its indices as i64."""
+    position = _indices_of(op)
+    indices = op.operands[position]
+    wide = ir.RankedTensorType.get(_shape(indices), ir.IntegerType.get_signless(64))
+    if indices.type != wide:
+        with ir.InsertionPoint(op), op.location:
+            convert = stablehlo.ConvertOp(wide, indices)
+        annotate(convert.operation, position)
+        op.operands[position] = convert.result
 
 
 def _keep_covered(op: ir.Operation) -> None:

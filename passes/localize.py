@@ -45,7 +45,7 @@ from rhino.ir.shardings import (
 from rhino.ir.spec import REPLICATED, Spec, entry, partial_axes, split_dim, unpack, without_partial
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.choose_shardings import STRATEGY
-from rhino.passes.indexed_ops import GATHER, SCATTER, prepare, put_right
+from rhino.passes.indexed_ops import GATHER, INDEXED, prepare, put_right
 from rhino.passes.rules import run_on_functions
 from rhino.strategies.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.plan import Plan, handing_on, implied, loop_states, sent_bytes
@@ -200,7 +200,7 @@ class _Inserter:
             for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), state.needs, strict=True)):
                 if plan.specs[value] != need:
                     self.read_as(op, position, value, need)
-            if op.name in (GATHER, SCATTER):
+            if op.name in INDEXED:
                 self.prepare(op, state)
             if op.name in _CHECKED:
                 self.hide_padding(op, state)
@@ -240,7 +240,7 @@ class _Inserter:
                 inner.replace_uses_of_with(held, moved)
 
     def prepare(self, op: ir.Operation, state: State) -> None:
-        """Makes a gather or scatter ready for Shardy's conversion."""
+        """Makes an op that indexes a tensor ready for Shardy's conversion."""
 
         def annotate(made: ir.Operation, position: int) -> None:
             made.attributes[SHARDING] = per_value_attribute([self.sharding(made.results[0], state.needs[position])])

@@ -376,3 +376,36 @@ def test_arrays_agree_with_each_other():
         assert all(graph.value_op[value] == op for value in graph.results(op))
     assert graph.use_start[-1] == len(graph.uses)
     assert graph.result_start[-1] == graph.num_values == len(graph.value_op)
+
+
+PADS = function(
+    "%z = stablehlo.constant dense<0.0> : tensor<f32>\n"
+    "%0 = stablehlo.pad %a, %z, low = [0, 0], high = [0, 0], interior = [0, 0] : (tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>\n"
+    "%1 = stablehlo.pad %0, %z, low = [1, 0], high = [-1, 0], interior = [0, 0] : (tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>",
+    {"a": tensor((8, 16))},
+    {"1": tensor((8, 16))},
+)
+
+
+def test_pads_of_one_shape_that_move_and_do_not_are_not_alike():
+    """Their types and Shardy's rules for them are the same; the one that shifts cannot be split along the dim."""
+    whole, shifting = [cls.rule for cls in program_of(PADS).graph.classes if cls.name == "stablehlo.pad"]
+    assert not whole.fixed
+    assert shifting.fixed == frozenset(shifting.operands[0][0])
+
+
+SCATTERS = function(
+    "".join(
+        f'%{n} = "stablehlo.scatter"(%{a}, %i, %u) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): stablehlo.return %y : tensor<f32> }}) '
+        "{scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0, 1], "
+        f"scatter_dims_to_operand_dims = [{n}]>}} : (tensor<8x8xf32>, tensor<1xi32>, tensor<f32>) -> tensor<8x8xf32>\n"
+        for n, a in ((0, "a"), (1, "0"))
+    ),
+    {"a": tensor((8, 8)), "i": tensor((1,), "i32"), "u": tensor(())},
+    {"1": tensor((8, 8))},
+)
+
+
+def test_scatters_that_index_other_dims_are_not_alike():
+    rows, columns = [cls.rule for cls in program_of(SCATTERS).graph.classes if cls.name == "stablehlo.scatter"]
+    assert [rule.operands[0].index(next(d for d in rule.operands[0] if set(d) & rule.fixed)) for rule in (rows, columns)] == [1, 0]
