@@ -147,9 +147,10 @@ def _sized_ways(
 ) -> tuple[tuple[_SizedWay, ...], Ints]:
     """Returns the ways that occur, and which of them each pair of specs has [given, needed]."""
     pairs, which = pair_classes(given, needed, len(sizes), len(head) + 1)
-    number: dict[_SizedWay, int] = {}
-    of_pair = [number.setdefault(_sized_way(head, *pair, sizes), len(number)) for pair in pairs]
-    return tuple(number), np.array(of_pair, dtype=np.int64)[which]
+    ways = [_sized_way(head, *pair, sizes) for pair in pairs]
+    distinct = {id(one): one for one in ways}
+    number = {key: place for place, key in enumerate(distinct)}
+    return tuple(distinct.values()), np.array([number[id(one)] for one in ways], dtype=np.int64)[which]
 
 
 def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
@@ -167,9 +168,17 @@ def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, siz
     """Returns the steps from one spec to another, none where there is no way."""
     steps = way(rank, source, target, len(sizes)) or ()
     parted = parted_way(rank, source, target, sizes) or ()
-    return tuple(
-        [_SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes)) for one, step in zip(parted, steps, strict=True)]
+    return _same_way(
+        tuple(
+            [_SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes)) for one, step in zip(parted, steps, strict=True)]
+        )
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _same_way(one: _SizedWay) -> _SizedWay:
+    """Returns the way that was equal to this first: who has many finds the equal ones by their ids, without comparing their steps."""
+    return one
 
 
 def _is_one_piece(head: tuple[int, ...], step: Step, sizes: tuple[int, ...]) -> bool:

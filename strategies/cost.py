@@ -31,7 +31,7 @@ from rhino.ir.graph import COSTLY, OpClass, TensorType
 from rhino.ir.hardware import Device, Line
 from rhino.strategies.problem import Floats
 from rhino.strategies.reshard import Move, PartedStep, parted_way
-from rhino.strategies.spec_pairs import pair_classes
+from rhino.strategies.spec_pairs import Pair, pair_classes
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
 """Ops that run on matrix units."""
@@ -121,21 +121,25 @@ _PROBE = 1 << 40
 @lru_cache(maxsize=4096)
 def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Floats]:
     """Returns the seconds per reshard of a tensor, and those per byte of the whole tensor, both [given, needed]."""
-    known, sizes = _steps_s(model), model.sizes
-    pairs, which = pair_classes(given, needed, len(sizes))
-    every = np.array([known(parted_way(*pair, sizes)) for pair in pairs], dtype=np.float64).reshape(-1, 2)
+    known = _pair_s(model)
+    pairs, which = pair_classes(given, needed, len(model.axes))
+    every = np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2)
     return every[which, 0], every[which, 1]
 
 
 @lru_cache(maxsize=64)
-def _steps_s(model: CostModel) -> Callable[[tuple[PartedStep, ...] | None], tuple[float, float]]:
-    """Returns a function of the steps of a way: their seconds for no bytes, and per byte of the whole tensor."""
+def _pair_s(model: CostModel) -> Callable[[Pair], tuple[float, float]]:
+    """Returns a function of a pair of specs: the seconds of the way for no bytes, and per byte of the whole tensor."""
+    sizes = model.sizes
 
     @cache
-    def seconds(steps: tuple[PartedStep, ...] | None) -> tuple[float, float]:
-        if steps is None:
-            return inf, 0.0
+    def of_steps(steps: tuple[PartedStep, ...]) -> tuple[float, float]:
         fixed, probe = (sum([model.move_s(step.move(num_bytes)) for step in steps]) for num_bytes in (0, _PROBE))
         return fixed, (probe - fixed) / _PROBE
+
+    @cache
+    def seconds(pair: Pair) -> tuple[float, float]:
+        steps = parted_way(*pair, sizes)
+        return (inf, 0.0) if steps is None else of_steps(steps)
 
     return seconds
