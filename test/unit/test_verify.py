@@ -189,6 +189,7 @@ WRONG = {
     "after takeover": (before(7, Fetch(1, 1)), "RHI-STEP-002", "slot 1 is taken over since instruction 6"),
     "freed twice": (at(3, Free((0, 0))), "RHI-STEP-002", "instruction 3, free of slots 0, 0: slot 0 is freed since instruction 3"),
     "write twice": (before(3, MAKE), "RHI-STEP-003", "instruction 3, forward of stage 0, micro-batch 0, program 0 (make): slot 2 is held"),
+    "fed twice": (before(1, Feed(1, 0)), "RHI-STEP-003", "slot 0 is held since instruction 0"),
     "constant written": (replace(ping(), constants=((0, 3),)), "RHI-STEP-003", "slot 0 is constant"),
     "sent and taken over": (before(6, Transfer(1, 1, 6)), "RHI-STEP-004", "slot 1 is sent by instruction 6"),
     "read twice and taken over": (twice(), "RHI-STEP-004", "it takes over slot 1, which it reads twice"),
@@ -222,6 +223,7 @@ def test_wrong_lists(case):
         verify(step, 2, 2)
     assert caught.value.id == id
     assert says in caught.value.what
+    assert "-1" not in caught.value.what or "slot -1" in says  # what has been so from the start is since no instruction
 
 
 def test_a_right_list():
