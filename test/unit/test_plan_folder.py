@@ -22,6 +22,7 @@ from rhino.passes.spmd_search import cluster_lines
 from rhino.passes.whole_plan import costs_of
 from rhino.passes.whole_text import diff_whole, explain_whole
 from rhino.runtime.proven_plan import read_proven_plan
+from rhino.runtime.verify import verify_plan
 from rhino.tools.page_whole import whole_page
 from rhino.tools.run_plan import signature_of
 
@@ -89,6 +90,16 @@ def test_what_is_written_is_read_again(folder: Path, task: Task, version: int):
     write_plan(plan, folder)
     assert read_plan(folder) == plan
     assert json.loads((folder / "manifest.json").read_text())["version"] == version
+
+
+@pytest.mark.parametrize("side", ["arguments", "results"])
+@pytest.mark.parametrize("other", [{"shape": (2, 4)}, {"dtype": "i32"}])
+def test_a_step_takes_and_gives_what_its_plan_says(side: str, other: dict[str, object]):
+    verify_plan(PLAN)
+    (boundary,) = getattr(PLAN, side)
+    plan = replace(PLAN, **{side: (replace(boundary, **other),)})
+    with pytest.raises(RhinoError, match=rf"RHI-STEP-006.*{side[:-1]} 0 of the step is f32\[4, 2\]"):
+        verify_plan(plan)
 
 
 def test_writing_is_the_same_byte_for_byte_and_replaces_a_plan(folder: Path):

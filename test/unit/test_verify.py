@@ -194,6 +194,7 @@ WRONG = {
     "sent and taken over": (before(6, Transfer(1, 1, 6)), "RHI-STEP-004", "slot 1 is sent by instruction 6"),
     "read twice and taken over": (twice(), "RHI-STEP-004", "it takes over slot 1, which it reads twice"),
     "constant fetched": (replace(at(1), constants=((1, 0),)), "RHI-STEP-004", "slot 1 is constant"),
+    "constant as a result": (replace(at(8, Fetch(6, 0), Free((4,))), constants=((6, 0),)), "RHI-STEP-004", "slot 6 is a constant"),
     "transfer twice": (before(6, Transfer(0, 1, 6)), "RHI-STEP-007", "transfer 0 is instruction 4's"),
     "fetched and freed": (before(9, Free((4,))), "RHI-STEP-004", "slot 4 is fetched since instruction 8"),
     "fetched and taken over": (before(6, Fetch(1, 0)), "RHI-STEP-004", "slot 1 is fetched since instruction 6"),
