@@ -59,13 +59,16 @@ def _choice_name(cls: OpClass, choice: int) -> str:
 
 
 @lru_cache(maxsize=65536)
-def strategies(cls: OpClass, sizes: tuple[int, ...]) -> tuple[State, ...]:
-    """Returns every strategy of an op of class `cls` on axes of `sizes`; *replicate* first."""
+def strategies(cls: OpClass, sizes: tuple[int, ...], *, over_units: bool = False) -> tuple[State, ...]:
+    """Returns every strategy of an op of class `cls` on axes of `sizes`; *replicate* first.
+
+    `over_units` has axes of size 1 split, too: what is split in one part tells what could be in more.
+    """
     if cls.held is not None:
         return (State((REPLICATE,) * len(sizes), *cls.held),)
     states = [replicate(cls, 0)]
     for axis in range(len(sizes)):
-        states = [longer for state in states for longer in _extended(cls, state, axis, sizes)]
+        states = [longer for state in states for longer in _extended(cls, state, axis, sizes, over_units=over_units)]
     return tuple(states)
 
 
@@ -97,10 +100,10 @@ def _replicated(count: int) -> tuple[Spec, ...]:
     return (REPLICATED,) * count
 
 
-def _extended(cls: OpClass, state: State, axis: int, sizes: tuple[int, ...]) -> Iterator[State]:
+def _extended(cls: OpClass, state: State, axis: int, sizes: tuple[int, ...], *, over_units: bool) -> Iterator[State]:
     """Yields `state` with each choice along one more axis."""
     yield replace(state, strategy=(*state.strategy, REPLICATE))
-    if cls.rule is None or sizes[axis] == 1:
+    if cls.rule is None or (sizes[axis] == 1 and not over_units):
         return
     rule, left = cls.rule, list(cls.rule.sizes)
     for size, choice in zip(sizes, state.strategy, strict=False):

@@ -206,7 +206,7 @@ class Propagation:
         """Returns the strategies that share an op's work among the parts, then those on partial sums."""
         kind, cls = self.kinds[op], self.classes[op]
         if kind not in self._options:
-            shared = [state for state in strategies(cls, self.sizes) if state.strategy[0] >= 0]
+            shared = [state for state in strategies(cls, self.sizes, over_units=True) if state.strategy[0] >= 0]
             self._options[kind] = (*shared, *_on_sums(cls))
         return self._options[kind]
 
