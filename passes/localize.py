@@ -87,6 +87,9 @@ class Localize(Pass):
             )
         mesh_name, mesh = found
         rewrite(module, mesh_name, mesh.names, lambda: read_plan(module, mesh, remarks), remarks)
+        for op in walk(module):
+            if op.name == "stablehlo.fft":
+                _lay_in_rows(op)
         module.attributes[LOCAL] = ir.UnitAttr.get()
         remarks.statistics["localized"] = tally_module(module)
 
@@ -428,6 +431,29 @@ def _join_first(exchange: ir.Operation) -> None:
     if made is not None and made.name in _JOINED:
         with ir.InsertionPoint(exchange), exchange.location:
             exchange.operands[0] = stablehlo.OptimizationBarrierOp([joined]).results[0]
+
+
+def _lay_in_rows(op: ir.Operation) -> None:
+    """Has XLA lay the operand and the result of an op in rows, the last dim innermost.
+
+    XLA's CPU backend (jaxlib 0.10.2) computes an fft of nothing else, and fails when it runs where what is around it, such as an all-to-all
+    or a transposition, has chosen another layout.
+    """
+    with ir.InsertionPoint(op), op.location:
+        op.operands[0] = _in_rows(op.operands[0])
+    result = op.results[0]
+    with ir.InsertionPoint.after(op), op.location:
+        laid = _in_rows(result)
+    result.replace_all_uses_except(laid, laid.owner.operation)
+
+
+def _in_rows(value: ir.Value[Any]) -> ir.Value[Any]:
+    """Makes what XLA takes for a value that lies in rows."""
+    rank = len(ir.RankedTensorType(value.type).shape)
+    rows = ir.Attribute.parse(f"[dense<{list(reversed(range(rank)))}> : tensor<{rank}xindex>]")
+    attributes = {"call_target_name": ir.StringAttr.get("LayoutConstraint"), "operand_layouts": rows, "result_layouts": rows}
+    made: ir.Value[Any] = ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes).results[0]
+    return made
 
 
 def _set_monoid(op: ir.Operation, monoid: str) -> None:

@@ -126,3 +126,22 @@ def test_a_call_with_a_side_effect_is_planned_by_the_word_of_its_owner_alone():
     assert code == 1
     assert "error: [RHI-READ-003] 'stablehlo.custom_call' of act has a side effect: each of several devices would have it" in err
     assert auto_shard(Case(function(call.format(rule=rule), a, {"0": tensor((8,))})), "4")[0] == 0
+
+
+GATHERED = """
+sdy.mesh @mesh = <["x"=8]>
+func.func @main(%x: tensor<4x8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}, {}]>}) -> tensor<4x8x5xf32> {
+  %0 = stablehlo.tanh %x {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>} : tensor<4x8x8xf32>
+  %1 = stablehlo.fft %0, type = RFFT, length = [8, 8] {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
+    : (tensor<4x8x8xf32>) -> tensor<4x8x5xcomplex<f32>>
+  %2 = stablehlo.real %1 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
+    : (tensor<4x8x5xcomplex<f32>>) -> tensor<4x8x5xf32>
+  return %2 : tensor<4x8x5xf32>
+}
+"""
+
+
+def test_an_fft_runs_between_gathers_along_an_inner_dim():
+    """XLA lays what it gathers with that dim outermost, and has an fft of rows alone."""
+    out, err = io.StringIO(), io.StringIO()
+    assert run_tool.run(["-", "--verify"], io.BytesIO(GATHERED.encode()), out, err) == 0, err.getvalue()
