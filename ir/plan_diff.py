@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rhino.ir.plan_text import changes_of, differ, signed_bytes, signed_seconds
 from rhino.ir.spmd_plan import Cost, SpmdPlan, Tensor, dims_text, folded
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds
 
 _SHOWN = 40
 
@@ -28,15 +28,15 @@ def _made_for(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
 
 
 def _totals(a: SpmdPlan, b: SpmdPlan) -> Iterator[str]:
-    for name, show, signed in (
-        ("step_s", format_seconds, signed_seconds),
-        ("compute_s", format_seconds, signed_seconds),
-        ("communication_s", format_seconds, signed_seconds),
-        ("peak_bytes", format_bytes, signed_bytes),
+    for words, name, show, signed in (
+        ("step", "step_s", format_seconds, signed_seconds),
+        ("compute", "compute_s", format_seconds, signed_seconds),
+        ("communication", "communication_s", format_seconds, signed_seconds),
+        (PEAK, "peak_bytes", format_bytes, signed_bytes),
     ):
         then, now = getattr(a.predicted, name), getattr(b.predicted, name)
         if differ(then, now):
-            yield f"{name.rpartition('_')[0]}: {show(then)} -> {show(now)} ({signed(now - then)})"
+            yield f"{words}: {show(then)} -> {show(now)} ({signed(now - then)})"
 
 
 def _tensors(side: str, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from rhino.ir.spmd_plan import Cost, Dims, SpmdPlan, Tensor, dims_text, folded, num_parts
 from rhino.ir.tally import EMPTY, Count, Tally
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import format_bytes, format_seconds, peak_text
 
 # Characters of how an op runs; a loop's return has a spec for each value that it carries, and one row would make all as wide.
 _HOW_WIDTH: Final = 90
@@ -93,7 +93,7 @@ def _totals(plan: SpmdPlan) -> list[str]:
         f"{plan.source.function} on mesh {', '.join(f'{name}={size}' for name, size in plan.mesh)}, {plan.form} form",
         f"  step   {format_seconds(said.step_s)}: {format_seconds(said.compute_s)} of compute, {format_seconds(said.communication_s)} in "
         f"collectives{other}; no plan takes less than {format_seconds(said.at_least_s)} (gap {max(gap, 0.0):.2%})",
-        f"  memory {format_bytes(said.peak_bytes)} of {format_bytes(said.budget_bytes)} per device{kept}",
+        f"  memory {peak_text(said.peak_bytes, said.budget_bytes)}{kept}",
     ]
 
 

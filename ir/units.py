@@ -50,6 +50,21 @@ def format_bytes(num_bytes: float) -> str:
     return f"{_digits(value)} {unit}"
 
 
+PEAK: Final = "predicted peak"
+"""What a device is said to hold at most, and by what: XLA has compiled nothing yet, and may assign more or less (docs/memory.md)."""
+
+
+def peak_text(num_bytes: float, budget_bytes: float | None = None) -> str:
+    """Returns what a device is predicted to hold at most, of what it may hold, in words."""
+    budget = "" if budget_bytes is None else f" of {format_bytes(budget_bytes)} per device"
+    return f"{PEAK} {format_bytes(num_bytes)}{budget}"
+
+
+def fits_text(budget_bytes: float) -> str:
+    """Returns "fits" in words that say by what."""
+    return f"is predicted to fit {format_bytes(budget_bytes)} per device"
+
+
 def format_seconds(seconds: float) -> str:
     """Returns `seconds` with three significant digits in ns, us, ms or s."""
     for bound, scale, unit in _TIMES:

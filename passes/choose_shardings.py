@@ -31,7 +31,7 @@ from rhino.ir.shardings import SHARDING, per_value_attribute, sharding_attribute
 from rhino.ir.spec import Spec, spec_text
 from rhino.ir.spots import words_on
 from rhino.ir.tally import EMPTY, Tally, one_collective
-from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
 from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, to_fit, write_mesh
 from rhino.passes.uneven import uneven_arguments
@@ -218,7 +218,7 @@ def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget
         name,
         Place(remarks.file),
         f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%}); "
-        f"peak {format_bytes(answer.peak_bytes)} of {format_bytes(budget)} per device; found by {answer.method}",
+        f"{peak_text(answer.peak_bytes, budget)}; found by {answer.method}",
     )
     for place, what in uneven_arguments(program, target):
         remarks.add(name, place, what)
@@ -257,10 +257,10 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     fix = to_fit("what is said of these tensors" if any(said) else "")
     notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
     if isinstance(outcome, Infeasible):
-        what = f"no choice of shardings fits {format_bytes(budget)} per device; {_needed(outcome, budget, floor)}"
+        what = f"no choice of shardings {fits_text(budget)}; {_needed(outcome, budget, floor)}"
         return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
     found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
-    what = f"no choice of shardings that fits {format_bytes(budget)} per device was found within the steps of the search{found}"
+    what = f"no choice of shardings that {fits_text(budget)} was found within the steps of the search{found}"
     return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
 
 

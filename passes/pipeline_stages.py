@@ -33,7 +33,7 @@ from rhino.ir.locations import place_of
 from rhino.ir.mlir import ir
 from rhino.ir.program import Program
 from rhino.ir.staged_module import NUM_STAGES
-from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
@@ -241,7 +241,6 @@ def _unsolved(program: Program, staging: Staging, tolerance: float | None, order
     problem = staging.problem
     if problem.budget_bytes is None:
         return RhinoError("RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none")
-    budget = format_bytes(problem.budget_bytes)
     free = _solve(replace(problem, budget_bytes=None), tolerance, order)
     notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
     if not isinstance(free, Infeasible | Unsolved):
@@ -250,9 +249,13 @@ def _unsolved(program: Program, staging: Staging, tolerance: float | None, order
     fix = "allow more bytes or more stages, or take the batch in more micro-batches"
     if isinstance(found, Infeasible):
         return RhinoError(
-            "RHI-STAGE-004", f"no cut in {problem.num_stages} stages fits {budget} per device", Place(program.file), tuple(notes), fix
+            "RHI-STAGE-004",
+            f"no cut in {problem.num_stages} stages {fits_text(problem.budget_bytes)}",
+            Place(program.file),
+            tuple(notes),
+            fix,
         )
-    what = f"the steps of the search were spent before a cut was found that fits {budget} per device"
+    what = f"the steps of the search were spent before a cut was found that {fits_text(problem.budget_bytes)}"
     return RhinoError("RHI-STAGE-005", what, Place(program.file), tuple(notes), fix)
 
 

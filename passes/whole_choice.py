@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
-from rhino.ir.units import format_bytes
+from rhino.ir.units import fits_text, format_bytes
 from rhino.passes.problem import to_fit
 from rhino.passes.whole_report import MadePlan, Report
 from rhino.passes.whole_search import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
@@ -258,7 +258,7 @@ class _End(Generic[T]):
         refused.sort(key=lambda one: (not one.by_memory, one.least_bytes or inf))  # what needs least first, last where that is not known
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
-            what = f"no plan fits {format_bytes(self.setup.budget_bytes)} per device{self.least_known(refused[0])}"
+            what = f"no plan {fits_text(self.setup.budget_bytes)}{self.least_known(refused[0])}"
             said = " and ".join(f"--{name}" for name in CONSTRAINTS if self.setup.options.get(name))
             return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(said))
         no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")

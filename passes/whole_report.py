@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import format_seconds, peak_text
 from rhino.strategies.whole.base import CutOff, Estimate, Explored, Refused, Shape
 
 SHOWN: Final = 5
@@ -65,7 +65,7 @@ class Report:
         ended = "" if self.explored.is_complete else "; the search was ended before its end"
         lines = [
             f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than {format_seconds(bound_s)} "
-            f"({gap:.1%}); peak {format_bytes(max(self.chosen.peak_bytes))} of {format_bytes(self.budget_bytes)} per device",
+            f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
             f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
             f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that were planned "
             f"({_counts(self.explored)}){ended}",

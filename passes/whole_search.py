@@ -24,7 +24,7 @@ from rhino.ir.mesh import mesh_of_shape
 from rhino.ir.mlir import ir, make_context
 from rhino.ir.program import Program, read_program
 from rhino.ir.reader import entry_function
-from rhino.ir.units import format_bytes
+from rhino.ir.units import PEAK, format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.divider import Divider
 from rhino.passes.fold_layers import STRETCHES, FoldLayers
@@ -391,11 +391,11 @@ def named_options(shape: Shape) -> dict[str, str]:
 
 def _none_that_fits(shape: Shape, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
     """Returns the refusal of a shape of which no choice fits, with the least program that was found, which one stage alone has."""
-    why = "no choice of shardings that fits was found"
+    why = "no choice of shardings that is predicted to fit was found"
     least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if shape.stages == 1 else None
     if least is None:
         return Refused(shape, why, True, free_bound_s)
-    return Refused(shape, f"{why}; the least needs {format_bytes(least)} per device", True, free_bound_s, found_bytes=least)
+    return Refused(shape, f"{why}; the least has a {PEAK} of {format_bytes(least)} per device", True, free_bound_s, found_bytes=least)
 
 
 def _says_nothing_of_axes(graph: Graph) -> bool:

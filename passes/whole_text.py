@@ -17,7 +17,7 @@ from rhino.ir.spmd_plan import SpmdPlan, dims_text, folded, num_parts
 from rhino.ir.step_memory import local_bytes
 from rhino.ir.tally import EMPTY, Tally
 from rhino.ir.timeline import render
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.whole_plan import costs_of
 from rhino.strategies.simulate import Simulation, simulate
 from rhino.strategies.whole.base import Shape
@@ -74,7 +74,7 @@ def explain_whole(plan: WholePlan, num_rows: int = 20) -> str:
     lines = [
         f"{about['source']}: {plan.form()}, for {about['cluster']}",
         f"  step   {format_seconds(simulation.timeline.end_s)}",
-        f"  memory {format_bytes(max(one.peak_bytes for one in simulation.memory))} per device at most",
+        f"  memory {peak_text(max(one.peak_bytes for one in simulation.memory))} per device",
         "ranks:",
         *_ranks(plan, simulation),
         "programs: seconds in a step and in a run, bytes beside inputs and outputs",
@@ -206,7 +206,7 @@ def _ranks(plan: WholePlan, simulation: Simulation) -> list[str]:
         (
             f"rank {rank}",
             f"{simulation.timeline.idle(rank):.0%} idle",
-            f"peak {format_bytes(memory.peak_bytes)}",
+            peak_text(memory.peak_bytes),
             f"arguments {format_bytes(held[rank])}",
             micro_batches_at_a_time(memory.peak_micro_batches),
         )
@@ -240,7 +240,7 @@ def _about_diff(a: WholePlan, b: WholePlan) -> Iterator[str]:
         yield f"step: {format_seconds(then)} -> {format_seconds(now)} ({signed_seconds(now - then)})"
     held, holds = max(a.about["predicted_peak_bytes"]), max(b.about["predicted_peak_bytes"])
     if held != holds:
-        yield f"peak: {format_bytes(held)} -> {format_bytes(holds)} ({signed_bytes(holds - held)})"
+        yield f"{PEAK}: {format_bytes(held)} -> {format_bytes(holds)} ({signed_bytes(holds - held)})"
     for name, sent in (("transfers", _transferred), ("collectives", _collected)):
         (count, num_bytes), (counts, nums_bytes) = sent(a), sent(b)
         if (count, num_bytes) != (counts, nums_bytes):
@@ -311,7 +311,7 @@ def diff_plans(a: SpmdPlan | WholePlan, b: SpmdPlan | WholePlan) -> str:
     lines.append(f"{one.what} -> {other.what}")
     lines.append(f"step: {format_seconds(one.step_s)} -> {format_seconds(other.step_s)} ({signed_seconds(other.step_s - one.step_s)})")
     change = signed_bytes(other.peak_bytes - one.peak_bytes)
-    lines.append(f"peak: {format_bytes(one.peak_bytes)} -> {format_bytes(other.peak_bytes)} ({change})")
+    lines.append(f"{PEAK}: {format_bytes(one.peak_bytes)} -> {format_bytes(other.peak_bytes)} ({change})")
     return "\n".join([*lines, *_lie_differently(one.placed, other.placed)])
 
 

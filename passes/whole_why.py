@@ -23,7 +23,7 @@ from rhino.ir.instructions import Feed, Fetch, Run, rank_of
 from rhino.ir.mlir import ir
 from rhino.ir.plan_folder import WholePlan, digest_of
 from rhino.ir.plan_text import signed_seconds
-from rhino.ir.units import format_bytes, parse_size
+from rhino.ir.units import parse_size, peak_text
 from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import LEVELS
 from rhino.passes.plan_costs import PlanCosts, plan_costs
@@ -81,7 +81,7 @@ def why_not_whole_text(module: ir.Module, plan: WholePlan, pin: str, data: bytes
             raise
         return "\n".join([f"{pin} cannot be: {error.what}", *(f"  {note}" for note in error.notes)])
     found, peak = diff_whole(plan, other), max(other.about["predicted_peak_bytes"])
-    fits = "" if peak <= budget else f", which does not fit: {format_bytes(peak)} of {format_bytes(budget)} per device"
+    fits = "" if peak <= budget else f", which is not predicted to fit: {peak_text(peak, budget)}"
     return f"with {pin}{fits}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
 
 

@@ -25,7 +25,7 @@ from rhino.ir.patterns import dotted, matches, nearest
 from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_text import more, signed_bytes, signed_seconds, table
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, folded
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.choose_shardings import LEVELS
 from rhino.passes.plan_costs import PlanCosts
@@ -103,7 +103,7 @@ class Asked:
     peak_of: PeakOf | None = None
     place: Callable[[int], str] = lambda _: ""
     notes: Callable[[Subject], tuple[str, ...]] = lambda _: ()
-    head: tuple[str, ...] = ("step", "compute", "collectives", "peak")
+    head: tuple[str, ...] = ("step", "compute", "collectives", PEAK)
 
 
 def asked_of(found: Found, plan: SpmdPlan) -> Asked:

@@ -15,7 +15,7 @@ from rhino.ir.plan_folder import WholePlan
 from rhino.ir.reader import entry_function
 from rhino.ir.staged_module import KEPT
 from rhino.ir.step_memory import local_bytes
-from rhino.ir.units import format_bytes
+from rhino.ir.units import PEAK, format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.spmd_search import Sides, cluster_lines, normalize
@@ -117,6 +117,6 @@ def _with_kept(made: Made, traced: Traced, budget: int) -> tuple[float, ...]:
     if max(peaks) > budget:
         rank = peaks.index(max(peaks))
         sizes = f"{format_bytes(peaks[rank])} per device, of {format_bytes(budget)}"
-        what = f"rank {rank} needs {sizes}: {format_bytes(kept[rank])} of it to keep old state"
+        what = f"rank {rank} has a {PEAK} of {sizes}: {format_bytes(kept[rank])} of it to keep old state"
         raise RhinoError("RHI-SOLVE-001", what, Place(traced.name), fix="donate the state (donate_argnums), or raise the budget")
     return peaks

@@ -16,7 +16,7 @@ from rhino.ir.plan_changes import check_current
 from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, num_parts
-from rhino.ir.units import format_bytes, parse_size
+from rhino.ir.units import PEAK, format_bytes, parse_size
 from rhino.passes.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
 from rhino.passes.localize import localized_copy
@@ -118,7 +118,8 @@ def search_plan(traced: Traced, wish: Wish) -> Planned:
         kept = _kept_bytes(traced, planned.plan)
     peak = planned.plan.predicted.peak_bytes + kept
     if peak > budget:
-        what = f"the step needs {format_bytes(peak)} per device, of {format_bytes(budget)}: {format_bytes(kept)} of it to keep old state"
+        sizes = f"{format_bytes(peak)} per device, of {format_bytes(budget)}"
+        what = f"the step has a {PEAK} of {sizes}: {format_bytes(kept)} of it to keep old state"
         raise RhinoError("RHI-SOLVE-001", what, Place(traced.name), fix="donate the state (donate_argnums), or raise the budget")
     predicted = replace(planned.plan.predicted, peak_bytes=peak, budget_bytes=budget, kept_bytes=kept)
     return Planned(replace(planned.plan, predicted=predicted), planned.code)

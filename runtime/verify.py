@@ -27,7 +27,7 @@ from rhino.ir.elements import element_bytes
 from rhino.ir.instructions import Feed, Fetch, Free, Global, Layout, Local, Program, Run, Step, Transfer, project, reads, writes
 from rhino.ir.plan_folder import Boundary, WholePlan
 from rhino.ir.step_memory import local_bytes, memory_of, slots_held
-from rhino.ir.units import format_bytes
+from rhino.ir.units import PEAK, format_bytes
 
 _State: TypeAlias = Literal["empty", "constant", "held", "freed", "taken over", "fetched"]
 
@@ -283,7 +283,7 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
         notes.append(f"temporaries of program {step.programs[one.program].name}: {format_bytes(limits.temp_bytes[one.program])}")
     return RhinoError(
         "RHI-STEP-008",
-        f"rank {rank} needs {format_bytes(peak_bytes)} on each device at instruction {at}, {_what(step, one)}: "
+        f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, {_what(step, one)}: "
         f"{format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
         notes=(f"{len(held)} arrays are held then", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",

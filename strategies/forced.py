@@ -200,7 +200,9 @@ class Alternatives:
             if self.answer.peak_bytes + parts.peak_bytes <= self.budget_bytes:
                 at_least = parts.step_s if parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost else at_least
                 return Alternative(one.state, parts, at_least, is_peak_exact=is_exact)
-        return Alternative(one.state, None, at_least, "no choice with it that fits was found" if choices else "only together with others")
+        return Alternative(
+            one.state, None, at_least, "no choice with it that is predicted to fit was found" if choices else "only together with others"
+        )
 
     def searched(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
         """Returns what changes where the others are chosen anew."""
@@ -212,7 +214,7 @@ class Alternatives:
         else:
             outcome = fit(search, self.budget_bytes, search.free(self.budget_bytes), self.peak_of)
         if isinstance(outcome, Infeasible):
-            needed = f"does not fit: at least {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes else "cannot be"
+            needed = f"not predicted to fit: at least {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes else "cannot be"
             return Alternative(one.state, None, 0.0, needed, is_legal=outcome.peak_bytes is not None)
         if not isinstance(outcome, Answer):
             return self.found(nodes, one, after)

@@ -13,7 +13,7 @@ from rhino.ir.mlir import ir
 from rhino.ir.plan_folder import digest_of, write_plan
 from rhino.ir.staged_module import is_staged
 from rhino.ir.timeline import render
-from rhino.ir.units import format_bytes, format_seconds, parse_size
+from rhino.ir.units import format_seconds, parse_size, peak_text
 from rhino.passes.base import read_options
 from rhino.passes.problem import DEFAULT_CLUSTER
 from rhino.passes.registry import PARALLEL
@@ -86,7 +86,7 @@ def _summary(made: Made) -> str:
     chunks = about["stages"] // about["ranks"]
     counted = f", counted in each of its {chunks} stages" if chunks > 1 else ""
     rows = [
-        f"  rank {rank}: {timeline.idle(rank):.0%} idle, peak {format_bytes(memory.peak_bytes)}, "
+        f"  rank {rank}: {timeline.idle(rank):.0%} idle, {peak_text(memory.peak_bytes)}, "
         f"at most {micro_batches_at_a_time(memory.peak_micro_batches)}{counted}"
         for rank, memory in enumerate(made.simulation.memory)
     ]

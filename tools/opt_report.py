@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rhino.ir.tally import Tally
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.strategies.answer import Answer
 
 
@@ -18,7 +18,7 @@ def statistics_text(statistics: Mapping[str, Any]) -> str:
         rows += [
             ("step", format_seconds(answer.cost)),
             ("step, at least", format_seconds(answer.bound)),
-            ("peak per device", format_bytes(answer.peak_bytes)),
+            (f"{PEAK}, device", format_bytes(answer.peak_bytes)),
             ("budget per device", format_bytes(statistics["budget_bytes"])),
         ]
     if "search" in statistics:

@@ -125,5 +125,5 @@ class Progress:
         """Shows what is known after a round."""
         if self.is_shown:
             best = explored.quickest
-            words = f"best so far: {best.shape}, {format_seconds(best.step_s)}" if best else "none fits so far"
+            words = f"best so far: {best.shape}, {format_seconds(best.step_s)}" if best else "none is predicted to fit so far"
             self.status.update(f"{len(explored.outcomes)} shapes planned; {words}")

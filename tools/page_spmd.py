@@ -9,7 +9,7 @@ from typing import Final
 
 from rhino.ir.plan_text import alike, new_results, sent_s
 from rhino.ir.spmd_plan import Cost, SpmdPlan, dims_text
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.why import Why
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing
 from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
@@ -37,7 +37,7 @@ def spmd_page(plan: SpmdPlan, reasons: Sequence[Why]) -> Page:
         tiles=(
             ("step", format_seconds(said.step_s), f"no plan takes less than {format_seconds(said.at_least_s)}, gap {gap:.2%}"),
             ("in collectives", format_seconds(said.communication_s), f"{share_text(said.communication_s, said.step_s)} of the step"),
-            ("memory", format_bytes(said.peak_bytes), f"of {format_bytes(said.budget_bytes)} per device"),
+            (PEAK, format_bytes(said.peak_bytes), f"of {format_bytes(said.budget_bytes)} per device"),
             ("devices", str(prod(size for _, size in plan.mesh)), names),
         ),
         parts=tuple(Part(name, seconds / (said.step_s or 1.0), format_seconds(seconds)) for name, seconds in parts if seconds),
@@ -93,7 +93,7 @@ def _spmd_tables(plan: SpmdPlan, reasons: Sequence[Why]) -> Iterable[Table]:
     ]
     yield table("alive", "Alive at the peak", "Bytes on a device.", ("bytes", "tensors", "what", "name"), at_peak)
     note = "What else was possible for the largest tensors and the longest ops, and what it would add, everything else chosen anew."
-    yield reasons_table(reasons, note, ("step", "compute", "collectives", "peak"))
+    yield reasons_table(reasons, note, ("step", "compute", "collectives", PEAK))
     rivals = [
         (
             Cell(one.mesh),

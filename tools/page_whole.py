@@ -9,7 +9,7 @@ from rhino.ir.cluster import parse_cluster
 from rhino.ir.instructions import Run, Step, Transfer
 from rhino.ir.plan_folder import WholePlan
 from rhino.ir.step_memory import held_over_time, local_bytes, slots_held
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.whole_plan import costs_of
 from rhino.passes.whole_text import arguments_of, collectives_by_task, dims, kind, lost, program_runs, ways_of
 from rhino.passes.why import Why
@@ -50,7 +50,7 @@ def whole_page(plan: WholePlan, reasons: Sequence[Why] = ()) -> Page:
         tiles=(
             ("step", format_seconds(timeline.end_s), bound),
             ("idle", share_text(end_s - busy, end_s), "of the step, in the mean of the ranks"),
-            ("memory", format_bytes(peak), f"of {format_bytes(budget)} per device" if budget else "on the device that holds most"),
+            (PEAK, format_bytes(peak), f"of {format_bytes(budget)} per device" if budget else "on the device that holds most"),
             ("devices", str(step.num_ranks * step.mesh.num_devices), f"{step.num_ranks} ranks of {step.mesh}"),
         ),
         parts=(Part("busy", busy / end_s, format_seconds(busy)), Part("idle", 1 - busy / end_s, format_seconds(end_s - busy))),
@@ -119,7 +119,7 @@ def _whole_tables(plan: WholePlan, simulation: Simulation, reasons: Sequence[Why
         )
         for rank, memory in enumerate(simulation.memory)
     ]
-    yield table("ranks", "Ranks", "", ("rank", "idle", "busy", "peak", "micro-batches at a time"), rows)
+    yield table("ranks", "Ranks", "", ("rank", "idle", "busy", PEAK, "micro-batches at a time"), rows)
     rows = [
         (
             seconds_cell(one.runs * one.seconds, end_s),

@@ -25,7 +25,7 @@ import numpy as np
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.plan_folder import Boundary, WholePlan
 from rhino.ir.timeline import Timeline, render
-from rhino.ir.units import format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.runtime.compare import check, differences
 from rhino.runtime.devices import pick_devices, request_host_devices
 from rhino.runtime.distributed import join, launch, share_ranks
@@ -231,7 +231,7 @@ def _headline(plan: WholePlan, processes: int | None) -> tuple[str, ...]:
     peaks = [format_bytes(size) for size in about["predicted_peak_bytes"]]
     return (
         f"plan: {plan.form()}{where}",
-        f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}, peak per device {', '.join(peaks)}",
+        f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}, {PEAK} per device {', '.join(peaks)}",
     )
 
 

@@ -419,5 +419,5 @@ def test_a_refusal_names_what_needs_least_first():
     refused = [Refused(Shape(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found) for number, least, found in needs]
     end = _End(Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ()))
     error = end.none_fits()
-    assert error.what == "no plan fits 100 B per device; of what was looked at the least needs 110 B"
+    assert error.what == "no plan is predicted to fit 100 B per device; of what was looked at the least needs 110 B"
     assert [note.rpartition(" ")[2] for note in error.notes] == ["8", "2", "4", "1"]

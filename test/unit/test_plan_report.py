@@ -15,9 +15,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from training import export_step
 
+from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_folder import WholePlan, read_plan
+from rhino.ir.plan_text import explain_text
 from rhino.ir.spmd_plan import SpmdPlan, load_plan
-from rhino.passes.whole_text import diff_whole, explain_whole, lost_text
+from rhino.passes.whole_text import diff_plans, diff_whole, explain_whole, lost_text
 from rhino.tools import opt
 from rhino.tools.drawing import ranges, tensor_drawing
 from rhino.tools.plan import run
@@ -138,6 +140,25 @@ def places(shapes: str) -> list[tuple[float, float]]:
         else:
             found += [(at["x"], at["y"]), (at["x"] + at["width"], at["y"] + at["height"])]
     return [(x, y) for x, y in found]
+
+
+def test_a_peak_says_that_it_is_predicted(folder: Path, one: SpmdPlan, stages: WholePlan):
+    other = replace(one, predicted=replace(one.predicted, peak_bytes=2 * one.predicted.peak_bytes))
+    remarks = io.StringIO()
+    assert (
+        opt.run(
+            ["--auto-shard", "--remarks-filter=gap", "--print-statistics", str(folder / "step.mlir")], io.BytesIO(), io.BytesIO(), remarks
+        )
+        == 0
+    )
+    said = (explain_text(one), diff_text(one, other), explain_whole(stages), diff_plans(one, stages), remarks.getvalue())
+    shown = (report_html(one), report_html(stages))
+    for text in said:
+        assert "predicted peak" in text
+        assert not re.search(r"(?<!predicted )peak[^ ]* [0-9.]+ [KMG]?i?B", text)
+    for text in shown:
+        assert "predicted peak" in re.sub("<[^>]*>", "", text)
+        assert not re.search(r"(?<!predicted )peak [0-9.]+ [KMG]?i?B", re.sub("<[^>]*>", "", text))
 
 
 def test_names_are_escaped(one: SpmdPlan, stages: WholePlan):

@@ -241,7 +241,7 @@ def test_memory():
     with pytest.raises(RhinoError, match="RHI-STEP-008") as caught:
         verify(ping(), 2, 2, Limits(needed + 49, (0, 50)))
     assert str(caught.value).splitlines() == [
-        "error: [RHI-STEP-008] rank 1 needs 1.3 KiB on each device at instruction 6, backward of stage 1, micro-batch 0, "
+        "error: [RHI-STEP-008] rank 1 has a predicted peak of 1.3 KiB on each device at instruction 6, backward of stage 1, micro-batch 0, "
         "program 1 (update): 1 B more than it has",
         "  note: 3 arrays are held then",
         "  note: slot 4, f32[16, 16]: 1 KiB, output 0 of update",

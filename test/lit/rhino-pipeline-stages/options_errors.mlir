@@ -14,7 +14,7 @@
 // SCHEDULE: error: [RHI-SCHED-001] got schedule 'fastest', expected one of
 // TOLERANCE: error: [RHI-STAGE-002] tolerance '-0.1' is no number from 0 to 10
 // WORD: error: [RHI-STAGE-002] tolerance 'ten' is no number from 0 to 10
-// BUDGET: error: [RHI-STAGE-004] no cut in 2 stages fits 300 B per device
+// BUDGET: error: [RHI-STAGE-004] no cut in 2 stages is predicted to fit 300 B per device
 // BUDGET-NEXT: note: without it, the stages need {{.*}} B, {{.*}} B
 // BUDGET-NEXT: note: the largest: argument 2 "v" tensor<8x16xf32> of 512 B, argument 1 "u" tensor<8x8xf32> of 256 B
 // BUDGET-NEXT: note: to fix: allow more bytes
