@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -19,7 +20,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import Mesh
 from rhino.ir.plan_folder import WholePlan, plan_digest
 from rhino.ir.presets import PRESETS
-from rhino.ir.spmd_plan import SpmdPlan, plan_to_text
+from rhino.ir.spmd_plan import SpmdPlan, dims_text, plan_to_text
 from rhino.pipeline_plan import PipelinePlan
 from rhino.pipeline_planner import Staged, adopt_stages
 from rhino.pipeline_program import PipelineProgram
@@ -71,13 +72,17 @@ class Entry:
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 
-def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked) -> Entry:
-    """Returns `fn` planned for a call: by search, or as the kept plan says."""
+def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked, before: Entry | None = None) -> Entry:
+    """Returns `fn` planned for a call: by search, or as the kept plan says.
+
+    Arrays of the call that lie as `before` put them, the entry for other shapes, stay there if a plan fits so.
+    """
     kept = asked.plan
     wish = asked.wish if kept is not None else _settled(asked.wish, asked.devices)
     named = Mesh(kept.facts.mesh) if isinstance(kept, Plan) else wish.named_mesh()
     traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named, asked.devices))
-    facts, code = _planned(traced, wish, kept)
+    staying = _staying(traced, wish, before, pieces) if before is not None and kept is None else None
+    facts, code = _planned_first([wish] if staying is None else [staying, wish], traced, kept)
     trees = Trees(key.tree, traced.out_tree)
     plan: Plan | PipelinePlan
     if isinstance(facts, WholePlan):
@@ -87,6 +92,36 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     else:
         plan = Plan(facts, trees, _first(asked.devices, prod(size for _, size in facts.mesh), shape.name), traced)
     return Entry(replace(traced, code=b""), plan, code, shape.donated_pieces(pieces))
+
+
+def _staying(traced: Traced, wish: Wish, before: Entry, pieces: Pieces) -> Wish | None:
+    """Returns the wish with each array of a call pinned to where it lies, if `before` put it there; None where there are none."""
+    plan, (leaves, tree) = before.plan, jax.tree.flatten(pieces.values)
+    if not isinstance(plan, Plan) or wish.is_open or (wish.stages or 1) > 1 or tree != before.traced.key.tree:
+        return None
+    facts = plan.facts
+    num_devices = prod(size for _, size in facts.mesh)
+    there = [
+        isinstance(leaf, jax.Array) and leaf.committed and len(leaf.sharding.device_set) == num_devices and not key_dims(aval)
+        for leaf, aval in zip(leaves, traced.in_avals, strict=True)
+    ]
+    lies = jax.tree.leaves(plan.in_shardings) if any(there) else leaves
+    pins = tuple(
+        f"{one.path}={dims_text(one.dims)}"
+        for leaf, sharding, one, is_there in zip(leaves, lies, facts.arguments, there, strict=True)
+        if is_there and one.dims and not one.padded and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    )
+    mesh = ",".join(f"{name}={size}" for name, size in facts.mesh)
+    return replace(wish, mesh=mesh, pins=lambda arguments: (*wish.pins(arguments), *pins)) if pins else None
+
+
+def _planned_first(wishes: Sequence[Wish], traced: Traced, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
+    """Returns the plan by the first of the wishes that can be had. Raises what the last one does."""
+    *others, last = wishes
+    for wish in others:
+        with suppress(RhinoError):
+            return _planned(traced, wish, kept)
+    return _planned(traced, last, kept)
 
 
 def _planned(traced: Traced, wish: Wish, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:

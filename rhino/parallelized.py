@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import jax
 
-from rhino.call import CallShape, Key, Pieces, kind_name
+from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import Asked, Entry, make_entry
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mesh import parse_mesh
@@ -78,7 +78,8 @@ class Parallelized:
         if isinstance(program, PipelineProgram):
             what = f"the plan of {self._shape.name} is in stages: there is no one program to lower"
             raise RhinoError("RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO")
-        lowered: jax.stages.Lowered = program.run.lower(*pieces.values)
+        leaves, tree = jax.tree.flatten(pieces.values)  # by their shapes: jit refuses to lower for arrays that are committed elsewhere
+        lowered: jax.stages.Lowered = program.run.lower(*jax.tree.unflatten(tree, shapes_of(leaves)))
         return lowered
 
     def init(self, init_fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -120,7 +121,8 @@ class Parallelized:
         if key not in self._entries:
             if self._entries and self._on_new_shapes == "error":
                 raise self._other_shapes(pieces, key)
-            self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._asked)
+            before = list(self._entries.values())[-1] if self._entries else None
+            self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._asked, before)
         return self._entries[key]
 
     def _other_shapes(self, pieces: Pieces, key: Key) -> RhinoError:

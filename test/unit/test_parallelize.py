@@ -12,7 +12,11 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import rhino
+from rhino import whole
 from rhino.ir.diagnostics import RhinoError
+from rhino.pipeline_planner import Staged
+from rhino.planner import Planned, Wish
+from rhino.traced import Traced
 
 Shape = jax.ShapeDtypeStruct
 RELATIVE = 2e-5
@@ -198,6 +202,54 @@ def test_other_shapes_are_planned_for_and_both_are_kept():
     assert len(fast._entries) == 3
     lone = {"x": jnp.ones((16, 32)), "y": jnp.zeros(16, int), "more": None}
     same(fast(state, lone, key), jax.jit(step)(state, lone, key))
+
+
+def gradient_step(params: dict[str, jax.Array], batch: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    def loss(params: dict[str, jax.Array]) -> jax.Array:
+        return jnp.mean((jax.nn.gelu(batch @ params["up"]) @ params["down"] - batch) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def test_a_state_stays_where_it_lies_when_another_batch_size_is_planned_for():
+    """The best plan for the large batch has the parameters lie otherwise than that for the small one, as shapes alone show."""
+    params = {"up": jnp.ones((128, 512)) / 23, "down": jnp.ones((512, 128)) / 45}
+    small, large = jnp.ones((8, 128)), jnp.ones((4096, 128))
+    free = rhino.parallelize(gradient_step, cluster="cpu8")
+    shapes = jax.eval_shape(lambda: params)
+    alone = [free.plan(shapes, Shape(batch.shape, batch.dtype)).in_shardings[0]["up"].spec for batch in (small, large)]
+    fast = rhino.parallelize(gradient_step, cluster="cpu8")
+    state, _ = fast(params, small)
+    lies = fast.plan(params, small).in_shardings[0]
+    plan = fast.plan(state, large)
+    assert alone[0] != alone[1]
+    assert plan.in_shardings[0] == lies
+    assert "up" in plan.facts.asked["pin"]
+    same(fast(state, large), jax.jit(gradient_step)(state, large))
+    fast.lower(state, large).compile()
+
+
+def test_a_program_is_lowered_for_arrays_that_another_plan_has_placed():
+    params = {"up": jnp.ones((128, 512)) / 23, "down": jnp.ones((512, 128)) / 45}
+    fast = rhino.parallelize(gradient_step, cluster="cpu8")
+    state, _ = fast(params, jnp.ones((8, 128)))
+    elsewhere = jax.device_put(state, jax.devices()[1])
+    fast.lower(elsewhere, jnp.ones((8, 128))).compile()
+
+
+def test_where_no_plan_fits_with_the_state_where_it_lies_it_is_moved(monkeypatch: pytest.MonkeyPatch):
+    def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
+        if wish.pins([]):
+            raise RhinoError("RHI-SOLVE-001", "too large")
+        return whole.plan_step(traced, wish)
+
+    params = {"up": jnp.ones((128, 512)) / 23, "down": jnp.ones((512, 128)) / 45}
+    fast = rhino.parallelize(gradient_step, cluster="cpu8")
+    state, _ = fast(params, jnp.ones((8, 128)))
+    monkeypatch.setattr("rhino.entry.plan_step", plan_step)
+    assert "pin" not in fast.plan(state, jnp.ones((4096, 128))).facts.asked
+    same(fast(state, jnp.ones((4096, 128))), jax.jit(gradient_step)(state, jnp.ones((4096, 128))))
 
 
 def test_other_shapes_are_refused_where_that_is_asked():
