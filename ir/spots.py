@@ -101,11 +101,9 @@ def write_op(op: ir.Operation, spots: Sequence[Spot], mesh_name: str) -> None:
             case _:
                 op.attributes[SHARDING] = per_value_attribute(every)
     if any(spot.forbidden for spot in spots):
-        op.attributes[FORBIDDEN] = ir.ArrayAttr.get([ir.ArrayAttr.get(spot.forbidden) for spot in spots])
-    said = dict.fromkeys(words for spot in spots for words in spot.said)
-    if said:
-        old = list(ir.ArrayAttr(op.attributes[SAID])) if SAID in op.attributes else []
-        op.attributes[SAID] = ir.ArrayAttr.get([*old, *map(ir.StringAttr.get, said)])
+        op.attributes[FORBIDDEN] = ir.ArrayAttr.get([ir.ArrayAttr.get(list(dict.fromkeys(spot.forbidden))) for spot in spots])
+    if any(spot.said for spot in spots):
+        op.attributes[SAID] = _words([*said_words(op.attributes), *(words for spot in spots for words in spot.said)])
 
 
 def dims_attribute(mesh_name: str, dims: Sequence[Dim]) -> ir.Attribute:
@@ -166,10 +164,15 @@ def _boundary_spot(names: tuple[str, ...], what: str, kind: ir.Type, place: Plac
 def _said_of(spot: Spot) -> Attributes:
     found: Attributes = {} if spot.sharding is None else {SHARDING: spot.sharding}
     if spot.forbidden:
-        found[FORBIDDEN] = ir.ArrayAttr.get(spot.forbidden)
+        found[FORBIDDEN] = ir.ArrayAttr.get(list(dict.fromkeys(spot.forbidden)))
     if spot.said:
-        found[SAID] = ir.ArrayAttr.get([ir.StringAttr.get(words) for words in spot.said])
+        found[SAID] = _words(spot.said)
     return found
+
+
+def _words(said: Sequence[str]) -> ir.Attribute:
+    """Returns the attribute that holds a user's words, each once: what is said again stays as it is."""
+    return ir.ArrayAttr.get([ir.StringAttr.get(words) for words in dict.fromkeys(said)])
 
 
 def _op_shardings(op: ir.Operation) -> list[ir.Attribute]:

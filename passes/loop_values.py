@@ -23,19 +23,27 @@ Value = ir.Value[Any]
 _LOOP: Final = "stablehlo.while"
 
 
+def compute_constants(entry: func.FuncOp) -> None:
+    """Makes loops compute in their bodies what they would carry only to read it, where that depends on constants alone."""
+    for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
+        _compute_constants(loop)
+
+
 def own_values(entry: func.FuncOp) -> None:
     """Gives each loop starts of its own where they are constants, and what one over micro-batches sums up from zeros a value after it.
 
     A barrier, for it may lie in another way than what goes past it, and XLA (jaxlib 0.10.2) folds a reshape to the same shape away and puts
     its sharding on the loop.
     """
-    for found in [op for op in walk(entry.operation) if op.name == _LOOP]:
-        loop = _without_constants(found)
+    for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
         for number, value in enumerate(list(loop.operands)):
-            if _is_repeated(value) and len(list(value.uses)) > 1:
+            if _is_repeated(value):
                 made = maker_of(value)
                 assert made is not None
-                loop.operands[number] = made.clone(ip=ir.InsertionPoint(loop)).results[0]
+                if len(list(value.uses)) > 1:
+                    loop.operands[number] = made.clone(ip=ir.InsertionPoint(loop)).results[0]
+                else:
+                    made.move_before(loop)  # in one order, whichever of them are the same value to begin with
             result = loop.results[number]
             if MICRO_BATCHES in loop.attributes and _is_zero(value) and len(list(result.uses)) > 1:
                 with ir.InsertionPoint.after(loop), loop.location:
@@ -43,25 +51,23 @@ def own_values(entry: func.FuncOp) -> None:
                 result.replace_all_uses_except(after.results[0], after.operation)
 
 
-def _without_constants(loop: ir.Operation) -> ir.Operation:
-    """Returns a loop that computes in its body what it would carry only to read it, if that depends on constants alone."""
+def _compute_constants(loop: ir.Operation) -> None:
     if CARRIED in loop.attributes:  # its carried values have been planned
-        return loop
+        return
     body = loop.regions[1].blocks[0]
     *_, last = (view.operation for view in body.operations)
     made = {n: chain for n in range(len(loop.operands)) if (chain := _only_read(loop, n, last))}
     if not made:
-        return loop
+        return
     start = ir.InsertionPoint.at_block_begin(body)
     for number, chain in made.items():
         before = loop.operands[number]
         body.arguments[number].replace_all_uses_with(copied(chain, start)[chain[-1].results[0]])
         loop.results[number].replace_all_uses_with(before)
-    new = without(loop, made)
+    without(loop, made)
     for op in reversed(dict.fromkeys(op for chain in made.values() for op in chain)):  # who reads before what is read
         if not any(list(result.uses) for result in op.results):
             op.erase()
-    return new
 
 
 def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:

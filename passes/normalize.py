@@ -26,10 +26,11 @@ from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.branches import BRANCHES, split_branches
 from rhino.passes.inline import CALL, INLINE_ERRORS, inline_calls
 from rhino.passes.loop_stashes import shrink_stashes
-from rhino.passes.loop_values import own_values
+from rhino.passes.loop_values import compute_constants
 from rhino.passes.manual_regions import widen_regions
 from rhino.passes.shardy_ops import plain_shardy_ops
 from rhino.passes.stage_marks import keep_marks
+from rhino.passes.tidy import HOIST, tidy
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class Normalize(Pass):
         _nested(module, "symbol-dce,func.func(cse)")
         if has_loops:
             shrink_stashes(entry)
-            own_values(entry)
+            compute_constants(entry)
+        tidy(module, entry)
 
 
 _FORGET: Final = "sdy-remove-propagation-debug-info"
 """Drops Shardy's notes of how it came to its shardings: XLA refuses `sdy.propagation_edges` of an op without a sharding."""
 _LEGALIZE = (
-    "stablehlo-legalize-deprecated-ops{fail-on-unused=false},chlo-legalize-to-stablehlo,stablehlo-canonicalize-dynamism,"
-    "stablehlo-legalize-composite-to-call"
+    f"stablehlo-legalize-deprecated-ops{{fail-on-unused=false}},chlo-legalize-to-stablehlo,{HOIST},stablehlo-legalize-composite-to-call"
 )
 
 
@@ -82,12 +83,6 @@ def _is_plain(module: ir.Operation, ops: Sequence[ir.Operation]) -> bool:
     """Says whether nothing is to be taken apart in `ops`, nor said of their shardings."""
     kinds = {op.name for op in ops}
     return _APART.isdisjoint(kinds) and not any(kind.startswith("sdy.") for kind in kinds) and not module_meshes(module)
-
-
-def _nested(module: ir.Operation, pipeline: str) -> None:
-    manager = passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context)
-    manager.enable_verifier(False)  # takes longer than these passes; the one after this pass looks at what they leave
-    manager.run(module)
 
 
 def _unpack_tuples(entry: func.FuncOp) -> None:
@@ -114,3 +109,9 @@ def _start_from_identity(op: ir.Operation, by: str, identity: float) -> None:
         with ir.InsertionPoint.after(op):
             joined = ir.Operation.create(by, [kind], [result, repeated])
     result.replace_all_uses_except(joined.results[0], joined)
+
+
+def _nested(module: ir.Operation, pipeline: str) -> None:
+    manager = passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context)
+    manager.enable_verifier(False)  # takes longer than these passes; the one after this pass looks at what they leave
+    manager.run(module)

@@ -2,7 +2,7 @@
 
 Reads     a normalized module; which arguments, by name.
 Writes    the types of these arguments and of the results that take over their buffers, with `rhino.padded`, the logical shape, on both;
-          the ops to which the padding spreads, masked where they would read it, and cut or padded where they cannot follow. Runs `cse`.
+          the ops to which the padding spreads, masked where they would read it, and cut or padded where they cannot follow. Then `tidy`.
           A second run changes nothing.
 Errors    RHI-CLI-001 what is said does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a name or
           dim that is not there, RHI-PASS-001 no number of parts, RHI-SHARD-001 a sharding that the module's mesh does not have,
@@ -36,7 +36,8 @@ from rhino.passes.base import Remarks, opt
 from rhino.passes.nested_reads import read_inside
 from rhino.passes.padded_ops import can_pad, is_made_anew, make_anew, masked, resized, rewrite
 from rhino.passes.problem import AUTO, PLANNING_ERRORS, PlanningPass
-from rhino.passes.rules import renew_rules, run_on_functions, with_rules
+from rhino.passes.rules import renew_rules, with_rules
+from rhino.passes.tidy import tidy
 from rhino.passes.viewed_ops import retype
 from rhino.strategies.fillings import Masks, find_masks
 from rhino.strategies.links import Place as Dim
@@ -78,7 +79,7 @@ class PadDims(PlanningPass):
             _remark_useless(program, pads, remarks)
             del program  # no handle of an op outlives the passes below
         if pads.values:
-            run_on_functions(module, "cse")
+            tidy(module, entry_function(module, remarks.file))
             renew_rules(module)
         remarks.statistics["pads"] = pads
 

@@ -7,11 +7,12 @@
 
 // CHECK-LABEL: func.func @main(
 // CHECK-SAME: %[[I:[a-z0-9]+]]: tensor<i32>, %[[P:[a-z0-9]+]]: tensor<i1>, %[[X:[a-z0-9]+]]: tensor<8x8xf32>
+// CHECK-NEXT: %[[FALSE:.*]] = stablehlo.constant dense<false>
+// CHECK-NEXT: %[[ZERO:.*]] = stablehlo.constant dense<0> : tensor<i32>
 // CHECK-NEXT: %[[TANH:.*]] = stablehlo.tanh %[[X]]
 // CHECK-NEXT: %[[NEGATED:.*]] = stablehlo.negate %[[X]]
 // CHECK-NEXT: %[[INNER:.*]] = stablehlo.select %[[P]], %[[TANH]], %[[NEGATED]]
 // CHECK-NEXT: %[[SUM:.*]] = stablehlo.add %[[X]], %[[X]]
-// CHECK-NEXT: %[[ZERO:.*]] = stablehlo.constant dense<0> : tensor<i32>
 // CHECK-NEXT: %[[FIRST:.*]] = stablehlo.compare EQ, %[[I]], %[[ZERO]]
 // CHECK-NEXT: %[[OUTER:.*]] = stablehlo.select %[[FIRST]], %[[INNER]], %[[SUM]]
 // CHECK-NEXT: %[[ONCE:.*]]:2 = stablehlo.while(%[[FLAG:.*]] = %[[P]], %{{.*}} = %[[X]]) : tensor<i1>, tensor<8x8xf32>
@@ -20,7 +21,6 @@
 // CHECK-NEXT: } do {
 // CHECK-NEXT: %[[HELD:.*]]:2 = stablehlo.optimization_barrier %[[FLAG]], %[[X]]
 // CHECK-NEXT: %[[PRODUCT:.*]] = stablehlo.dot_general %[[HELD]]#1, %[[HELD]]#1
-// CHECK-NEXT: %[[FALSE:.*]] = stablehlo.constant dense<false>
 // CHECK-NEXT: stablehlo.return %[[FALSE]], %[[PRODUCT]]
 // CHECK: %[[EMPTY:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<8x8xf32>
 // CHECK-NEXT: %[[YES:.*]]:2 = stablehlo.while(%{{.*}} = %[[P]], %{{.*}} = %[[EMPTY]])

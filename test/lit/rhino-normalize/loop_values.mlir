@@ -6,7 +6,7 @@
 // CHECK-SAME: %[[X:.*]]: tensor<4xf32>)
 // CHECK: %[[FIRST:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
 // CHECK: %[[SECOND:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<4xf32>
-// CHECK: %[[END:.*]]:3 = stablehlo.while(%{{.*}} = %{{.*}}, %{{.*}} = %[[SECOND]], %{{.*}} = %[[FIRST]])
+// CHECK: %[[END:.*]]:3 = stablehlo.while(%{{.*}} = %{{.*}}, %{{.*}} = %[[FIRST]], %{{.*}} = %[[SECOND]])
 // CHECK: %[[SUM:.*]] = stablehlo.optimization_barrier %[[END]]#1 : tensor<4xf32>
 // CHECK-NEXT: %[[U:.*]] = stablehlo.tanh %[[SUM]]
 // CHECK-NEXT: %[[V:.*]] = stablehlo.abs %[[SUM]]

@@ -1,5 +1,5 @@
 // RUN: rhino-opt --pass-pipeline='builtin.module(sdy-aggressive-propagate{debug-sharding-origins=true debug-propagation-edge-sharding=true})' %s -o %t
-// RUN: filecheck %s --check-prefix=NOTES < %t
+// RUN: cat %t | filecheck %s --check-prefix=NOTES
 // RUN: rhino-opt --pass-pipeline='builtin.module(rhino-normalize)' %t | filecheck %s
 // RUN: rhino-opt --auto-shard --cluster=cpu2 %t -o %t.planned
 // RUN: rhino-run %t.planned --compare=%s

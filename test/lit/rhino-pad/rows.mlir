@@ -4,11 +4,11 @@
 
 // CHECK-LABEL: func.func @main(
 // CHECK-SAME: %[[E:.*]]: tensor<12x2xf32> {rhino.padded = array<i64: 10, 2>, tf.aliasing_output = 0 : i32}, %[[I:.*]]: tensor<3x1xi32>
+// CHECK: %[[OUT:.*]] = stablehlo.constant dense<-1> : tensor<3x1xi32>
 // CHECK: %[[LAST:.*]] = stablehlo.constant dense<9> : tensor<3x1xi32>
 // CHECK: %[[AT:.*]] = stablehlo.minimum %[[I]], %[[LAST]] : tensor<3x1xi32>
 // CHECK: %[[ROWS:.*]] = "stablehlo.gather"(%[[E]], %[[AT]]) <{{.*}}slice_sizes = array<i64: 1, 2>
 // CHECK: %[[FAR:.*]] = stablehlo.compare GT, %[[I]], %[[LAST]]
-// CHECK: %[[OUT:.*]] = stablehlo.constant dense<-1> : tensor<3x1xi32>
 // CHECK: %[[TO:.*]] = stablehlo.select %[[FAR]], %[[OUT]], %[[I]]
 // CHECK: "stablehlo.scatter"(%[[E]], %[[TO]], %[[ROWS]])
 func.func @main(%e: tensor<10x2xf32> {tf.aliasing_output = 0 : i32}, %i: tensor<3x1xi32>) -> tensor<10x2xf32> {
