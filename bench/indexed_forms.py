@@ -30,7 +30,7 @@ MESHES: Final = ("2", "3", "4", "6", "8", "2x2", "2x3", "2x4", "2x2x2")
 _SIZES: Final = (1, 2, 3, 4, 6, 8, 12)
 _MOST_ELEMENTS: Final = 2048
 _MOST_BY_I8: Final = 127
-"""An i8 index into a larger dim is compared with a size that has wrapped: XLA (CPU, jaxlib 0.10.2) writes outside the tensor, on one device."""
+"""An i8 index into a larger dim is compared with a size that has wrapped, and XLA (CPU, jaxlib 0.10.2) writes outside, on one device."""
 _COLLAPSED, _BATCHING, _COVERED, _PART = "collapsed", "batching", "covered", "part"
 _BODIES: Final = {
     "f32": ("set", "kept", "add", "subtract", "multiply", "maximum", "minimum", "swapped"),

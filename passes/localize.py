@@ -444,7 +444,9 @@ def _lay_in_rows(op: ir.Operation) -> None:
     result = op.results[0]
     with ir.InsertionPoint.after(op), op.location:
         laid = _in_rows(result)
-    result.replace_all_uses_except(laid, laid.owner.operation)
+    constraint = maker_of(laid)
+    assert constraint is not None
+    result.replace_all_uses_except(laid, constraint)
 
 
 def _in_rows(value: ir.Value[Any]) -> ir.Value[Any]:
