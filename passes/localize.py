@@ -217,7 +217,7 @@ class _Inserter:
         graph, specs = self.program.graph, self.plan.specs
         if not graph.loops:
             return []
-        known = {value: self.sharding(value, spec) for value, spec in zip(self.values, specs, strict=True) if _is_tensor(value)}
+        known = {value: self.sharding(value, spec) for value, spec in zip(self.values, specs, strict=True)}
         found = []
         for loop in reversed(graph.loops):  # an inner loop begins after the outer one
             op = self.program.ops[loop.op]
@@ -352,7 +352,7 @@ class _Inserter:
         return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")
 
     def sharding(self, value: ir.Value[Any], spec: Spec) -> ir.Attribute:
-        key = (spec, len(ir.RankedTensorType(value.type).shape))
+        key = (spec, len(ir.RankedTensorType(value.type).shape) if _is_tensor(value) else 0)  # a token has none
         if key not in self.shardings:
             self.shardings[key] = sharding_attribute(self.mesh_name, self.axes, without_partial(spec), key[1])
         return self.shardings[key]
