@@ -31,7 +31,7 @@ INDEXED: Final = frozenset(f"stablehlo.{name}" for name in ("gather", "scatter",
 GATHER: Final = "stablehlo.gather"
 SCATTER: Final = "stablehlo.scatter"
 _SHIFTED: Final = "rhino.shifted"
-"""On a scatter: the conversion subtracts the offset of a block from its indices."""
+"""On a scatter: the dims that its operand is split along, where the conversion subtracts the offset of a block from its indices."""
 
 
 def prepare(op: ir.Operation, split_dims: Sequence[int], annotate: Callable[[ir.Operation, int], None]) -> None:
@@ -43,7 +43,7 @@ def prepare(op: ir.Operation, split_dims: Sequence[int], annotate: Callable[[ir.
         case "stablehlo.gather" | "stablehlo.scatter" if split_dims:
             _widen(op, annotate)
             if op.name == SCATTER and set(split_dims) & set(_scatter_numbers(op).scattered_dims_to_operand_dims):
-                op.attributes[_SHIFTED] = ir.UnitAttr.get()
+                op.attributes[_SHIFTED] = ir.DenseI64ArrayAttr.get(split_dims)
         case "stablehlo.dynamic_slice":
             _clamp_starts(op, _shape(op.results[0]), 1)
         case "stablehlo.dynamic_update_slice":
@@ -54,9 +54,10 @@ def put_right(op: ir.Operation) -> None:
     """Puts right what the conversion has made of an op that indexes a tensor, in place; others are left alone."""
     match op.name:
         case "stablehlo.scatter" if _SHIFTED in op.attributes:
+            split_dims = tuple(ir.DenseI64ArrayAttr(op.attributes[_SHIFTED]))
             del op.attributes[_SHIFTED]
             with ir.InsertionPoint(op), op.location:
-                _keep_covered(op)
+                _keep_covered(op, split_dims)
                 _keep_apart(op)
         case "stablehlo.gather":
             _clamp_gather(op)
@@ -76,19 +77,22 @@ def _widen(op: ir.Operation, annotate: Callable[[ir.Operation, int], None]) -> N
         op.operands[position] = convert.result
 
 
-def _keep_covered(op: ir.Operation) -> None:
+def _keep_covered(op: ir.Operation, split_dims: Shape) -> None:
     """Takes the offset out of the indices of dims that the window of a scatter covers."""
     numbers, position = _scatter_numbers(op), _indices_of(op)
-    shifted = [int(dim in numbers.inserted_window_dims) for dim in numbers.scattered_dims_to_operand_dims]
+    addressed = list(numbers.scattered_dims_to_operand_dims)
+    shifted = [int(dim in split_dims and dim in numbers.inserted_window_dims) for dim in addressed]
+    if shifted == [int(dim in split_dims) for dim in addressed]:
+        return
     subtract = maker_of(op.operands[position])
     assert subtract is not None
     assert subtract.name == "stablehlo.subtract", "the conversion subtracts an offset"
     index, offset = subtract.operands
-    if any(shifted) and not all(shifted):
-        times = stablehlo.MulOp(offset, _by_component(index.type, numbers.index_vector_dim, shifted)).result
-        op.operands[position] = stablehlo.SubtractOp(index, times).result
-    elif not any(shifted):
-        op.operands[position] = index
+    op.operands[position] = index
+    if any(shifted):
+        kept = stablehlo.MulOp(offset, _by_component(index.type, numbers.index_vector_dim, shifted)).result
+        op.operands[position] = stablehlo.SubtractOp(index, kept).result
+    subtract.erase()
 
 
 def _keep_apart(op: ir.Operation) -> None:
