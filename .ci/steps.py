@@ -2,9 +2,11 @@
 
     python .ci/steps.py              every step
     python .ci/steps.py lint unit    only these
+    python .ci/steps.py fast         between edits: format, lint, types, docs, and what .ci/fast.py chooses of the tests
 
 This is the one place that knows how a check is started; `.ci/check`, ctest and the daily commands call it. Every chosen step
-runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed.
+runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast` run two at a time,
+each in one process.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import fast
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPTS: Final = Path(sysconfig.get_path("scripts"))
@@ -30,21 +35,51 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def run_step(name: str) -> bool:
-    """Runs one step in the repository's root, its output passed through; returns whether it succeeded."""
-    print(f"== {name}", flush=True)
+def fast_steps() -> dict[str, tuple[str, ...]]:
+    """Returns the steps of the fast tier, the longest first."""
+    return {
+        "unit": (str(SCRIPTS / "pytest"), *map(str, fast.unit_modules())),
+        "lit": (str(SCRIPTS / "lit"), "-j1", "-q", *map(str, fast.lit_files())),
+        **{name: STEPS[name] for name in ("types", "docs", "lint", "format")},
+    }
+
+
+def run_step(name: str, command: tuple[str, ...], *, apart: bool = False) -> bool:
+    """Runs one step in the repository's root; returns whether it succeeded.
+
+    Its output is passed through, or where several run at a time (`apart`) printed when it has ended.
+    """
+    if not apart:
+        print(f"== {name}", flush=True)
     start_s = time.monotonic()
-    passed = subprocess.run(STEPS[name], cwd=ROOT, check=False).returncode == 0
+    to: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if apart else {}
+    done = subprocess.run(command, cwd=ROOT, check=False, text=True, **to)
+    passed = done.returncode == 0
+    if apart:
+        print(f"== {name}\n{done.stdout}", end="", flush=True)
     print(f"== {name}: {'ok' if passed else 'FAILED'} in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
     return passed
 
 
+def run_fast() -> list[str]:
+    """Runs the fast tier; returns the steps that failed."""
+    steps = fast_steps()
+    with ThreadPoolExecutor(2) as pool:
+        passed = list(pool.map(lambda name: run_step(name, steps[name], apart=True), steps))
+    return [name for name, one in zip(steps, passed, strict=True) if not one]
+
+
 def main(names: list[str]) -> int:
     """Runs the named steps, or all; returns 0 if all succeeded, 1 if one failed, 2 on an unknown name."""
+    if names == ["fast"]:
+        return _ended(run_fast())
     if unknown := [name for name in names if name not in STEPS]:
         print(f"unknown step {unknown[0]!r}; there are: {' '.join(STEPS)}", file=sys.stderr)
         return 2
-    failed = [name for name in names or STEPS if not run_step(name)]
+    return _ended([name for name in names or STEPS if not run_step(name, STEPS[name])])
+
+
+def _ended(failed: list[str]) -> int:
     if failed:
         print(f"failed: {' '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
