@@ -50,19 +50,24 @@ def prepare(op: ir.Operation, split_dims: Sequence[int], annotate: Callable[[ir.
             _clamp_starts(op, _shape(op.operands[1]), 2)
 
 
-def put_right(op: ir.Operation) -> None:
-    """Puts right what the conversion has made of an op that indexes a tensor, in place; others are left alone."""
+def put_right(op: ir.Operation) -> ir.Operation | None:
+    """Puts right what the conversion has made of an op that indexes a tensor, in place; others are left alone.
+
+    Returns an op that is not read any more: who holds other handles of it is to erase it.
+    """
+    unread = None
     match op.name:
         case "stablehlo.scatter" if _SHIFTED in op.attributes:
             split_dims = tuple(ir.DenseI64ArrayAttr(op.attributes[_SHIFTED]))
             del op.attributes[_SHIFTED]
             with ir.InsertionPoint(op), op.location:
-                _keep_covered(op, split_dims)
+                unread = _keep_covered(op, split_dims)
                 _keep_apart(op)
         case "stablehlo.gather":
             _clamp_gather(op)
         case "stablehlo.dynamic_slice":  # the conversion changes its type alone
             op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(_shape(op.results[0]))
+    return unread
 
 
 def _widen(op: ir.Operation, annotate: Callable[[ir.Operation, int], None]) -> None:
@@ -77,13 +82,13 @@ def _widen(op: ir.Operation, annotate: Callable[[ir.Operation, int], None]) -> N
         op.operands[position] = convert.result
 
 
-def _keep_covered(op: ir.Operation, split_dims: Shape) -> None:
-    """Takes the offset out of the indices of dims that the window of a scatter covers."""
+def _keep_covered(op: ir.Operation, split_dims: Shape) -> ir.Operation | None:
+    """Takes the offset out of the indices of dims that the window of a scatter covers; returns what subtracted it, if it was there."""
     numbers, position = _scatter_numbers(op), _indices_of(op)
     addressed = list(numbers.scattered_dims_to_operand_dims)
     shifted = [int(dim in split_dims and dim in numbers.inserted_window_dims) for dim in addressed]
     if shifted == [int(dim in split_dims) for dim in addressed]:
-        return
+        return None
     subtract = maker_of(op.operands[position])
     assert subtract is not None
     assert subtract.name == "stablehlo.subtract", "the conversion subtracts an offset"
@@ -92,7 +97,7 @@ def _keep_covered(op: ir.Operation, split_dims: Shape) -> None:
     if any(shifted):
         kept = stablehlo.MulOp(offset, _by_component(index.type, numbers.index_vector_dim, shifted)).result
         op.operands[position] = stablehlo.SubtractOp(index, kept).result
-    subtract.erase()
+    return subtract
 
 
 def _keep_apart(op: ir.Operation) -> None:

@@ -382,9 +382,9 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 
 def _finish(module: ir.Operation) -> None:
     """Takes out what is there for the conversion alone, gives reductions their monoid, and drops what annotated the global program."""
-    ops = walk(module)
+    ops, unread = walk(module), []
     for op in ops:
-        put_right(op)
+        unread.append(put_right(op))
         if op.name == "stablehlo.convolution":
             _mend_groups(op)
         attributes = op.attributes
@@ -402,6 +402,9 @@ def _finish(module: ir.Operation) -> None:
             _set_monoid(op, "max" if f"{_MONOID}max" in text else "min")
     for op in exchanges:
         _join_first(op)
+    for one in unread:
+        if one is not None:
+            one.erase()
     if not module.verify():
         raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
 
