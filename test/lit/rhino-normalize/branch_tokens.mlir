@@ -4,9 +4,10 @@
 
 // CHECK-LABEL: func.func @main(
 // CHECK-SAME: %[[I:[a-z0-9]+]]: tensor<i32>, %[[X:[a-z0-9]+]]: tensor<4xi64>, %[[Y:[a-z0-9]+]]: tensor<4xi64>
+// CHECK-NEXT: %[[ZERO:.*]] = stablehlo.constant dense<0>
 // CHECK-NEXT: %[[T:.*]] = stablehlo.after_all : !stablehlo.token
 // CHECK-NEXT: %[[S:.*]] = stablehlo.after_all %[[T]]
-// CHECK: %[[FIRST:.*]] = stablehlo.compare EQ, %[[I]]
+// CHECK-NEXT: %[[FIRST:.*]] = stablehlo.compare EQ, %[[I]], %[[ZERO]]
 // CHECK-NEXT: %[[BOTH:.*]] = stablehlo.after_all %[[T]], %[[S]]
 // CHECK-NEXT: %[[TENSOR:.*]] = stablehlo.select %[[FIRST]], %[[X]], %[[Y]]
 // CHECK-NEXT: %[[LAST:.*]] = stablehlo.after_all %[[BOTH]]
