@@ -1,7 +1,9 @@
 """The check of the documentation finds what is broken, and links lead to the same place in the HTML."""
 
+import subprocess
 from pathlib import Path
 
+import figures
 import generate
 import pages
 import pytest
@@ -72,3 +74,30 @@ def test_a_pipeline_without_a_recomputation_pass_keeps_everything_as_its_page_sa
     assert (default, "empty recomputes nothing" in help) == ("", True)
     names = [item if isinstance(item, str) else item.name for item in PIPELINES["auto-shard"].build({})]
     assert "rhino-recompute" not in names
+
+
+FIGURES = "# One\n\n<!-- from: printf 'a | b\\n'; printf '| c |\\n' -->\nold\n<!-- end -->\n\nText\n\n<!-- from: echo d -->\n<!-- end -->\n"
+
+
+def test_figures_are_what_their_commands_print(tmp_path: Path):
+    page = tmp_path / "one.md"
+    page.write_text(FIGURES)
+    assert figures.pages(tmp_path) == [page]
+    assert [command.split()[0] for command in figures.stale(page, tmp_path)] == ["printf", "echo"]
+    page.write_text(new := figures.written(FIGURES, tmp_path))
+    assert "-->\n\n    a | b\n| c |\n\n<!-- end -->\n\nText\n" in new
+    assert "-->\n\n    d\n\n<!-- end -->\n" in new
+    assert not [*figures.stale(page, tmp_path)]
+    page.write_text(new.replace("    d\n", "    e\n"))
+    assert [*figures.stale(page, tmp_path)] == ["echo d"]
+
+
+def test_figures_of_a_command_that_fails_are_no_figures(tmp_path: Path):
+    with pytest.raises(subprocess.CalledProcessError):
+        figures.printed("false | cat", tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
+def test_the_figures_of_pages_are_not_stale(page: Path):
+    assert not [*figures.stale(page)]

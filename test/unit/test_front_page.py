@@ -42,6 +42,12 @@ def python_output(file: Path, folder: Path) -> str:
     return done.stdout
 
 
+def shown(file: Path) -> list[str]:
+    """The lines that a page shows of what comes out, without those that stand for others."""
+    page = re.sub(r"^```.*?^```$", "", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [line.strip() for line in re.findall(r"^    (.*)$", page, re.MULTILINE) if line.strip() not in ("...", "")]
+
+
 def type_in(command: str) -> str:
     """What a command prints; it has to succeed."""
     name, *words = shlex.split(command)
@@ -102,3 +108,5 @@ def test_the_tutorial(page_folder: Path):
     said = "\n".join(type_in(command) for command in commands(TUTORIAL))
     assert said.count("the results agree with the one-device program") == 2
     assert "rank 1 |" in said
+    lines = {" ".join(line.split()) for line in f"{printed}\n{said}".splitlines()}
+    assert [line for line in shown(TUTORIAL) if " ".join(line.split()) not in lines] == []
