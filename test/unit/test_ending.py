@@ -13,6 +13,12 @@ from pathlib import Path
 LIMIT_S = 120
 INTERRUPTED = 130
 
+HEEDING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+"""What a shell has started in the background ignores interruptions, and so does what that starts."""
+
 WALKING = """
 import sys
 from rhino.ir.mlir import ir, make_context
@@ -30,11 +36,17 @@ def work():
 leave(exit_code_of("tool", work, str, sys.stdout, sys.stderr))
 """
 
+PROFILING = """
+import os
+os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first terminal that a new session opens is its own
+from rhino.tools.profile import main
+main()
+"""
+
 
 def test_an_interruption_within_a_callback_of_mlir_is_one():
-    command = [sys.executable, "-c", WALKING]
-    # What a shell has started in the background ignores interruptions; so would what this process starts.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interruptions) as process:
+    command = [sys.executable, "-c", HEEDING + WALKING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.1)
@@ -45,26 +57,21 @@ def test_an_interruption_within_a_callback_of_mlir_is_one():
 
 def test_a_profile_that_is_interrupted_on_a_terminal_while_xla_compiles_ends_in_order(tmp_path: Path):
     file = tmp_path / "cluster.toml"
-    process, terminal = pty.fork()
-    if process == 0:
-        heed_interruptions()
-        main = "from rhino.tools.profile import main; main()"
-        plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those of tests are for short compiles
-        os.execve(sys.executable, [sys.executable, "-c", main, "--devices=2", "-o", str(file)], {**plain, "JAX_PLATFORMS": "cpu"})
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those of tests are for short compiles
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-c", HEEDING + PROFILING, "--devices=2", "-o", str(file)]
     said = b""
-    for more in output(terminal):
-        if b"preparing 3" in more:  # the program with the most kernels: it is traced for some 0.5 s, and compiled for some 3 s
-            time.sleep(1.5)
-            os.write(terminal, b"\x03")
-        said += more
-    _, status = os.waitpid(process, 0)
-    assert os.waitstatus_to_exitcode(status) == INTERRUPTED, said
+    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True) as process:
+        os.close(end)
+        for more in output(terminal):
+            if b"preparing 3" in more:  # the program with the most kernels: it is traced for some 0.5 s, and compiled for some 3 s
+                time.sleep(1.5)
+                os.write(terminal, b"\x03")
+            said += more
+    os.close(terminal)
+    assert process.returncode == INTERRUPTED, said
     assert said.endswith(b"rhino-profile: interrupted\r\n")
     assert not file.exists()
-
-
-def heed_interruptions() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def output(terminal: int) -> Iterator[bytes]:
