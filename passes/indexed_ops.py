@@ -127,7 +127,8 @@ def _clamp_starts(op: ir.Operation, window: Shape, first: int) -> None:
             continue
         with ir.InsertionPoint(op), op.location:
             zero = make_constant(start.type, 0)
-            op.operands[first + dim] = stablehlo.ClampOp(zero, start, make_constant(start.type, most)).result if most else zero
+            limit = make_constant(start.type, min(most, _largest(start.type)))
+            op.operands[first + dim] = stablehlo.ClampOp(zero, start, limit).result if most else zero
 
 
 def _room(value: ir.Value[Any], window: Shape) -> list[int | None]:
@@ -137,15 +138,20 @@ def _room(value: ir.Value[Any], window: Shape) -> list[int | None]:
 
 def _by_component(kind: ir.Type, vector_dim: int, numbers: Sequence[int]) -> ir.Value[Any]:
     """Makes a tensor like indices of type `kind` that holds one number for each component."""
-    element = ir.RankedTensorType(kind).element_type
-    assert isinstance(element, ir.IntegerType)
-    largest = 2 ** (element.width - (0 if element.is_unsigned else 1)) - 1
-    numbers = [min(number, largest) for number in numbers]
+    numbers = [min(number, _largest(kind)) for number in numbers]
     if len(set(numbers)) == 1:
         return make_constant(kind, numbers[0])
+    element = ir.RankedTensorType(kind).element_type
     row = stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{list(numbers)}> : tensor<{len(numbers)}x{element}>")).result
     made: ir.Value[Any] = stablehlo.BroadcastInDimOp(kind, row, [vector_dim]).result
     return made
+
+
+def _largest(kind: ir.Type) -> int:
+    """Returns the largest number of an integer tensor type: no index goes beyond it."""
+    element = ir.RankedTensorType(kind).element_type
+    assert isinstance(element, ir.IntegerType)
+    return int(2 ** (element.width - (0 if element.is_unsigned else 1)) - 1)
 
 
 def _indices_of(op: ir.Operation) -> int:

@@ -62,6 +62,15 @@ def test_a_slice_of_a_cut_operand_starts_where_clamping_puts_it():
     np.testing.assert_array_equal(step(x, place), jax.jit(read)(x, place))
 
 
+def test_a_narrow_index_is_clamped_to_what_it_can_reach():
+    x, place = jnp.arange(300.0), jnp.array(100, jnp.int8)
+
+    def read(x, place):
+        return lax.dynamic_slice(x, (place,), (16,))
+
+    np.testing.assert_array_equal(rhino.parallelize(read, cluster="cpu8")(x, place), jax.jit(read)(x, place))
+
+
 def test_each_sequence_writes_its_own_place_of_a_cache():
     """Decoding, two sequences at different places, the heads of the cache split."""
     cache, rows, places = jnp.zeros((2, 64, 8, 4)), jnp.ones((2, 8, 4)), jnp.array([3, 60])
