@@ -5,8 +5,7 @@
     python .ci/steps.py fast         between edits: format, lint, types, docs, and what .ci/fast.py chooses of the tests
 
 This is the one place that knows how a check is started; `.ci/check`, ctest and the daily commands call it. Every chosen step
-runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast` run two at a time,
-each in one process.
+runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast` run two at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
 def fast_steps() -> dict[str, tuple[str, ...]]:
     """Returns the steps of the fast tier, the longest first."""
     return {
-        "unit": (str(SCRIPTS / "pytest"), *map(str, fast.unit_modules())),
+        "unit": (*STEPS["unit"], *map(str, fast.unit_modules())),
         "lit": (str(SCRIPTS / "lit"), "-j1", "-q", *map(str, fast.lit_files())),
         **{name: STEPS[name] for name in ("types", "docs", "lint", "format")},
     }
