@@ -5,7 +5,7 @@
 A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a program. Many of the
 ops are those of every_op.py, each op of StableHLO that is read in its forms, or forms of indexed_forms.py. Plans are drawn as in
 drawn_plans.py, on one of the meshes. Where a result differs, each op is compared with what one device makes of its operands: rounding that
-has grown, as a comparison makes it, is no fault, and is said. With `--pad` every dim of the arguments is stored padded, to a multiple of
+has grown, as a comparison makes it, is no fault, but reported. With `--pad` every dim of the arguments is stored padded, to a multiple of
 that number.
 
 Exit code: 1 if a program differs from one device under its plan, cannot be localized, or predicts other collectives than it has.

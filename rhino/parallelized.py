@@ -203,7 +203,7 @@ def parallelize(
             out, one, or as many as `rhino.stage_boundary` says.
         micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best number is searched for.
         schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or "zero-bubble-h2".
-        recompute: the share of what the backward pass needs of the forward pass that is kept, 0 to 1; the rest is computed again, so 1
+        recompute: the share of what the backward pass needs of the forward pass that is kept, 0 to 1; the rest is recomputed, so 1
             recomputes nothing. As "1;0.5" one for each stage, where stages, micro-batches and mesh are said.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
         search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and recomputation too, as far as

@@ -52,15 +52,16 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
         args, kwargs = replace(pieces, values=values).whole()
         return fn(*args, **kwargs)
 
-    made = None if _names_a_mesh(plan.traced) or jax.process_count() > 1 else _on_one_device(step, pieces.values, entry)
+    names_a_mesh = _names_a_mesh(plan.traced)
+    made = None if names_a_mesh or jax.process_count() > 1 else _on_one_device(step, pieces.values, entry)
     if made is None and isinstance(plan, PipelinePlan):
         what = f"{plan.traced.name} cannot be verified: in one program it does not run on one device, and its plan is in stages"
         raise RhinoError("RHI-JAX-009", what, fix="verify it with a smaller batch or fewer layers, or leave verify out")
     if made is None:
         assert isinstance(plan, Plan)
-        with jax.sharding.set_mesh(plan.mesh) if _names_a_mesh(plan.traced) else nullcontext():
-            jitted = jax.jit(step, in_shardings=_dividing(plan.in_shardings, pieces.values))
-            made = jitted(*jax.device_put(pieces.values, _dividing(plan.in_shardings, pieces.values)))
+        places = _dividing(plan.in_shardings, pieces.values)
+        with jax.sharding.set_mesh(plan.mesh) if names_a_mesh else nullcontext():
+            made = jax.jit(step, in_shardings=places)(*jax.device_put(pieces.values, places))
     return Expected(_hosts(pieces.values), _hosts(made))
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _STDIN, _STDOUT, _STDERR = range(3)
 _CLOSED: Final = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_WRONLY}
-"""How the null device is opened in place of a stream that is closed: what is read or written there fails, what is said is dropped."""
+"""How the null device is opened in place of a stream that is closed: what is read or written there fails, messages are dropped."""
 
 
 class _Output(io.FileIO):
-    """Standard output: what cannot be written is said once."""
+    """Standard output: what cannot be written is reported once."""
 
     failed = False
 
