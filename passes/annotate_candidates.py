@@ -17,7 +17,7 @@ from typing import ClassVar
 from rhino.ir.mlir import ir
 from rhino.ir.reader import entry_function
 from rhino.passes.base import Remarks
-from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, build_choice
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, begin_choice
 from rhino.passes.rules import with_rules
 from rhino.strategies.candidates import strategy_name
 
@@ -37,7 +37,7 @@ class AnnotateCandidates(PlanningPass):
         entry_function(module, remarks.file)
         with with_rules(module):
             program = self.read(module, target, remarks)
-            choice = build_choice(program, target)
+            choice = begin_choice(program, target)
             for node in choice.nodes:
                 if node.kind == "op" and len(node.states) > 1:
                     cls = program.graph.cls(node.number)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import ClassVar
 
@@ -33,16 +34,17 @@ from rhino.ir.spots import words_on
 from rhino.ir.tally import EMPTY, Tally, one_collective
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
-from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, build_choice, rank_target, to_fit, write_mesh
+from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, begin_choice, rank_target, to_fit, write_mesh
 from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
-from rhino.strategies.fitting import fit
+from rhino.strategies.fitting import find_fitting
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.nodes import Node
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import Plan, implied, make_plan
+from rhino.strategies.problem import Ints
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
 
@@ -104,27 +106,28 @@ class ChooseShardings(PlanningPass):
         program = self.read(module, target, remarks)
         clock.lap("graph")
         try:
-            choice = build_choice(program, target)
+            choice = begin_choice(program, target)
         except RhinoError as error:
             if error.id != "RHI-PIN-002":
                 raise
             return error  # this mesh has no axes for a scope; another may have
         clock.lap("candidates")
         budget = self.ranks * (parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes)
-        loop = accumulation_loop(program)
-        if self.ranks > 1 and loop is not None:
-            choice = replace(choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks)))
+        if self.ranks > 1:
+            choice, loop = choice.with_memory(), accumulation_loop(program)
+            if loop is not None:
+                choice = replace(choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks)))
         search = Search(choice.problem, LEVELS[self.level])
         first = search.reduce()
         clock.lap("reduce")
         if self.ranks == 1:
-            outcome = fit(search, budget, search.free(budget, first), lambda states: predicted_peak(make_plan(choice, states)))
+            outcome = find_fitting(search, budget, first, partial(_peak, choice), lambda: choice.with_memory().problem)
         else:  # several micro-batches are in flight, which rows count
             outcome = search.run(budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
             return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver)
-        return does_not_fit(choice, program, budget, outcome)
+        return does_not_fit(choice.with_memory(), program, budget, outcome)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +151,10 @@ def _remark_meshes(targets: Sequence[Target], tried: Sequence[_Planned | RhinoEr
         else:
             result = one.what
         remarks.add(ChooseShardings.name, Place(remarks.file), f"mesh {target.mesh}: {result}")
+
+
+def _peak(choice: Choice, states: Ints) -> float:
+    return predicted_peak(make_plan(choice, states))
 
 
 class _Clock:

@@ -21,7 +21,7 @@ from rhino.strategies.build import Choice
 from rhino.strategies.candidates import State
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, Transfer
-from rhino.strategies.problem import Ints
+from rhino.strategies.problem import Ints, Problem
 
 _Row = TypeVar("_Row", Cost, Held, Work)
 
@@ -59,6 +59,11 @@ class PlanCosts:
         """The collectives, with their seconds in a step."""
         model = self.choice.model
         return tuple((one, one.times * model.move_s(one.move)) for one in self.plan.transfers())
+
+    @cached_property
+    def kept(self) -> tuple[Problem, Ints]:
+        """What the choice keeps in memory, as `Choice.kept` tells."""
+        return self.choice.kept(self.states)
 
     def predicted(self, answer: Answer, budget_bytes: int) -> Predicted:
         """Returns the totals, under a budget of memory."""
@@ -111,8 +116,8 @@ class PlanCosts:
 
     def memory(self) -> Memory:
         """Returns the bytes alive over the schedule, and what they are at the peak."""
-        problem = self.choice.problem
-        alive = problem.memory(self.states)
+        problem, states = self.kept
+        alive = problem.memory(states)
         peak = int(alive.argmax())
         rows: dict[tuple[str, str], list[Held]] = {}
         for one in self._alive(peak):
@@ -187,18 +192,18 @@ class PlanCosts:
 
     def _alive(self, time: int) -> Iterator[Held]:
         """Yields what is alive at a time."""
-        problem = self.choice.problem
+        problem, states = self.kept
         nodes, edges = problem.node_residents, problem.edge_residents
         for row in np.flatnonzero((nodes.start <= time) & (nodes.end >= time)).tolist():
             owner = int(nodes.owner[row])
             name, kind = self._node(self.choice.nodes[owner])
             if self.choice.nodes[owner].kind == "argument" and (nodes.start[row], nodes.end[row]) != (0, problem.num_times - 1):
                 kind = f"{kind}, beside the old one"
-            yield Held(name, kind, 1, int(problem.tables[nodes.table[row]][self.states[owner]]))
+            yield Held(name, kind, 1, int(problem.tables[nodes.table[row]][states[owner]]))
         for row in np.flatnonzero((edges.start <= time) & (edges.end >= time)).tolist():
             u, v = int(problem.edge_u[edges.owner[row]]), int(problem.edge_v[edges.owner[row]])
             name, kind = self._node(self.choice.nodes[u])
-            num_bytes = int(problem.tables[edges.table[row]][self.states[u], self.states[v]])
+            num_bytes = int(problem.tables[edges.table[row]][states[u], states[v]])
             if num_bytes:
                 yield Held(name, f"{kind}, moved", 1, num_bytes)
 
@@ -213,7 +218,7 @@ class PlanCosts:
 
     def _running(self, time: int) -> str:
         """Returns the op that computes at a time, where the residents tell."""
-        residents = self.choice.problem.node_residents
+        residents = self.kept[0].node_residents
         for row in np.flatnonzero((residents.start <= time) & (residents.end >= time) & (residents.end <= time + 1)).tolist():
             node = self.choice.nodes[int(residents.owner[row])]
             if node.kind == "op":

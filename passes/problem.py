@@ -136,12 +136,11 @@ def to_fit(said: str = "") -> str:
 
 def build_choice(program: Program, target: Target) -> Choice:
     """Returns the choice problem of a program. Raises as `begin_choice` does."""
-    builder, choice = begin_choice(program, target)
-    return builder.with_memory(choice)
+    return begin_choice(program, target).with_memory()
 
 
-def begin_choice(program: Program, target: Target) -> tuple[Builder, Choice]:
-    """Returns the choice problem of a program without regard to memory, and who knows that too.
+def begin_choice(program: Program, target: Target) -> Choice:
+    """Returns the choice problem of a program, so far without regard to memory.
 
     Raises:
         RhinoError: RHI-SHARD-001 where what the user says of shardings and scopes contradicts itself, RHI-PIN-002 where a scope wants
@@ -149,8 +148,7 @@ def begin_choice(program: Program, target: Target) -> tuple[Builder, Choice]:
     """
     scoped = scoped_graph(program, target.mesh)
     try:
-        builder = Builder(scoped.graph, target.model)
-        return builder, builder.costs()
+        return Builder(graph=scoped.graph, model=target.model).costs()
     except NoChoiceError as error:
         raise cannot_run(program, scoped, target.mesh, error.op) from None
     except ContradictionError as contradiction:

@@ -47,7 +47,7 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     """
     model = rank_target(cluster, rank_mesh(module), ranks).model
     plan = sharded_plan(program, module)
-    choice = Builder(program.graph, model, is_part=True).costs()
+    choice = Builder(graph=program.graph, model=model, is_part=True).costs()
     return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
 
 

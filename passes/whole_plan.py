@@ -20,7 +20,7 @@ from rhino.ir.step_memory import local_bytes
 from rhino.passes.program_modules import compiled_form, program_modules
 from rhino.strategies.answer import Answer
 from rhino.strategies.assemble import assemble
-from rhino.strategies.build import build
+from rhino.strategies.build import Builder
 from rhino.strategies.cost import CostModel
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
@@ -96,7 +96,7 @@ def _price(module: ir.Module, program: Program, mesh: Mesh, model: CostModel) ->
     with module.context:
         passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)
         read = read_program(entry_function(module), mesh)
-        choice = build(read.graph, model, is_part=True)
+        choice = Builder(graph=read.graph, model=model, is_part=True).costs()
         outcome = Search(choice.problem).run(None)
         passmanager.PassManager.parse("builtin.module(func.func(sdy-drop-sharding-rules))").run(module.operation)
     assert isinstance(outcome, Answer), "a sharded program has a way to run"

@@ -35,7 +35,7 @@ from rhino.passes.recompute import Recompute, Recomputer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.stage_marks import BOUNDARY
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.build import Builder, Choice, build
+from rhino.strategies.build import Choice, build
 from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.peak import predicted_peak
@@ -204,7 +204,7 @@ class Evaluator:
         least_s = arithmetic_s(program.graph, self.cluster)
         if least_s >= cutoff_s:
             return CutOff(shape, least_s, least_s, by_memory=False, arithmetic_s=least_s)
-        builder, choice = begin_choice(program, target)
+        choice = begin_choice(program, target)
         loop = accumulation_loop(program)
         ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
         ops_s = _least_cost_s(choice.problem) / ranks
@@ -212,7 +212,7 @@ class Evaluator:
             return CutOff(shape, ops_s, ops_s, by_memory=False)
         held = None
         if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
-            held = self.with_memory(shape, builder, choice, loop, ops_s)
+            held = self.with_memory(shape, choice, loop, ops_s)
             if isinstance(held, Refused):
                 return held
         search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * ranks))
@@ -230,7 +230,7 @@ class Evaluator:
             if is_slow:  # idle time and all, and what memory adds is long to find
                 plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
                 return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
-        held = held or self.with_memory(shape, builder, choice, loop, begun_s)
+        held = held or self.with_memory(shape, choice, loop, begun_s)
         if isinstance(held, Refused):
             return held
         choice, problem = held
@@ -273,12 +273,10 @@ class Evaluator:
         budget_bytes = self.setup.budget_bytes
         return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
 
-    def with_memory(
-        self, shape: Shape, builder: Builder, choice: Choice, loop: Loop | None, free_bound_s: float
-    ) -> tuple[Choice, Problem] | Refused:
+    def with_memory(self, shape: Shape, choice: Choice, loop: Loop | None, free_bound_s: float) -> tuple[Choice, Problem] | Refused:
         """Returns a choice with what it keeps in memory, and as a problem with what all ranks hold; not where that cannot fit."""
         ranks = shape.stages
-        choice = builder.with_memory(choice)
+        choice = choice.with_memory()
         problem = choice.problem
         if ranks > 1 and loop is not None:
             problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))

@@ -36,9 +36,9 @@ from rhino.strategies.forced import Alternative, Alternatives
 from rhino.strategies.nodes import Node
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
+from rhino.strategies.problem import PeakOf
 from rhino.strategies.search import Limits
 from rhino.strategies.solver import Solver
-from rhino.strategies.taking_over import PeakOf
 
 MOST_SUBJECTS: Final = 8
 """How many tensors or ops that are not alike a question is answered for."""
@@ -199,7 +199,9 @@ def _answered(asked: Asked, subjects: Sequence[Subject]) -> list[Why]:
     """Returns why subjects are as they are, and what else each could be."""
     if prod(asked.costs.choice.model.sizes) == 1:
         return [_why(asked, one, []) for one in subjects]
-    alternatives = Alternatives(asked.costs.choice.problem, asked.limits, asked.answer, asked.budget_bytes, asked.solver, asked.peak_of)
+    alternatives = Alternatives(
+        asked.costs.choice.with_memory().problem, asked.limits, asked.answer, asked.budget_bytes, asked.solver, asked.peak_of
+    )
     left = range(len(subjects), 0, -1)
     return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
 

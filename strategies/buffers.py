@@ -98,10 +98,10 @@ class Move:
     written_in_order: bool
     read_in_any_order: bool
 
-    def tables(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> Ints:
-        """Returns `Held.num_bytes` of bringing a tensor from each given spec to each needed one [given, needed, 4]."""
+    def num_bytes(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Returns `Held.num_bytes` of the moves that occur, and which of them brings a tensor from each spec to each [given, needed]."""
         held, which = _held(self, _head(kind.shape, sizes), given, needed, sizes)
-        return held.num_bytes(kind.num_bytes)[which]
+        return held.num_bytes(kind.num_bytes), which
 
     def held(self, ways: Sequence[_SizedWay]) -> Held:
         """Returns the buffers of bringing a tensor by each of `ways`; none where there is nothing to do."""

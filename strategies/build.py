@@ -10,8 +10,10 @@ keeps in memory is in `rhino.strategies.memory`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from rhino.strategies.nodes import Node, Use
 from rhino.strategies.op_costs import OpCosts
 from rhino.strategies.problem import Floats, Ints, Problem
 from rhino.strategies.roles import Roles
+from rhino.strategies.tables import Tables
 
 
 class ContradictionError(Exception):
@@ -44,12 +47,40 @@ class NoChoiceError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The choice problem of one graph on a mesh, with what each node stands for."""
+    """The choice problem of one graph on a mesh, with what each node stands for.
+
+    What choices keep in memory is no part of it until it is asked for: tables of bytes are larger than those of seconds by far, and not
+    needed where the best choice of all fits.
+    """
 
     graph: Graph
     model: CostModel
     nodes: tuple[Node, ...]
     problem: Problem
+    builder: Builder
+
+    @property
+    def has_memory(self) -> bool:
+        """Returns whether the problem says what choices keep in memory."""
+        return len(self.problem.node_residents) > 0
+
+    def with_memory(self) -> Choice:
+        """Returns the same choice problem with what each choice keeps in memory; its tables come behind those that were there."""
+        return self if self.has_memory else self._remembered
+
+    @cached_property
+    def _remembered(self) -> Choice:
+        return replace(self, problem=self.builder.with_memory(self.problem))
+
+    def kept(self, states: Ints) -> tuple[Problem, Ints]:
+        """Returns a problem that says what the choice `states` [nodes] keeps in memory, and the states of that choice in it [nodes].
+
+        It is for `Problem.memory` and residents: where it was made for this one choice, its nodes and edges have no costs.
+        """
+        if self.has_memory:
+            return self.problem, states
+        narrowed = self.builder.narrowed(states)
+        return narrowed.with_memory(self.problem), np.zeros_like(states)
 
 
 def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
@@ -59,7 +90,7 @@ def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
         ContradictionError: where shardings given by the user leave nothing to choose from.
         NoChoiceError: where an op cannot run in any of the ways that it is said to.
     """
-    return Builder(graph, model, is_part=is_part).build()
+    return Builder(graph=graph, model=model, is_part=is_part).costs().with_memory()
 
 
 def _storage(spec: Spec) -> State:
@@ -67,16 +98,14 @@ def _storage(spec: Spec) -> State:
 
 
 @dataclass(eq=False)
-class Builder:
+class Builder(Tables):
     """Makes nodes, edges and tables; alike ops share theirs."""
 
-    graph: Graph
-    model: CostModel
-    is_part: bool = False
+    graph: Graph = field(kw_only=True)
+    model: CostModel = field(kw_only=True)
+    is_part: bool = field(default=False, kw_only=True)
     nodes: list[Node] = field(default_factory=list)
     node_costs: list[int] = field(default_factory=list)
-    tables: list[Floats] = field(default_factory=list)
-    table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
     runs_of: dict[int, tuple[tuple[State, ...], int, bool]] = field(default_factory=dict)
@@ -110,10 +139,6 @@ class Builder:
         self.kind_of = self.kinds()
         self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
 
-    def build(self) -> Choice:
-        """Returns the choice problem."""
-        return self.with_memory(self.costs())
-
     def costs(self) -> Choice:
         """Returns the choice problem without regard to memory."""
         graph = self.graph
@@ -138,21 +163,31 @@ class Builder:
         u, v, table = self.edge_tables()
         tables, node_table = tuple(self.tables), np.array(self.node_costs, dtype=np.int64)
         problem = Problem(tables, node_table, u, v, table, coordinates=self.coordinates())
-        return Choice(graph, self.model, tuple(self.nodes), problem)
+        return Choice(graph, self.model, tuple(self.nodes), problem, self)
 
-    def with_memory(self, choice: Choice) -> Choice:
-        """Returns what `costs` returned, with what each choice keeps in memory; its tables come behind those that were there."""
+    def with_memory(self, problem: Problem) -> Problem:
+        """Returns the problem that `costs` made, with the residents and tables of what each choice keeps in memory."""
         memory = Memory(self)
         node_residents, edge_residents = memory.residents()
-        problem = replace(
-            choice.problem,
+        return replace(
+            problem,
             tables=tuple(self.tables),
             num_times=memory.num_times,
             base_bytes=np.zeros(memory.num_times),
             node_residents=node_residents,
             edge_residents=edge_residents,
         )
-        return replace(choice, problem=problem)
+
+    def narrowed(self, states: Ints) -> Builder:
+        """Returns a builder after `costs` whose nodes have the state of one choice alone, `states` [nodes], and which has no tables yet."""
+        one: dict[tuple[int, int], tuple[State, ...]] = {}
+        nodes = []
+        for node, state in zip(self.nodes, states.tolist(), strict=True):
+            alone = one.setdefault((id(node.states), state), (node.states[state],))
+            nodes.append(node._replace(states=alone))
+        narrow = copy.copy(self)
+        narrow.nodes, narrow.tables, narrow.alike, narrow.memo = nodes, [], {}, {}
+        return narrow
 
     def coordinates(self) -> tuple[Ints, ...]:
         """Returns what each state of each node chooses along each axis: how an op runs, or how a value is stored."""
@@ -162,14 +197,6 @@ class Builder:
                 rows = [s.strategy if node.kind == "op" else unpack(s.comes[0], len(self.sizes)) for s in node.states]
                 known[id(node.states)] = np.array(rows, dtype=np.int64).reshape(len(node.states), len(self.sizes))
         return tuple([known[id(node.states)] for node in self.nodes])
-
-    def intern(self, table: Floats) -> int:
-        """Returns the number of a table equal to `table`."""
-        key = (table.shape, table.tobytes())
-        if key not in self.table_of:
-            self.table_of[key] = len(self.tables)
-            self.tables.append(table)
-        return self.table_of[key]
 
     def remembered(self, key: object, make: Callable[[], Floats]) -> int:
         """Returns the number of the table that `make` makes for `key`."""

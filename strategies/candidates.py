@@ -67,8 +67,9 @@ def strategies(cls: OpClass, sizes: tuple[int, ...], *, over_units: bool = False
     if cls.held is not None:
         return (State((REPLICATE,) * len(sizes), *cls.held),)
     states = [replicate(cls, 0)]
+    alone = _choices(cls)
     for axis in range(len(sizes)):
-        states = [longer for state in states for longer in _extended(cls, state, axis, sizes, over_units=over_units)]
+        states = [longer for state in states for longer in _extended(cls, alone, state, axis, sizes, over_units=over_units)]
     return tuple(states)
 
 
@@ -100,8 +101,18 @@ def _replicated(count: int) -> tuple[Spec, ...]:
     return (REPLICATED,) * count
 
 
-def _extended(cls: OpClass, state: State, axis: int, sizes: tuple[int, ...], *, over_units: bool) -> Iterator[State]:
-    """Yields `state` with each choice along one more axis."""
+def _choices(cls: OpClass) -> tuple[State, ...]:
+    """Returns what can be chosen along one axis beside *replicate*, whatever sizes allow: splits by factor, then partial sums."""
+    if cls.rule is None:
+        return ()
+    splits = (_split(cls, cls.rule, factor) for factor in range(len(cls.rule.sizes)))
+    return tuple(one for one in (*splits, *(_partial(cls, number) for number in range(len(cls.linear)))) if one is not None)
+
+
+def _extended(
+    cls: OpClass, alone: Sequence[State], state: State, axis: int, sizes: tuple[int, ...], *, over_units: bool
+) -> Iterator[State]:
+    """Yields `state` with each choice along one more axis, of those that `alone` has."""
     yield replace(state, strategy=(*state.strategy, REPLICATE))
     if cls.rule is None or (sizes[axis] == 1 and not over_units):
         return
@@ -110,9 +121,8 @@ def _extended(cls: OpClass, state: State, axis: int, sizes: tuple[int, ...], *, 
         if choice >= 0:
             left[choice] //= size
     local = replace(rule, sizes=tuple(left))
-    splits = [_split(cls, local, factor, sizes[axis]) for factor in range(len(left))]
-    for one in (*splits, *(_partial(cls, number) for number in range(len(cls.linear)))):
-        if one is not None:
+    for one in alone:
+        if one.strategy[0] < 0 or _divides(local, one.strategy[0], sizes[axis]):
             yield State(
                 (*state.strategy, *one.strategy),
                 _with_entries(state.needs, one.needs, axis),
@@ -125,10 +135,15 @@ def _with_entries(specs: tuple[Spec, ...], entries: tuple[Spec, ...], axis: int)
     return tuple(Spec(spec | at(one, axis)) for spec, one in zip(specs, entries, strict=True))
 
 
-def _split(cls: OpClass, rule: Rule, factor: int, axis_size: int) -> State | None:
-    """Returns the state that splits a factor along one axis; `rule` has the sizes that the axes before left."""
+def _divides(rule: Rule, factor: int, axis_size: int) -> bool:
+    """Says whether an axis divides a factor that leads its dims; `rule` has the sizes that the axes before left."""
     size = rule.sizes[factor]
-    if size < axis_size or size % axis_size or factor in rule.fixed or not rule.is_major(factor):
+    return size >= axis_size and size % axis_size == 0 and rule.is_major(factor)
+
+
+def _split(cls: OpClass, rule: Rule, factor: int) -> State | None:
+    """Returns the state that splits a factor along one axis, if an op like this can run so."""
+    if factor in rule.fixed:
         return None
     if not any(factor in dim for mapping in rule.operands for dim in mapping) and cls.name not in REPEATS:
         return None  # a block of a result alone: only what repeats its operand gives the same values for it

@@ -29,7 +29,7 @@ import numpy as np
 from rhino.ir.cluster import MeshAxis
 from rhino.ir.graph import COSTLY, OpClass, TensorType
 from rhino.ir.hardware import Device, Line
-from rhino.strategies.problem import Floats
+from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.reshard import Move, PartedStep, parted_way
 from rhino.strategies.spec_pairs import Pair, pair_classes
 
@@ -109,9 +109,9 @@ class CostModel:
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
     """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no way."""
-    fixed, per_byte = _affine(model, tuple(given), tuple(needed))
-    seconds: Floats = fixed + per_byte * kind.num_bytes
-    return seconds
+    affine, which = _affine(model, tuple(given), tuple(needed))
+    seconds: Floats = affine[:, 0] + affine[:, 1] * kind.num_bytes
+    return seconds[which]
 
 
 _PROBE = 1 << 40
@@ -119,12 +119,11 @@ _PROBE = 1 << 40
 
 
 @lru_cache(maxsize=4096)
-def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Returns the seconds per reshard of a tensor, and those per byte of the whole tensor, both [given, needed]."""
+def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Ints]:
+    """Returns the seconds per reshard, and per byte, of the kinds of pairs that occur [kinds, 2], and the kind of each [given, needed]."""
     known = _pair_s(model)
     pairs, which = pair_classes(given, needed, len(model.axes))
-    every = np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2)
-    return every[which, 0], every[which, 1]
+    return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2), which
 
 
 @lru_cache(maxsize=64)

@@ -20,13 +20,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from rhino.strategies.dominance import Bound, bound_of, undominated
 from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.tables import Tables
 
 MOST_NEIGHBOURS = 60
 """NumPy's arrays have at most 64 dimensions, those of one entry included."""
 
 _ENTRIES_AT_ONCE = 1 << 18
-"""Entries of a sum, or of differences of rows, that are held at the same time: they then stay in a processor's cache."""
+"""Entries of a sum that are held at the same time: they then stay in a processor's cache."""
 
 Bools = NDArray[np.bool_]
 
@@ -35,23 +37,10 @@ Mask = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class TableStore:
-    """Interned tables, and the memory of operations on them. May be shared by solves of the same problem at other prices."""
+class TableStore(Tables):
+    """Tables, and the memory of operations on them. May be shared by solves of the same problem at other prices."""
 
-    tables: list[Floats] = field(default_factory=list)
-    numbers: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     memo: dict[object, object] = field(default_factory=dict)
-
-    def intern(self, table: Floats) -> int:
-        """Returns the number of a table equal to `table`."""
-        if not table.flags.c_contiguous:
-            table = table.copy()
-        key = (table.shape, table.tobytes())
-        number = self.numbers.get(key)
-        if number is None:
-            number = self.numbers[key] = len(self.tables)
-            self.tables.append(table)
-        return number
 
     def add(self, a: int, b: int) -> int:
         """Returns the sum of two tables of the same shape."""
@@ -98,26 +87,13 @@ class TableStore:
         return self.memo[key]  # type: ignore[return-value]
 
     def _undominated(self, cost: Floats, tables: tuple[int, ...]) -> Mask:
-        excess = np.zeros((len(cost), len(cost)))  # [p, q]: the most that q can cost more than p on the edges
-        barred = np.eye(len(cost), dtype=bool)  # q is illegal somewhere where p is legal, or is p
-        for table in tables:
-            worst, illegal = self._worst(table)
-            barred |= illegal
-            excess += worst
-        with np.errstate(invalid="ignore"):
-            loses = (cost[:, None] - cost[None, :] >= excess) & ~barred & np.isfinite(cost)[None, :]
-        losers: Bools = np.logical_or.reduce(loses, axis=1)
-        alive = np.ones(len(cost), dtype=bool)
-        dearest_first = np.argsort(cost, kind="stable")[::-1] if losers.any() else losers.nonzero()[0]
-        for p in dearest_first[losers[dearest_first]].tolist():
-            alive[p] = not (loses[p] & alive).any()
-        return tuple(np.flatnonzero(alive).tolist())
+        kept = undominated(cost, [self.tables[table] for table in tables], [self._bound(table) for table in tables])
+        return tuple(kept.tolist())
 
-    def _worst(self, table: int) -> tuple[Floats, Bools]:
-        """Returns by how much state q can cost more than p on an edge [p, q], zero where it may be illegal, and where that is."""
-        key = ("worst", table)
+    def _bound(self, table: int) -> Bound:
+        key = ("bound", table)
         if key not in self.memo:
-            self.memo[key] = _most_more(self.tables[table])
+            self.memo[key] = bound_of(self.tables[table])
         return self.memo[key]  # type: ignore[return-value]
 
     def least(self, parts: Parts) -> int:
@@ -453,37 +429,6 @@ def left_coordinates(problem: Problem, left: Sequence[tuple[int, Mask]]) -> tupl
         if (id(every[node]), mask) not in known:
             known[id(every[node]), mask] = every[node][list(mask)]
     return tuple(known[id(every[node]), mask] for node, mask in left) if every else ()
-
-
-def _most_more(table: Floats) -> tuple[Floats, Bools]:
-    """Returns by how much row q exceeds row p at most [p, q], zero where q is illegal in a column and p is not; and where that is."""
-    rows, which = _distinct(table)
-    columns, _ = _distinct(table.T)
-    worst, illegal = _most_more_distinct(table[np.ix_(rows, columns)])
-    every = np.ix_(which, which)
-    return worst[every], illegal[every]
-
-
-def _distinct(table: Floats) -> tuple[list[int], list[int]]:
-    """Returns the rows of a table that no row before them is equal to, and for each row which of these it is equal to."""
-    keys = [row.tobytes() for row in np.ascontiguousarray(table)]
-    first = {key: place for place, key in reversed([*enumerate(keys)])}
-    rows = sorted(first.values())
-    numbers = {keys[place]: number for number, place in enumerate(rows)}
-    return rows, [numbers[key] for key in keys]
-
-
-def _most_more_distinct(table: Floats) -> tuple[Floats, Bools]:
-    """Returns what `_most_more` does of a table whose rows all differ, as do its columns."""
-    legal = np.isfinite(table)
-    row_q, row_p = np.where(legal, table, 1e200), np.where(legal, table, 1e250)  # finite, so that no difference is undefined
-    of_q, of_p = np.ascontiguousarray(row_q.T)[:, None, :], np.ascontiguousarray(row_p.T)[:, :, None]  # columns first: NumPy is fastest so
-    few = max(1, _ENTRIES_AT_ONCE // max(table.size, 1))
-    blocks = [np.maximum.reduce(of_q - of_p[:, at : at + few], axis=0) for at in range(0, len(table), few)]
-    worst: Floats = np.concatenate(blocks)
-    illegal = worst > 1e199
-    worst[illegal] = 0.0
-    return worst, illegal
 
 
 def _part_order(part: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:

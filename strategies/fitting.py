@@ -11,6 +11,7 @@ a limit, which its method names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 from typing import Final
@@ -19,9 +20,10 @@ import numpy as np
 
 from rhino.ir.units import format_bytes
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
-from rhino.strategies.problem import Ints
+from rhino.strategies.problem import Ints, PeakOf, Problem
 from rhino.strategies.search import Search
-from rhino.strategies.taking_over import PeakOf, Programs, TakingOver
+from rhino.strategies.solver import Reduced
+from rhino.strategies.taking_over import Programs, TakingOver
 
 _TRIES: Final = 5
 """How many limits of rows are tried, and so many more until one is too low."""
@@ -61,6 +63,22 @@ _PROGRAM_STEPS: Final = 24_000
 
 _LEAST_PROGRAMS, _MOST_PROGRAMS = 16, 48
 """... and no more than so many: a program takes 0.07 ms of processor time a node to tell, and a search at one limit tens of solves."""
+
+
+def find_fitting(search: Search, budget_bytes: float, first: Reduced, peak_of: PeakOf, with_memory: Callable[[], Problem]) -> Outcome:
+    """Returns the best choice found that fits, by a search that has yet to begin, with the problem that its `reduce` returned.
+
+    `with_memory` returns the problem with what choices keep in memory. It is called only where the best choice of all does not fit.
+    """
+    peak_of = _each_once(peak_of)
+    free = search.free(budget_bytes, first, peak_of)
+    if not isinstance(free, Answer):
+        return free
+    best = told(free, peak_of)
+    if best.peak_bytes <= budget_bytes:
+        return best
+    search.remember(with_memory())
+    return fit(search, budget_bytes, make_answer(search.problem, free.states, free.bound, free.method), peak_of)
 
 
 def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: PeakOf, cutoff_s: float = inf) -> Outcome:
@@ -278,6 +296,19 @@ class _Limits:
     def are_close(self, apart: float) -> bool:
         """Says whether no limit is left between them that is this far above the one that is too low, as a factor."""
         return self.too_low * apart >= self.too_high
+
+
+def _each_once(peak_of: PeakOf) -> PeakOf:
+    """Returns the same function, which is asked once about a choice."""
+    known: dict[bytes, float] = {}
+
+    def peak(states: Ints) -> float:
+        key = states.tobytes()
+        if key not in known:
+            known[key] = peak_of(states)
+        return known[key]
+
+    return peak
 
 
 def told(answer: Answer, peak_of: PeakOf) -> Answer:

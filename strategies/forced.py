@@ -22,10 +22,9 @@ from rhino.strategies.fitting import fit
 from rhino.strategies.guide import states_within
 from rhino.strategies.held import HeldChoices
 from rhino.strategies.lift import find_classes, lift
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Floats, Ints, PeakOf, Problem
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
-from rhino.strategies.taking_over import PeakOf
 
 MOST_STEPS: Final = 600_000
 """What searches with nodes held, and peaks, may take together: four seconds (AMD EPYC)."""

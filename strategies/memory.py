@@ -322,13 +322,10 @@ class Memory:
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
         rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}
-        bytes_of = move.tables(kind, tuple(rows), tuple(columns), draft.sizes).astype(np.float64)
-        places = np.ix_([rows[g] for g in given], [columns[n] for n in needed])
-        found: list[int | None] = []
-        for which in range(bytes_of.shape[-1]):
-            table = bytes_of[:, :, which][places]
-            found.append(draft.intern(table.T.copy() if use.swapped else table) if table.any() else None)
-        return tuple(found)
+        num_bytes, which = move.num_bytes(kind, tuple(rows), tuple(columns), draft.sizes)
+        places = which[np.ix_([rows[g] for g in given], [columns[n] for n in needed])]
+        places = places.T if use.swapped else places
+        return tuple([draft.intern(sizes[places]) if sizes.any() else None for sizes in num_bytes.T.astype(np.float64)])
 
 
 def written_in_place(graph: Graph) -> set[int]:

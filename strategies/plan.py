@@ -83,16 +83,18 @@ def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...
     if stored and split_axes(stored[0]) and cls.name == "stablehlo.iota":
         return following(cls, stored[0], sizes)
     options = strategies(cls, sizes)
-    found = [
-        (num_bytes, -s.num_shares(sizes), n)
-        for n, s in enumerate(options)
-        if (num_bytes := sent_bytes(cls, s, given, stored, sizes)) is not None
-    ]
-    return options[min(found)[2]] if found else None
+    best: tuple[int, int, int] | None = None
+    for number, state in enumerate(options):
+        num_bytes = sent_bytes(cls, state, given, stored, sizes, best[0] if best else None)
+        if num_bytes is not None and (best is None or (num_bytes, -state.num_shares(sizes)) < best[:2]):
+            best = num_bytes, -state.num_shares(sizes), number
+    return options[best[2]] if best else None
 
 
-def sent_bytes(cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]) -> int | None:
-    """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no way."""
+def sent_bytes(
+    cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...], most: int | None = None
+) -> int | None:
+    """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no way, or they are over `most`."""
     pairs = [*zip(cls.operands, given, state.needs, strict=True), *zip(cls.results, state.comes, stored, strict=True)]
     total = 0
     for kind, source, target in pairs:
@@ -100,6 +102,8 @@ def sent_bytes(cls: OpClass, state: State, given: tuple[Spec, ...], stored: tupl
         if steps is None:
             return None
         total += sent(steps)
+        if most is not None and total > most:
+            return None
     return total
 
 

@@ -10,7 +10,7 @@ Tables are shared between alike nodes (a tuple of tables and an index for each n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+PeakOf = Callable[[Ints], float]
+"""The bytes that the program of a choice [nodes] takes of a device."""
 
 
 # Relative to a table's largest entry: what is left of a sum M[a, b] = f[a] + g[b] after rounding.

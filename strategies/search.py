@@ -14,7 +14,7 @@ import numpy as np
 
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.eliminate import TooWideError
-from rhino.strategies.problem import Problem
+from rhino.strategies.problem import Ints, PeakOf, Problem
 from rhino.strategies.solver import Limits, Reduced, Solved, Solver, Statistics
 
 if TYPE_CHECKING:
@@ -61,15 +61,18 @@ class Search:
         self.problem = self.solver.problem = problem
         self.columns = []
 
-    def free(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
-        """Returns the best choice whether it fits or not; its bound is raised as far as it goes only if it fits."""
+    def free(self, budget_bytes: float | None, first: Reduced | None = None, peak_of: PeakOf | None = None) -> Outcome:
+        """Returns the best choice whether it fits or not; its bound is raised as far as it goes only if it fits.
+
+        `peak_of` tells the bytes of a choice where the problem does not say yet what choices keep in memory.
+        """
         try:
             self.begin(first)
             assert self.first is not None, "a search that has begun has solved once"
             solved, method = self.first, self.solver.method
             if self.limits.cutoff <= solved.bound < np.inf:
                 return Unsolved(solved.bound)
-            if solved.left is not None and (budget_bytes is None or fits(self.problem, solved.states, budget_bytes)):
+            if solved.left is not None and (budget_bytes is None or self._fits(solved.states, budget_bytes, peak_of)):
                 solved, method = self._tightened(solved, method)
             if solved.bound == np.inf:
                 return Infeasible(None)
@@ -99,6 +102,9 @@ class Search:
         kinds = {(float(memory.max()), cost): states for states, cost, memory in reversed(self.columns)}
         method = f"{self.solver.method} for memory"
         return [make_answer(self.problem, kinds[kind], bound, method) for kind in sorted(kinds)[:count]]
+
+    def _fits(self, states: Ints, budget_bytes: float, peak_of: PeakOf | None) -> bool:
+        return peak_of(states) <= budget_bytes if peak_of else fits(self.problem, states, budget_bytes)
 
     def _tightened(self, solved: Solved, method: str) -> tuple[Solved, str]:
         """Returns what is left when the bound has been raised, or when the user has had enough of that."""

@@ -14,7 +14,7 @@ choice takes long to tell. So programs are asked for one by one, as many as step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from rhino.strategies.parts import Parts
-from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.problem import Ints, PeakOf, Problem
 from rhino.strategies.seams import Prefixes, orders
 
 _SOURCES: Final = 6
@@ -30,9 +30,6 @@ _SOURCES: Final = 6
 
 _TIE: Final = 1e-9
 """By how much, relatively, a choice must be cheaper, or its program smaller, to be better."""
-
-PeakOf = Callable[[Ints], float]
-"""The bytes that the program of a choice [nodes] takes of a device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.normalize import Normalize
 from rhino.strategies.answer import Answer, Infeasible
 from rhino.strategies.brute import brute_force, choice_costs, choice_peaks
-from rhino.strategies.build import ContradictionError, build
+from rhino.strategies.build import Builder, ContradictionError, build
 from rhino.strategies.cost import CostModel
 from rhino.strategies.plan import make_plan
 from rhino.strategies.reshard import Move
@@ -394,3 +394,14 @@ def peaks_of(problem):
     sizes = tuple(problem.num_states())
     choices = np.array(np.unravel_index(np.arange(np.prod(sizes)), sizes))
     return choice_peaks(problem, choices)[np.isfinite(choice_costs(problem, choices))]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_one_choice_keeps_is_what_the_problem_with_memory_says_of_it(name):
+    free = Builder(graph=program_of(TINY[name], 4).graph, model=model(4)).costs()
+    rng, every = np.random.default_rng(0), free.with_memory()
+    for _ in range(20):
+        states = rng.integers(free.problem.num_states())
+        problem, alone = free.kept(states)
+        assert problem.memory(alone).tolist() == every.problem.memory(states).tolist() == every.kept(states)[0].memory(states).tolist()
+        assert {problem.tables[table].size for table in problem.node_residents.table} == {1}

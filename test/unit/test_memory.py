@@ -270,7 +270,8 @@ def test_bytes_of_a_move(source, target, in_any_order, during, after):
 
 def moved(move, source, target, sizes=(8,)):
     """The bytes before, while and after a move."""
-    return move.tables(KIND, (source,), (target,), sizes)[0, 0].tolist()
+    num_bytes, which = move.num_bytes(KIND, (source,), (target,), sizes)
+    return num_bytes[which[0, 0]].tolist()
 
 
 def test_a_move_of_several_steps_holds_the_largest_pair():

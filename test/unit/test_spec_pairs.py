@@ -51,8 +51,8 @@ def test_more_axes_than_a_number_of_64_bits_holds_are_told_apart():
 def test_buffers_are_those_of_the_way_itself(sizes, shape, move):
     kind = TensorType(shape, "f32", 4)
     given, needed = all_specs(shape, sizes, range(len(sizes))), all_specs(shape, sizes)
-    table = move.tables(kind, given, needed, sizes)
+    num_bytes, which = move.num_bytes(kind, given, needed, sizes)
     for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
         steps, parted = way(len(shape), source, target, len(sizes)) or (), parted_way(len(shape), source, target, sizes) or ()
         sized = tuple(_SizedStep(a.kind, a.before, a.after, is_major(shape, b, sizes)) for a, b in zip(parted, steps, strict=True))
-        assert table[i, j].tolist() == move.held([sized]).num_bytes(4 * prod(shape))[0].tolist()
+        assert num_bytes[which[i, j]].tolist() == move.held([sized]).num_bytes(4 * prod(shape))[0].tolist()
