@@ -10,6 +10,10 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from functools import cache
+from typing import Final
+
+RESULT: Final = "result:"
+"""What a name of a result begins with; its number or its path follows."""
 
 _KEY = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 _NEAR = 0.5

@@ -34,7 +34,7 @@ from rhino.ir.constraints import (
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import YIELD
 from rhino.ir.mlir import ir
-from rhino.ir.patterns import dotted, matches, nearest
+from rhino.ir.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.program import Program
 from rhino.ir.reader import entry_function
 from rhino.ir.shardings import ROLES, NamedMesh, allowed_specs
@@ -56,7 +56,6 @@ from rhino.passes.rules import with_rules
 from rhino.passes.scopes import write_scopes
 from rhino.strategies.roles import Roles
 
-_RESULT: Final = "result:"
 _PLACE: Final = "loc:"
 _MODULE: Final = "the module"
 _SHOWN: Final = 5
@@ -143,8 +142,8 @@ class _Boundary:
         for one in constraints:
             if one.pattern.startswith(_PLACE):
                 continue
-            is_result = one.pattern.startswith(_RESULT)
-            pattern = dotted(one.pattern.removeprefix(_RESULT))
+            is_result = one.pattern.startswith(RESULT)
+            pattern = dotted(one.pattern.removeprefix(RESULT))
             _constrain(one, pattern, ".", self.results if is_result else self.arguments, self.target, self.remarks)
         write_boundary(self.entry, "arg", self.arguments)
         write_boundary(self.entry, "res", self.results)

@@ -16,6 +16,7 @@ from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.diagnostics import Place
 from rhino.ir.locations import place_of
 from rhino.ir.mlir import func, ir, sdy
+from rhino.ir.patterns import RESULT
 from rhino.ir.program import argument_name
 from rhino.ir.reader import walk
 from rhino.ir.shardings import NO_MESH, SHARDING, module_meshes
@@ -91,7 +92,7 @@ def _keep_boundary(entry: func.FuncOp, side: Side, empty: set[str], name: str, r
 def _dropped(entry: func.FuncOp, side: Side, number: int, rank: int, file: str) -> tuple[Place, str]:
     """Returns where and how it is said that a sharding of the entry's is dropped."""
     value = entry.arguments[number] if side == "arg" else None
-    pattern = f"result:{number}" if value is None else argument_name(value, number)
+    pattern = f"{RESULT}{number}" if value is None else argument_name(value, number)
     what = f"result {number}" if value is None else f'argument {number} "{pattern}"'
     text = (
         f"the sharding of {what} is dropped: on JAX's mesh without axes it says that the program for one device has it there; "

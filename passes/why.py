@@ -21,7 +21,7 @@ import numpy as np
 from rhino.ir.constraints import parse_pin
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir import ir
-from rhino.ir.patterns import dotted, matches, nearest
+from rhino.ir.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.plan_diff import diff_text
 from rhino.ir.plan_text import more, signed_bytes, signed_seconds, table
 from rhino.ir.spmd_plan import SpmdPlan, Tensor, folded
@@ -51,7 +51,7 @@ NOTABLE: Final = 5
 
 _CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002")
 _SHAPE: Final = re.compile(r".*\[(.*)\]")
-_RESULT, _PLACE = "result:", "loc:"
+_PLACE = "loc:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +257,13 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
 def _meant(asked: Asked, name: str) -> list[Subject]:
     """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
     nodes = asked.costs.choice.nodes
-    pattern, scopes = name.removeprefix(_RESULT).removeprefix(_PLACE), ("op", "value")
+    pattern, scopes = name.removeprefix(RESULT).removeprefix(_PLACE), ("op", "value")
     arguments = [(number, node.kind, _names(asked, node)) for number, node in enumerate(nodes) if node.kind == "argument"]
     ops = [(number, node.kind, names) for number, node in enumerate(nodes) if node.kind in scopes and (names := _names(asked, node))]
     results = [(number, "return", names) for number, node in enumerate(nodes) if (names := _result_names(asked, node))]
     by_number = [(number, kind, names[:1]) for number, kind, names in results]
     by_path = [(number, kind, names[1:]) for number, kind, names in results]
-    sides = [by_path, by_number] if name.startswith(_RESULT) else [ops] if name.startswith(_PLACE) else [arguments, by_path, ops]
+    sides = [by_path, by_number] if name.startswith(RESULT) else [ops] if name.startswith(_PLACE) else [arguments, by_path, ops]
     for some in sides:
         found = [number for number, kind, names in some if _is_meant(pattern, kind, names)]
         if found:

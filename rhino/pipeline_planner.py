@@ -49,7 +49,7 @@ def plan_stages(traced: Traced, wish: Wish) -> Staged:
     module = read_traced(traced, context, KEPT)
     schedule = find_schedule(wish.schedule or DEFAULT)
     chunks = 2 if schedule.chunked else 1
-    asked = wish.options(shapes(traced, module)[0])
+    asked = wish.options(shapes(traced, module))
     stages = wish.stages or 1
     options = {**asked, "cluster": wish.cluster, "stages": str(stages), "ranks": str(max(1, stages // chunks))}
     options |= {name: text for name, text in (("mesh", wish.mesh), ("budget", wish.budget)) if text}

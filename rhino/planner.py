@@ -15,19 +15,20 @@ from rhino.ir.mlir import ir, make_context
 from rhino.ir.plan_changes import check_current
 from rhino.ir.reader import entry_function
 from rhino.ir.shardings import MESH_NAME
-from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, num_parts
+from rhino.ir.spmd_plan import SpmdPlan, dims_between_calls, num_parts
 from rhino.ir.units import PEAK, format_bytes, parse_size
 from rhino.passes.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
 from rhino.passes.localize import localized_copy
 from rhino.passes.problem import AUTO, Target, write_mesh
 from rhino.passes.registry import shard_in_parts
-from rhino.passes.spmd_search import ANNOTATED, REWRITING, cluster_lines, normalize, search
+from rhino.passes.spmd_search import ANNOTATED, REWRITING, Sides, cluster_lines, normalize, search
+from rhino.pins import Named, named
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors
 from rhino.strategies.cost import CostModel
 from rhino.traced import Traced
 
-Pins = Callable[[Sequence[tuple[str, int]]], tuple[str, ...]]
+Pins = Callable[[Sequence[Named]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
 
 SHARD, WHOLE = "shard", "whole"
@@ -71,11 +72,11 @@ class Wish:
         """The mesh, where the user names one."""
         return parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
 
-    def options(self, arguments: Sequence[Tensor]) -> dict[str, str]:
-        """Returns what is asked beside cluster, mesh, budget and stages, as passes take it, for a function of these arguments."""
+    def options(self, sides: Sides) -> dict[str, str]:
+        """Returns what is asked beside cluster, mesh, budget and stages, as passes take it, for a function of these tensors."""
         every = {
             "level": str(self.level),
-            "pin": "; ".join(self.pins([(one.path, len(one.dims)) for one in arguments])),
+            "pin": "; ".join(self.pins(named(sides))),
             "forbid": "; ".join(self.forbid),
             "pad": "; ".join(self.pad),
             "axis-role": "; ".join(self.axis_roles),
@@ -156,7 +157,7 @@ def annotated_module(traced: Traced, plan: SpmdPlan, op_rules: str, cluster: str
 
 def _search(traced: Traced, wish: Wish, budget: int) -> Planned:
     module = read_traced(traced, make_context())
-    asked = wish.options(shapes(traced, module)[0])
+    asked = wish.options(shapes(traced, module))
     options = {"cluster": wish.cluster, "mesh": wish.mesh, "budget": str(budget), **asked}
     plan = search(module, traced.name, options, Remarks(traced.name), key_words(traced)).plan
     arguments, results = tensors(traced, module)

@@ -71,7 +71,7 @@ def _search_whole(traced: Traced, wish: Wish) -> Planned | Staged:
     """Returns the best plan of what the wish leaves open."""
     context = make_context()
     module = read_traced(traced, context)
-    options = {name: text for name, text in wish.options(shapes(traced, module)[0]).items() if name in _SEARCHED}
+    options = {name: text for name, text in wish.options(shapes(traced, module)).items() if name in _SEARCHED}
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     mesh = wish.named_mesh()

@@ -238,6 +238,20 @@ def test_a_program_is_lowered_for_arrays_that_another_plan_has_placed():
     fast.lower(elsewhere, jnp.ones((8, 128))).compile()
 
 
+@pytest.mark.parametrize("name", ["result:1", "result:result['y']", "result:y"])
+def test_a_pin_of_a_result_leaves_out_dims_at_its_end_that_are_whole(name):
+    def both(x):
+        return {"sum": x.sum(), "y": x @ x}
+
+    plan = rhino.parallelize(both, cluster="cpu8", pins={name: PartitionSpec("x")}).plan(jnp.ones((16, 16)))
+    assert plan.out_shardings["y"].spec == PartitionSpec("x")
+
+
+def test_a_pin_of_results_of_several_ranks_is_written_for_each():
+    plan = rhino.parallelize(lambda x: [x, x[0], x[:, 0]], cluster="cpu8", pins={"result:*": PartitionSpec("x")}).plan(jnp.ones((8, 8)))
+    assert [one.spec[0] for one in plan.out_shardings] == ["x"] * 3
+
+
 def test_where_no_plan_fits_with_the_state_where_it_lies_it_is_moved(monkeypatch: pytest.MonkeyPatch):
     def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
         if wish.pins([]):
