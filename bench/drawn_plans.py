@@ -20,6 +20,7 @@ from typing import Final
 import jax
 import numpy as np
 
+from rhino.ir.arrays import Floats
 from rhino.ir.collectives import tally_module
 from rhino.ir.manual import wrap_manual
 from rhino.ir.mlir import ir, make_context
@@ -36,11 +37,11 @@ from rhino.runtime.executable import Executable, Host, compile_module
 from rhino.runtime.signature import Value
 from rhino.runtime.steps import run_steps
 from rhino.strategies.answer import Answer
-from rhino.strategies.build import Choice
 from rhino.strategies.candidates import REPLICATE, State
+from rhino.strategies.choice import Choice
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, make_plan
-from rhino.strategies.problem import Floats, Problem
+from rhino.strategies.problem import Problem
 from rhino.strategies.search import Limits, Search
 
 MOODS: Final = ("any", "near", "split", "sums")

@@ -164,6 +164,12 @@ def copied(root: Path, into: Path, module: str, tests: Sequence[str]) -> Copy:
     """Returns a copy of a repository, whose packages lie under the names that they are imported by."""
     place = into / "copy"
     shutil.copytree(root, place, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
+    link_packages(place)
+    return Copy(place, module, tuple(tests))
+
+
+def link_packages(place: Path) -> None:
+    """Links the packages of a repository under the names that they are imported by."""
     settings = place / "pyproject.toml"
     table = tomllib.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
     packages = table.get("tool", {}).get("setuptools", {}).get("package-dir", {})
@@ -171,7 +177,6 @@ def copied(root: Path, into: Path, module: str, tests: Sequence[str]) -> Copy:
         link = place.joinpath(*name.split("."))
         if not link.exists():
             link.symlink_to(place / folder)
-    return Copy(place, module, tuple(tests))
 
 
 def run(argv: Sequence[str], root: Path = ROOT) -> int:

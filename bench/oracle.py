@@ -37,7 +37,8 @@ from rhino.ir.program import read_program
 from rhino.ir.reader import entry_function
 from rhino.ir.spec import unpack
 from rhino.strategies.answer import Answer, Infeasible
-from rhino.strategies.build import Choice, build
+from rhino.strategies.build import build
+from rhino.strategies.choice import Choice
 from rhino.strategies.cost import CostModel
 from rhino.strategies.folded import LEAST_LAYERS, FoldedElimination
 from rhino.strategies.search import Limits, Search

@@ -33,6 +33,7 @@ import numpy as np
 from search import EXPORT, machine
 
 from rhino.ir.accumulation import accumulation_loop
+from rhino.ir.arrays import Ints
 from rhino.ir.cluster import load_cluster, mesh_axes
 from rhino.ir.graph import Graph
 from rhino.ir.mlir import ir, make_context
@@ -43,7 +44,6 @@ from rhino.passes.pipeline import build_pass_manager
 from rhino.passes.registry import build_named
 from rhino.passes.sharded_step import sharded_figures
 from rhino.passes.whole import whole_program
-from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_line import cut, equal_cut, lines_of, stretches
 from rhino.strategies.stage_parts import Parts, parts_of

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rhino.ir.arrays import Ints
 from rhino.ir.cluster_file import cluster_to_text, parse_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.hardware import Cluster, Device, Level, Line, Topology
@@ -42,9 +42,6 @@ __all__ = [
     "preset_names",
     "preset_table",
 ]
-
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rhino.ir.arrays import Ints
 from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec
 
 MOST_TIMES: Final = 2**53
 """How often an op is taken to run at most: so far floats count exactly, and a step that runs one more often does not end."""
 
-Ints = NDArray[np.int64]
 Choices = tuple[frozenset[int] | None, ...]
 
 

@@ -20,6 +20,7 @@ from math import ceil
 from typing import ClassVar
 
 from rhino.ir.accumulation import accumulation_loop
+from rhino.ir.arrays import Ints
 from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
 from rhino.ir.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
@@ -37,14 +38,13 @@ from rhino.passes.base import Remarks, opt
 from rhino.passes.problem import PLANNING_ERRORS, PlanningPass, Target, begin_choice, rank_target, to_fit, write_mesh
 from rhino.passes.uneven import uneven_arguments
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.build import Choice
 from rhino.strategies.candidates import strategy_name
+from rhino.strategies.choice import Choice
 from rhino.strategies.fitting import find_fitting
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.nodes import Node
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import Plan, implied, make_plan
-from rhino.strategies.problem import Ints
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
 

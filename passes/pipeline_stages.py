@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from rhino.ir.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph import Graph
@@ -41,14 +42,13 @@ from rhino.passes.stage_marks import BACK, FORWARD, drop_marks, way_of
 from rhino.passes.whole import WHOLE_ERRORS, whole_program
 from rhino.strategies.answer import Infeasible, Unsolved
 from rhino.strategies.handed_on import Handing
-from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.stage_graph import Staging, make_staging
 from rhino.strategies.stage_marks import marked_stages
 from rhino.strategies.stage_parts import Parts, parts_of
 from rhino.strategies.stage_places import op_stages
-from rhino.strategies.stage_problem import OPEN, Bools, StageProblem
+from rhino.strategies.stage_problem import OPEN, StageProblem
 from rhino.strategies.ways_apart import ways_apart
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph import TensorType
 from rhino.ir.locations import name_of, place_of
@@ -17,11 +18,11 @@ from rhino.ir.program import Program
 from rhino.ir.spec import num_parts
 from rhino.ir.spmd_plan import Cost, Held, Memory, Predicted, Rival, Work, folded, layout_text
 from rhino.strategies.answer import Answer
-from rhino.strategies.build import Choice
 from rhino.strategies.candidates import State
+from rhino.strategies.choice import Choice
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan, Transfer
-from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.problem import Problem
 
 _Row = TypeVar("_Row", Cost, Held, Work)
 

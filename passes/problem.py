@@ -19,7 +19,8 @@ from rhino.ir.spec import spec_text
 from rhino.ir.spots import said_words
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.scopes import cannot_run, held, scope_meshes, scoped_graph
-from rhino.strategies.build import Builder, Choice, ContradictionError, NoChoiceError
+from rhino.strategies.build import Builder, ContradictionError, NoChoiceError
+from rhino.strategies.choice import Choice
 from rhino.strategies.cost import CostModel
 from rhino.strategies.roles import Roles
 

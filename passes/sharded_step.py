@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rhino.ir.arrays import Floats
 from rhino.ir.cluster import Cluster
 from rhino.ir.mesh import Mesh, mesh_of_shape
 from rhino.ir.mlir import ir
@@ -14,7 +15,6 @@ from rhino.passes.problem import rank_target
 from rhino.strategies.build import Builder
 from rhino.strategies.cost import CostModel
 from rhino.strategies.plan import Plan
-from rhino.strategies.problem import Floats
 from rhino.strategies.sharded import op_seconds, states_of
 
 SHARDED_ERRORS = ("RHI-LOCAL-001", "RHI-MESH-001")

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rhino.ir.accumulation import accumulation_loop
+from rhino.ir.arrays import Ints
 from rhino.ir.cluster import Cluster, load_cluster, mesh_axes
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph import Graph, Loop
@@ -35,12 +36,13 @@ from rhino.passes.recompute import Recompute, Recomputer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.stage_marks import BOUNDARY
 from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.build import Choice, build
+from rhino.strategies.build import build
+from rhino.strategies.choice import Choice
 from rhino.strategies.fitting import fit
 from rhino.strategies.in_flight import several_in_flight
 from rhino.strategies.peak import predicted_peak
 from rhino.strategies.plan import make_plan
-from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.problem import Problem
 from rhino.strategies.schedules import SCHEDULES, make_order
 from rhino.strategies.schedules.base import Order, Pipeline, Schedule
 from rhino.strategies.search import Limits, Search

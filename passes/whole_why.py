@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from rhino.ir.accumulation import STAGE
+from rhino.ir.arrays import Ints
 from rhino.ir.boundary import Side
 from rhino.ir.cluster import load_cluster
 from rhino.ir.constraints import parse_pin
@@ -33,7 +34,6 @@ from rhino.passes.whole_plan import make_whole_plan
 from rhino.passes.whole_text import diff_whole, lost_text
 from rhino.passes.why import Asked, Subject, Why, cluster_file, notable, other_program, pins_of, reasons_text
 from rhino.strategies.answer import Infeasible, Unsolved
-from rhino.strategies.problem import Ints
 from rhino.strategies.stage_graph import NO_NODE, Staging
 from rhino.strategies.stage_problem import OPEN
 

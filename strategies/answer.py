@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhino.strategies.problem import Ints, Problem
+from rhino.ir.arrays import Ints
+from rhino.strategies.problem import Problem
 
 # Relative. Solvers work to about 1e-7 per unit of cost: a gap below this is theirs, not the choice's.
 PROOF_TOLERANCE = 1e-6

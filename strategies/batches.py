@@ -16,8 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from rhino.strategies.eliminate import MOST_NEIGHBOURS, Bools, Core, Elimination, Mask, Parts, TableStore, TooWideError, left_coordinates
-from rhino.strategies.problem import Floats, Ints, Problem, starts
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.strategies.eliminate import MOST_NEIGHBOURS, Core, Elimination, Mask, Parts, TableStore, TooWideError, left_coordinates
+from rhino.strategies.problem import Problem, starts
 
 _NEAR, _SHARE = 2.0, 1 / 16
 """What goes in the same round: what makes a table of at most so many times the entries of the smallest one, and this share of the nodes. So

@@ -6,8 +6,9 @@ from math import prod
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.answer import Answer, make_answer
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Problem
 
 CHUNK = 1 << 14
 MAX_CHOICES = 1 << 22

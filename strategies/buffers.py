@@ -14,11 +14,11 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.graph import OpClass, TensorType
 from rhino.ir.rules import Rule
 from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.candidates import State
-from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Step, parted_way, way
 from rhino.strategies.spec_pairs import pair_classes
 

@@ -13,18 +13,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.ir.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, materialized
 from rhino.ir.spec import Spec, all_specs, partial_axes, unpack
 from rhino.strategies.candidates import State, keeps, strategies
+from rhino.strategies.choice import Choice
 from rhino.strategies.cost import CostModel, reshard_seconds
 from rhino.strategies.memory import Memory, written_in_place
 from rhino.strategies.nodes import Node, Use
 from rhino.strategies.op_costs import OpCosts
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Problem
 from rhino.strategies.roles import Roles
 from rhino.strategies.tables import Tables
 
@@ -43,44 +44,6 @@ class NoChoiceError(Exception):
     def __init__(self, op: int) -> None:
         super().__init__(f"op {op}")
         self.op = op
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """The choice problem of one graph on a mesh, with what each node stands for.
-
-    What choices keep in memory is no part of it until it is asked for: tables of bytes are larger than those of seconds by far, and not
-    needed where the best choice of all fits.
-    """
-
-    graph: Graph
-    model: CostModel
-    nodes: tuple[Node, ...]
-    problem: Problem
-    builder: Builder
-
-    @property
-    def has_memory(self) -> bool:
-        """Returns whether the problem says what choices keep in memory."""
-        return len(self.problem.node_residents) > 0
-
-    def with_memory(self) -> Choice:
-        """Returns the same choice problem with what each choice keeps in memory; its tables come behind those that were there."""
-        return self if self.has_memory else self._remembered
-
-    @cached_property
-    def _remembered(self) -> Choice:
-        return replace(self, problem=self.builder.with_memory(self.problem))
-
-    def kept(self, states: Ints) -> tuple[Problem, Ints]:
-        """Returns a problem that says what the choice `states` [nodes] keeps in memory, and the states of that choice in it [nodes].
-
-        It is for `Problem.memory` and residents: where it was made for this one choice, its nodes and edges have no costs.
-        """
-        if self.has_memory:
-            return self.problem, states
-        narrowed = self.builder.narrowed(states)
-        return narrowed.with_memory(self.problem), np.zeros_like(states)
 
 
 def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rhino.strategies.problem import Ints
+from rhino.ir.arrays import Ints
 
 
 def components(num: int, pairs: Sequence[tuple[int, int]] | Ints) -> Ints:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.ir.graph import WHILE, YIELD, Graph, Ints
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import WHILE, YIELD, Graph
 from rhino.strategies.flow import Flow
 
 _NONE, _SEVERAL = -1, -2

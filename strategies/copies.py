@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Ints
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import Graph
 from rhino.strategies.schedule import Schedule
 
 

@@ -26,10 +26,10 @@ from math import inf
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster import MeshAxis
 from rhino.ir.graph import COSTLY, OpClass, TensorType
 from rhino.ir.hardware import Device, Line
-from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.reshard import Move, PartedStep, parted_way
 from rhino.strategies.spec_pairs import Pair, pair_classes
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.ir.graph import Graph, Ints
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import Graph
 from rhino.strategies.cost import PRODUCTS
 from rhino.strategies.flow import Flow
 

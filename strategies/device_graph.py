@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.spec import Spec, partial_axes, split_dim, unpack
 from rhino.strategies.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major, is_viewed
@@ -28,7 +29,6 @@ from rhino.strategies.hoisting import hoisted
 from rhino.strategies.joining import joined
 from rhino.strategies.order import regions
 from rhino.strategies.plan import Plan
-from rhino.strategies.problem import Ints
 from rhino.strategies.reshard import Layout, Step, way
 from rhino.strategies.schedule import ADD, is_scattered
 

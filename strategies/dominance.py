@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rhino.strategies.problem import Floats, Ints
-
-Bools = NDArray[np.bool_]
+from rhino.ir.arrays import Bools, Floats, Ints
 
 _ENTRIES_AT_ONCE = 1 << 16
 """Differences of rows that are held at the same time: they then stay in a processor's cache."""

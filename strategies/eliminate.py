@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.dominance import Bound, bound_of, undominated
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Problem
 from rhino.strategies.tables import Tables
 
 MOST_NEIGHBOURS = 60
@@ -29,8 +29,6 @@ MOST_NEIGHBOURS = 60
 
 _ENTRIES_AT_ONCE = 1 << 18
 """Entries of a sum that are held at the same time: they then stay in a processor's cache."""
-
-Bools = NDArray[np.bool_]
 
 Mask = tuple[int, ...]
 """The states of a node that are left, by their numbers in the problem."""

@@ -18,9 +18,10 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.units import format_bytes
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
-from rhino.strategies.problem import Ints, PeakOf, Problem
+from rhino.strategies.problem import PeakOf, Problem
 from rhino.strategies.search import Search
 from rhino.strategies.solver import Reduced
 from rhino.strategies.taking_over import Programs, TakingOver

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.ir.graph import WHILE, YIELD, Graph, Ints, Loop
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import WHILE, YIELD, Graph, Loop
 
 
 @dataclass(frozen=True, slots=True, eq=False)

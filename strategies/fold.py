@@ -18,7 +18,8 @@ from itertools import groupby
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Ints
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import Graph
 from rhino.strategies.flow import Flow
 
 Edge = tuple[int, int, int, int]

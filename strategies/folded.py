@@ -25,10 +25,11 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Ints
 from rhino.strategies.batches import BatchElimination, alike, each, pair
-from rhino.strategies.eliminate import Bools, Core, Elimination, Parts, TableStore, TooWideError
+from rhino.strategies.eliminate import Core, Elimination, Parts, TableStore, TooWideError
 from rhino.strategies.periods import Stretch
-from rhino.strategies.problem import Ints, Problem, starts
+from rhino.strategies.problem import Problem, starts
 
 _ROUNDS: Final = 7
 """Rounds in which dominated states are dropped, at most. GPTs on several devices take up to six."""

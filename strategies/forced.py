@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.ir.units import format_bytes
 from rhino.strategies.answer import PROOF_TOLERANCE, Answer, Infeasible, Outcome
 from rhino.strategies.ascent import Ascent
@@ -22,7 +23,7 @@ from rhino.strategies.fitting import fit
 from rhino.strategies.guide import states_within
 from rhino.strategies.held import HeldChoices
 from rhino.strategies.lift import find_classes, lift
-from rhino.strategies.problem import Floats, Ints, PeakOf, Problem
+from rhino.strategies.problem import PeakOf, Problem
 from rhino.strategies.search import Limits, Search
 from rhino.strategies.solver import Solver
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.ascent import Ascent
 from rhino.strategies.batches import AnyElimination, elimination_of
 from rhino.strategies.eliminate import Mask, TableStore, TooWideError
-from rhino.strategies.problem import Floats, Ints
 
 _ROOM = (1e-3, 1e-2, 5e-2, 2e-1)
 """How far above the bound states may be, in shares of what a node costs on average: more states, better choices, wider tables."""

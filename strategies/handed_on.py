@@ -24,11 +24,10 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph import COSTLY, REDUCE, Graph
-from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recompute_cut import Piece, cheapest
 from rhino.strategies.stage_parts import Parts, counters_of, sources_of
-from rhino.strategies.stage_problem import Bools
 
 _OPS_PER_BYTE: Final = 32.0
 """A byte that is handed on is written and read. While it moves a byte, a V100 does 17 operations in f32 (15.7 TFLOP/s, 900 GB/s), an H100

@@ -18,8 +18,9 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.eliminate import Elimination, Mask, TableStore, align
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Problem
 
 _TIE: Final = 1e-12
 """The share of the whole cost below which two states are equally good: then a node keeps the state that it has."""

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from rhino.ir.arrays import Floats
 from rhino.ir.graph import Graph, Loop
 from rhino.ir.spec import num_parts
-from rhino.strategies.build import Choice
+from rhino.strategies.choice import Choice
 from rhino.strategies.handed_on import Handing
-from rhino.strategies.problem import Floats, Problem, Residents
+from rhino.strategies.problem import Problem, Residents
 from rhino.strategies.schedule import schedule_of
 from rhino.strategies.stage_parts import parts_of
 

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Ints
+from rhino.ir.arrays import Bools, Ints
+from rhino.ir.graph import Graph
 from rhino.ir.repeats import NOWHERE, Mark
 from rhino.strategies.segments import segments_of
-from rhino.strategies.stage_problem import Bools
 
 MOST_SEGMENTS: Final = 64
 """Layers of more segments are not looked for."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino.strategies.problem import Ints, Problem
+from rhino.ir.arrays import Ints
+from rhino.strategies.problem import Problem
 
 End = tuple[int, int, int]
 """How a node meets a class of edges: which, at which side (0 for u, 1 for v), and by how many of them."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.answer import Answer, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.polytope import Flat, Model, alike, alive, build_model, dual_bound, flatten, node_values
-from rhino.strategies.problem import Floats, Ints, Problem, Residents
+from rhino.strategies.problem import Problem, Residents
 from rhino.strategies.rows import Point, solve_rows
 
 STEP_LIMIT = 2000

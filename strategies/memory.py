@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rhino.ir.arrays import Floats
 from rhino.ir.graph import BARRIER, UPDATES, WHILE, Graph, TensorType
 from rhino.ir.spec import Spec
 from rhino.strategies.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_buffers
@@ -22,7 +23,7 @@ from rhino.strategies.candidates import State
 from rhino.strategies.copies import copies_held
 from rhino.strategies.nodes import Node, Use
 from rhino.strategies.op_costs import OpCosts
-from rhino.strategies.problem import Floats, Residents
+from rhino.strategies.problem import Residents
 from rhino.strategies.schedule import schedule_of
 
 Row = tuple[int, int, int, int]

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rhino.strategies.problem import Floats, Ints
+from rhino.ir.arrays import Floats, Ints
 
 Flags = NDArray[np.bool_]
 

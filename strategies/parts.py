@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.components import components
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)

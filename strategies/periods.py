@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from rhino.strategies.eliminate import Bools
-from rhino.strategies.problem import Ints, Problem, starts
+from rhino.ir.arrays import Bools, Ints
+from rhino.strategies.problem import Problem, starts
 
 _WINDOW: Final = 16
 """Tables of nodes in a row by which a place is known again."""

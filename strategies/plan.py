@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rhino.ir.arrays import Ints
 from rhino.ir.graph import BARRIER, Graph, Loop, OpClass
 from rhino.ir.spec import REPLICATED, Spec, partial_axes, split_axes
-from rhino.strategies.build import Choice
 from rhino.strategies.candidates import State, following, strategies
-from rhino.strategies.problem import Ints
+from rhino.strategies.choice import Choice
 from rhino.strategies.reshard import Move, moves, sent
 
 

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.answer import Infeasible
-from rhino.strategies.problem import Floats, Ints, Problem, Residents, as_sum, spread, starts
+from rhino.strategies.problem import Problem, Residents, as_sum, spread, starts
 from rhino.strategies.rows import Point, Rows
 
 

@@ -14,8 +14,8 @@ from itertools import combinations
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, make_answer
-from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.recombine import recombination
 from rhino.strategies.seams import seamed
 from rhino.strategies.small_rows import solve_small

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from rhino.ir.arrays import Bools, Floats, Ints
 
 PeakOf = Callable[[Ints], float]
 """The bytes that the program of a choice [nodes] takes of a device."""
@@ -153,7 +151,7 @@ def spread(first: Ints, sizes: Ints) -> Ints:
 
 def as_sum(table: Floats) -> tuple[Floats, Floats] | None:
     """Returns f, g with table[a, b] = f[a] + g[b], infinite for a row or column of illegal pairs only, or None if it is no such sum."""
-    legal: NDArray[np.bool_] = np.isfinite(table)
+    legal: Bools = np.isfinite(table)
     rows, columns = np.asarray(legal.any(axis=1)), np.asarray(legal.any(axis=0))
     if not rows.any() or not (legal == np.outer(rows, columns)).all():
         return None

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.parts import Parts
-from rhino.strategies.problem import Floats, Ints, Problem
+from rhino.strategies.problem import Problem
 from rhino.strategies.small_rows import solve_small
 
 

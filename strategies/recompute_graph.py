@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.graph import BARRIER, WHILE, Graph, materialized
 from rhino.strategies.cost import PRODUCTS
-from rhino.strategies.problem import Ints
 from rhino.strategies.stage_parts import Parts
 
 ONE_STAGE: Final = 0

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from rhino.strategies.problem import Floats, Ints
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.recompute_graph import Stash, Unit
 
 _FAR: Final = 2**61

@@ -8,8 +8,8 @@ from itertools import accumulate, chain
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.graph import Graph, OpClass, Repeats
-from rhino.strategies.problem import Ints
 
 Groups = Sequence[tuple[int, ...]]
 """Ops by what is one op, in order; each op is in one group."""

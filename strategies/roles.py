@@ -19,7 +19,8 @@ from copy import copy
 
 import numpy as np
 
-from rhino.ir.graph import BARRIER, Graph, Ints
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import BARRIER, Graph
 from rhino.ir.rules import Mapping, Rule
 from rhino.ir.spec import Spec, entry, split_dim
 from rhino.strategies.components import components

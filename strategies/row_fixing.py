@@ -18,9 +18,8 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, connected_components, maximum_flow
 
-from rhino.strategies.problem import Floats, Ints
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.rows import Rows
-from rhino.strategies.stage_problem import Bools
 
 OPEN: Final = -1
 

@@ -29,8 +29,8 @@ from ortools.math_opt.python import mathopt
 from ortools.math_opt.solvers import highs_pb2
 from scipy import sparse
 
+from rhino.ir.arrays import Floats
 from rhino.strategies.answer import Infeasible, Unsolved
-from rhino.strategies.problem import Floats
 
 # A step is a node of branch and bound or this many simplex iterations: about as long, where a node's LP starts from its parent's.
 ITERATIONS_PER_STEP = 1000

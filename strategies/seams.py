@@ -18,8 +18,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.parts import Parts
-from rhino.strategies.problem import Floats, Ints, Problem, spread
+from rhino.strategies.problem import Problem, spread
 
 _MOST: Final = 4
 """How many of the parts in which two choices differ are cut: those in which there is most to gain."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.strategies.answer import INTERRUPTED, Answer, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.eliminate import TooWideError
-from rhino.strategies.problem import Ints, PeakOf, Problem
+from rhino.strategies.problem import PeakOf, Problem
 from rhino.strategies.solver import Limits, Reduced, Solved, Solver, Statistics
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino.ir.graph import Graph, Ints
+from rhino.ir.arrays import Ints
+from rhino.ir.graph import Graph
 from rhino.strategies.critical import CriticalPath, critical_path
 from rhino.strategies.flow import Flow, flow_of, values_read
 from rhino.strategies.fold import fold

@@ -11,13 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.spec import num_parts
-from rhino.strategies.build import Choice
 from rhino.strategies.candidates import State
+from rhino.strategies.choice import Choice
 from rhino.strategies.nodes import Node
 from rhino.strategies.plan import Plan
-from rhino.strategies.problem import Floats, Ints
-from rhino.strategies.stage_problem import Bools
 
 _NO_OP: Final = -1
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from ortools.linear_solver import pywraplp
 
-from rhino.strategies.problem import Floats
+from rhino.ir.arrays import Floats
 
 _NODE_LIMIT: Final = 20_000
 """Nodes of branch and bound: a choice that is near the best will do."""

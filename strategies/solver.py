@@ -11,6 +11,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.answer import Answer
 from rhino.strategies.ascent import Ascent, Start
 from rhino.strategies.batches import AnyElimination, BatchElimination, each, elimination_of, is_large, ranks
@@ -19,7 +20,7 @@ from rhino.strategies.folded import LEAST_LAYERS, FoldedElimination, folded
 from rhino.strategies.guide import narrowed
 from rhino.strategies.lift import Lifted
 from rhino.strategies.periods import Stretch, find_stretch
-from rhino.strategies.problem import Floats, Ints, Problem, Residents
+from rhino.strategies.problem import Problem, Residents
 from rhino.strategies.wide import Wide
 
 Prices = dict[int, float]

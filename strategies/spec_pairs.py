@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.ir.spec import Spec, pack_rows, split, unpack
-from rhino.strategies.problem import Ints
 
 _MOST_CODE: Final = 2**63
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from rhino.strategies.problem import Floats, Ints
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.schedules import Order, Pipeline, make_order
-from rhino.strategies.stage_problem import ROUNDING, Bools, StageProblem
+from rhino.strategies.stage_problem import ROUNDING, StageProblem
 from rhino.strategies.step_time import Move, StageTimes, step_seconds
 
 TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)

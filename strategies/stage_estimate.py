@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino.ir.arrays import Floats, Ints
 from rhino.ir.graph import Loop
 from rhino.ir.hardware import Line as Link
 from rhino.strategies.cost import CostModel
 from rhino.strategies.handed_on import Handing
 from rhino.strategies.plan import Plan
-from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.sharded import local_bytes, runs_alone
 from rhino.strategies.stage_balance import asked_for, stage_times
 from rhino.strategies.stage_graph import make_staging

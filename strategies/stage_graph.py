@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph import Graph
 from rhino.ir.hardware import Line
 from rhino.strategies.components import components
 from rhino.strategies.handed_on import Handing
-from rhino.strategies.problem import Floats, Ints
 from rhino.strategies.stage_parts import Parts, sources_of
-from rhino.strategies.stage_problem import OPEN, Bools, StageProblem, make_nets
+from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.ways_apart import WaysApart
 
 NO_NODE = -1

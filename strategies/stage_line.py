@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino.strategies.problem import Floats, Ints
-from rhino.strategies.stage_problem import NO_NETS, OPEN, ROUNDING, Bools, Nets, StageProblem, make_nets
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.strategies.stage_problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
 
 MOST_BUCKETS = 400
 """Into how many stretches a line is cut first, each ending at its cheapest place; stages are made of whole stretches."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Ints
 from rhino.ir.graph import Graph
-from rhino.strategies.problem import Ints
-from rhino.strategies.stage_problem import Bools
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino.strategies.problem import Floats, Ints
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.stage_problem import OPEN, StageProblem, merged_nets
 
 

@@ -13,14 +13,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Ints
 from rhino.ir.instructions import Phase, Task
 from rhino.ir.spec import Spec, num_parts
 from rhino.strategies.handed_on import HandedOn, Handing
 from rhino.strategies.plan import Plan
 from rhino.strategies.plan_part import Part, bytes_of, plan_of, structure, temporary_bytes
-from rhino.strategies.problem import Ints
 from rhino.strategies.schedules.base import Order
-from rhino.strategies.stage_problem import Bools
 
 _PHASES: Final[tuple[Phase, ...]] = ("forward", "backward")
 """The programs of a stage in a micro-batch, where the way back is one."""

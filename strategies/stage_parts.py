@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Floats
 from rhino.ir.graph import Graph, Loop
 from rhino.strategies.cost import PRODUCTS
-from rhino.strategies.problem import Floats
-from rhino.strategies.stage_problem import Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)

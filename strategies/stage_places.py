@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rhino.strategies.problem import Ints
+from rhino.ir.arrays import Bools, Ints
 from rhino.strategies.stage_graph import NO_NODE, Staging
-from rhino.strategies.stage_problem import OPEN, Bools
+from rhino.strategies.stage_problem import OPEN
 
 SWEEPS = 3
 """How often the scalars after the loop are gone through for a better place."""

@@ -16,11 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rhino.strategies.problem import Floats, Ints
-
-Bools = NDArray[np.bool_]
+from rhino.ir.arrays import Bools, Floats, Ints
 
 OPEN = -1
 """A node without a pin."""

@@ -23,7 +23,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
-from rhino.strategies.problem import Floats, Ints
+from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.rows import Point, Rows
 from rhino.strategies.stage_problem import ROUNDING, Nets, StageProblem
 from rhino.strategies.stage_windows import BACK, EITHER, FORWARD, Windows

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.components import components
-from rhino.strategies.problem import Floats, Ints
-from rhino.strategies.stage_problem import OPEN, Bools, Nets, StageProblem
+from rhino.strategies.stage_problem import OPEN, Nets, StageProblem
 
 FORWARD, BACK, EITHER = 0, 1, 2
 """The ways that a node may be on."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.strategies.answer import Infeasible, Unsolved
-from rhino.strategies.problem import Ints
 from rhino.strategies.row_fixing import fixed_values
 from rhino.strategies.rows import Point, solve_rows
 from rhino.strategies.schedules import Order

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.strategies.ascent import Ascent
 from rhino.strategies.batches import AnyElimination, elimination_of
 from rhino.strategies.eliminate import Mask, TableStore, TooWideError
 from rhino.strategies.guide import best_near, narrowed
 from rhino.strategies.lift import find_classes, lift
-from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.problem import Problem
 
 _ROUNDS = 8
 """Sweeps over all axes from one start, at most: two to three were seen to be enough."""

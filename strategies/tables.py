@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino.strategies.problem import Floats
+from rhino.ir.arrays import Floats
 
 
 @dataclass(eq=False)

@@ -21,8 +21,9 @@ from typing import Final
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.strategies.parts import Parts
-from rhino.strategies.problem import Ints, PeakOf, Problem
+from rhino.strategies.problem import PeakOf, Problem
 from rhino.strategies.seams import Prefixes, orders
 
 _SOURCES: Final = 6

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino.ir.arrays import Bools, Floats
 from rhino.ir.graph import Graph, materialized
 from rhino.strategies.cost import CostModel
 from rhino.strategies.handed_on import Handing
 from rhino.strategies.memory import written_in_place
 from rhino.strategies.op_costs import OpCosts
 from rhino.strategies.plan import Plan
-from rhino.strategies.problem import Floats
-from rhino.strategies.stage_problem import Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)

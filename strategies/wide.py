@@ -14,12 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from rhino.ir.arrays import Ints
 from rhino.strategies.ascent import Ascent, Start
 from rhino.strategies.batches import elimination_of
 from rhino.strategies.eliminate import TableStore, TooWideError
 from rhino.strategies.guide import best_near, narrowed, states_within
 from rhino.strategies.lift import Lifted, lift, refinements
-from rhino.strategies.problem import Ints, Problem
+from rhino.strategies.problem import Problem
 from rhino.strategies.sweep import Sweep
 
 _LEG = 30
