@@ -7,6 +7,7 @@ lays out the packages under their import names, as links in `build/types/`, from
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -48,6 +49,8 @@ def link_packages(packages: dict[str, str]) -> None:
             old.unlink()
     for link, target in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_dir() and not link.is_symlink():  # packages were inside of it that are no longer
+            shutil.rmtree(link)
         if not link.is_symlink():
             link.symlink_to(target, target_is_directory=target.is_dir())
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Final
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
-from rhino.ir.mlir import func, ir, make_context
-from rhino.ir.reader import functions_of, read_module
+from rhino.ir.mlir.bindings import func, ir, make_context
+from rhino.ir.mlir.reader import functions_of, read_module
 from rhino.tools.opt import run as run_opt
 from rhino.tools.opt import split_input
 

@@ -21,28 +21,28 @@ import jax
 import numpy as np
 
 from rhino.ir.arrays import Floats
-from rhino.ir.collectives import tally_module
-from rhino.ir.manual import wrap_manual
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.program import Program
-from rhino.ir.reader import read_module
-from rhino.ir.spec import partial_axes
+from rhino.ir.graph.spec import partial_axes
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings, predicted_tally, write_plan
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.problem import Target, build_choice
-from rhino.runtime.compare import Difference, differences, worst
-from rhino.runtime.executable import Executable, Host, compile_module
-from rhino.runtime.signature import Value
-from rhino.runtime.steps import run_steps
-from rhino.strategies.answer import Answer
-from rhino.strategies.candidates import REPLICATE, State
-from rhino.strategies.choice import Choice
-from rhino.strategies.nodes import Node
-from rhino.strategies.plan import Plan, make_plan
-from rhino.strategies.problem import Problem
-from rhino.strategies.search import Limits, Search
+from rhino.passes.sharding.choose_shardings import ChooseShardings, predicted_tally, write_plan
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.sharding.problem import Target, build_choice
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.compare import Difference, differences, worst
+from rhino.runtime.executor.executable import Executable, Host, compile_module
+from rhino.runtime.executor.signature import Value
+from rhino.runtime.executor.steps import run_steps
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.plan import Plan, make_plan
+from rhino.strategies.cost.candidates import REPLICATE, State
+from rhino.strategies.cost.nodes import Node
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.problem import Problem
+from rhino.strategies.solver.search import Limits, Search
 
 MOODS: Final = ("any", "near", "split", "sums")
 _RULES = "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"

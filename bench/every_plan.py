@@ -31,11 +31,11 @@ from plan import TOLERANCE
 from planning import zoo_step
 from search import machine
 
-from rhino.ir.cluster import load_cluster
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode
-from rhino.ir.plan_folder import read_plan
+from rhino.ir.plan.folder import read_plan
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.strategies.schedules import SCHEDULES
+from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools import opt
 
 KEPT: Final = (1.0, 0.5, 0.0)

@@ -34,16 +34,16 @@ import jax
 import napping
 import numpy as np
 
-from rhino.ir.instructions import Layout, Program, Run, Step, Transfer
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.stage_programs import Argument, StagedStep, StageProgram
-from rhino.runtime.devices import request_host_devices
-from rhino.runtime.distributed import Team, join, launch, share_ranks
-from rhino.runtime.executor import Executor, devices_of_ranks
-from rhino.runtime.streams import StreamTransport
-from rhino.runtime.transport import SocketTransport, Transport
-from rhino.strategies.assemble import assemble
-from rhino.strategies.schedules import Pipeline, make_order
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.plan.instructions import Layout, Program, Run, Step, Transfer
+from rhino.ir.plan.stage_programs import Argument, StagedStep, StageProgram
+from rhino.runtime.distributed.processes import Team, join, launch, share_ranks
+from rhino.runtime.distributed.tcp_transport import StreamTransport
+from rhino.runtime.executor.devices import request_host_devices
+from rhino.runtime.executor.executor import Executor, devices_of_ranks
+from rhino.runtime.executor.transport import SocketTransport, Transport
+from rhino.strategies.pipeline.assemble import assemble
+from rhino.strategies.pipeline.schedules import Pipeline, make_order
 
 NUM_DEVICES: Final = 8
 PARTS: Final = ("run", "step", "sum", "overlap")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rhino.runtime.devices import request_host_devices
+from rhino.runtime.executor.devices import request_host_devices
 
 request_host_devices(8, os.environ)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
@@ -33,7 +33,7 @@ from zoo import ZOO  # noqa: E402
 
 import rhino  # noqa: E402
 from rhino.ir.units import format_seconds  # noqa: E402
-from rhino.runtime.executor import Executor  # noqa: E402
+from rhino.runtime.executor.executor import Executor  # noqa: E402
 
 LIMIT: Final = 1.05
 NUM_ARRAYS: Final = (1, 10, 50, 300)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rhino.ir.hlo_collectives import Computation, Instruction, parse_hlo, shape_bytes, trips
+from rhino.ir.graph.hlo_collectives import Computation, Instruction, parse_hlo, shape_bytes, trips
 
 _CALLED: Final = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
 _FREE: Final = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "partition-id", "after-all"])

@@ -24,7 +24,7 @@ import numpy as np
 from drawn_plans import Drawable, drawable, one_device
 from mlir_text import tensor
 
-from rhino.runtime.devices import request_host_devices
+from rhino.runtime.executor.devices import request_host_devices
 
 MESHES: Final = ("2", "3", "4", "6", "8", "2x2", "2x3", "2x4", "2x2x2")
 _SIZES: Final = (1, 2, 3, 4, 6, 8, 12)

@@ -27,7 +27,7 @@ from jax.experimental import topologies
 from planning import zoo
 from search import machine
 
-from rhino.passes.plan_costs import plan_costs
+from rhino.passes.planner.plan_costs import plan_costs
 
 zoo()  # puts the folder of the models on the path
 import gpt  # noqa: E402

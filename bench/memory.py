@@ -39,8 +39,8 @@ from traffic import splitting_cluster
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.runtime.devices import request_host_devices
-from rhino.runtime.executable import compile_module
+from rhino.runtime.executor.devices import request_host_devices
+from rhino.runtime.executor.executable import compile_module
 
 # A prediction may be this much over what XLA takes, and not under it at all.
 _MOST_OVER: Final = 1.10

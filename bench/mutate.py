@@ -2,10 +2,10 @@
 
     python bench/mutate.py MODULE TEST... [--budget=30] [--seed=0] [--limit=SECONDS]
 
-MODULE is a file as strategies/cost.py, each TEST what pytest takes. A mutant has one comparison, boolean, arithmetic operator, min or max,
-or condition turned into another, a number one more, or a statement left out; `--budget` of them are drawn by `--seed`. Each is tested in a
-copy of the repository, never in the working tree, until a test fails or the limit is reached (then it does not end, and has been noticed
-too). A survivor is a test that is missing, or a change that makes no difference: which it is, a reader has to tell.
+MODULE is a file as strategies/cost/cost_model.py, each TEST what pytest takes. A mutant has one comparison, boolean, arithmetic operator,
+min or max, or condition turned into another, a number one more, or a statement left out; `--budget` of them are drawn by `--seed`. Each is
+tested in a copy of the repository, never in the working tree, until a test fails or the limit is reached (then it does not end, and has
+been noticed too). A survivor is a test that is missing, or a change that makes no difference: which it is, a reader has to tell.
 
 Exit code: 0 if every mutant was noticed, 1 if one survived, 2 if the tests fail as it is or do not load the module.
 """

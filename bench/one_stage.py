@@ -26,21 +26,21 @@ from typing import Any
 import numpy as np
 from search import machine
 
+from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import ExitCode
-from rhino.ir.manual import wrap_manual
-from rhino.ir.mesh import parse_mesh
-from rhino.ir.mlir import make_context
-from rhino.ir.plan_folder import read_plan
-from rhino.ir.reader import read_module
-from rhino.ir.spmd_plan import load_plan
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.folder import read_plan
+from rhino.ir.plan.spmd_plan import load_plan
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.localize import localized_copy
-from rhino.runtime.compare import check, differences
-from rhino.runtime.devices import pick_devices, request_host_devices
-from rhino.runtime.executable import Host, compile_module, wait
-from rhino.runtime.executor import Executor, devices_of_ranks
-from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments
-from rhino.runtime.signature import read_signature
+from rhino.passes.sharding.localize import localized_copy
+from rhino.runtime.executor.compare import check, differences
+from rhino.runtime.executor.devices import pick_devices, request_host_devices
+from rhino.runtime.executor.executable import Host, compile_module, wait
+from rhino.runtime.executor.executor import Executor, devices_of_ranks
+from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
+from rhino.runtime.executor.signature import read_signature
 from rhino.tools import opt
 from rhino.tools.run_plan import signature_of
 

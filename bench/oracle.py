@@ -28,20 +28,20 @@ from oracle_model import Problem as OracleProblem
 from oracle_solve import Kept, TooLargeError, eliminate, least_within
 from small_programs import SmallProgram, draw, draw_layers
 
-from rhino.ir.cluster import MeshAxis
-from rhino.ir.graph import Graph
-from rhino.ir.hardware import Device, Line
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.mlir import ir, make_context, run_pipeline
-from rhino.ir.program import read_program
-from rhino.ir.reader import entry_function
-from rhino.ir.spec import unpack
-from rhino.strategies.answer import Answer, Infeasible
-from rhino.strategies.build import build
-from rhino.strategies.choice import Choice
-from rhino.strategies.cost import CostModel
-from rhino.strategies.folded import LEAST_LAYERS, FoldedElimination
-from rhino.strategies.search import Limits, Search
+from rhino.ir.cluster.cluster import MeshAxis
+from rhino.ir.cluster.hardware import Device, Line
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.graph.graph import Graph
+from rhino.ir.graph.spec import unpack
+from rhino.ir.mlir.bindings import ir, make_context, run_pipeline
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.program.program import read_program
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.sharding.choice_problem import build
+from rhino.strategies.solver.answer import Answer, Infeasible
+from rhino.strategies.solver.elimination.over_layers import LEAST_LAYERS, FoldedElimination
+from rhino.strategies.solver.search import Limits, Search
 
 _RULES: Final = "func.func(sdy-populate-op-sharding-rules)"
 ROUNDING: Final = 1e-9
@@ -151,7 +151,7 @@ def check_layers(seed: int) -> Checked:
     machine = draw_machine(seed, sizes)
     choice = build(graph_of(program, sizes), cost_model(machine, program.dtype))
     least, _ = eliminate(problem_of(program, machine))
-    with patch("rhino.strategies.batches._MANY", 0):
+    with patch("rhino.strategies.solver.elimination.in_batches._MANY", 0):
         search = Search(choice.problem)
         reduced = search.reduce()
         outcome = search.run(None, reduced)
@@ -187,11 +187,13 @@ def check_free(choice: Choice, least: float, found: Checked) -> None:
     """Compares what the search finds without a budget, by each path."""
     hair = ROUNDING * least
     for path, many in (("elimination", 4000), ("batches", 0)):
-        with patch("rhino.strategies.batches._MANY", many):
+        with patch("rhino.strategies.solver.elimination.in_batches._MANY", many):
             outcome = Search(choice.problem).run(None)
         same = isinstance(outcome, Answer) and abs(outcome.cost - least) <= hair and abs(outcome.bound - least) <= hair
         found.expect(path, same, f"{outcome}, the oracle finds {least:.12g}")
-    with patch("rhino.strategies.eliminate.Elimination.remove_chains", lambda _: None):  # else little is left to be too wide
+    with patch(
+        "rhino.strategies.solver.elimination.by_node.Elimination.remove_chains", lambda _: None
+    ):  # else little is left to be too wide
         search = Search(choice.problem, Limits(table_entries=8))
         outcome = search.run(None)
     lies = isinstance(outcome, Answer) and outcome.bound - hair <= least <= outcome.cost + hair

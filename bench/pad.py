@@ -19,16 +19,16 @@ from typing import Any
 
 from planning import zoo
 
-from rhino.ir.boundary import boundary_attributes
-from rhino.ir.cluster import load_cluster
-from rhino.ir.collectives import tally_module
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import entry_function, read_module
-from rhino.ir.shardings import SHARDING
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.boundary import boundary_attributes
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.mlir.shardings import SHARDING
+from rhino.ir.program.collectives import tally_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
 
 
 @dataclass(frozen=True, slots=True)

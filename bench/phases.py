@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings
-from rhino.passes.normalize import Normalize
-from rhino.passes.pipeline import build_pass_manager, parse_pipeline
+from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.registry import Item
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
 
 
 def measure(file: str, pipeline: str) -> dict[str, Any]:

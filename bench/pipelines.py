@@ -22,16 +22,16 @@ import jax
 import numpy as np
 from planning import Reference, reference, tolerance
 
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.planner.staged_plan import Made, make_whole_plan
 from rhino.passes.registry import PARALLEL, build_named
-from rhino.passes.whole_plan import Made, make_whole_plan
-from rhino.runtime.compare import Difference, differences, worst
-from rhino.runtime.executable import Host
-from rhino.runtime.executor import Argument, Executor, devices_of_ranks
-from rhino.strategies.schedules import SCHEDULES
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.compare import Difference, differences, worst
+from rhino.runtime.executor.executable import Host
+from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
+from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools.run_plan import signature_of
 
 MODELS = ("gpt", "moe", "t5", "unet", "towers")

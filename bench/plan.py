@@ -41,20 +41,20 @@ from planning import zoo
 from quality import CASES, Case, pins
 from search import machine
 
-from rhino.ir.cluster import cluster_to_text, load_cluster
-from rhino.ir.hardware import Cluster, Level
-from rhino.ir.manual import bytecode
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
+from rhino.ir.cluster.hardware import Cluster, Level
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Evaluator, Setup, folded, make_space
-from rhino.passes.whole_workers import Workers
-from rhino.strategies.search import Limits
-from rhino.strategies.whole import explore
-from rhino.strategies.whole.base import Estimate, Explored, Outcome, Shape, Space
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner.evaluate import Evaluator, Setup, folded, make_space
+from rhino.passes.planner.workers import Workers
+from rhino.strategies.autotune import explore
+from rhino.strategies.autotune.base import Estimate, Explored, Outcome, Shape, Space
+from rhino.strategies.solver.search import Limits
 
 TOLERANCE: Final = 1e-3
 """By how much, relatively, an expert may be faster: below it lies the gap that a search may leave."""

@@ -11,21 +11,21 @@ from typing import Any
 import jax
 from phases import auto_shard
 
-from rhino.ir.collectives import tally_module
-from rhino.ir.manual import wrap_manual
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
-from rhino.ir.tally import Tally
+from rhino.ir.graph.collective_stats import Tally
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.program.collectives import tally_module
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import predicted_tally
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.runtime.compare import TOLERANCES, Difference, differences, worst
-from rhino.runtime.executable import Executable, Host, compile_module
-from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments
-from rhino.runtime.steps import run_steps
-from rhino.strategies.answer import Answer
-from rhino.strategies.plan import Plan
+from rhino.passes.sharding.choose_shardings import predicted_tally
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.compare import TOLERANCES, Difference, differences, worst
+from rhino.runtime.executor.executable import Executable, Host, compile_module
+from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
+from rhino.runtime.executor.steps import run_steps
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.solver.answer import Answer
 
 # Below the vocabulary and number of classes of every model: integers are indices.
 _INT_RANGE = 8

@@ -30,7 +30,7 @@ from typing import Any, Final
 from scipy.stats import spearmanr
 
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.runtime.devices import request_host_devices
+from rhino.runtime.executor.devices import request_host_devices
 
 LEAST_CORRELATION: Final = 0.9
 LEAST_PAIRS: Final = 20
@@ -156,15 +156,15 @@ def _sharded(pair: Pair, cluster: str) -> Ready:
     import jax  # noqa: PLC0415 - its backend starts with the number of devices that the worker asked for
     from memory import step_text  # noqa: PLC0415
 
-    from rhino.ir.manual import wrap_manual  # noqa: PLC0415
-    from rhino.ir.mlir import make_context  # noqa: PLC0415
-    from rhino.ir.reader import read_module  # noqa: PLC0415
+    from rhino.ir.mlir.bindings import make_context  # noqa: PLC0415
+    from rhino.ir.mlir.manual import wrap_manual  # noqa: PLC0415
+    from rhino.ir.mlir.reader import read_module  # noqa: PLC0415
     from rhino.passes.base import Remarks  # noqa: PLC0415
-    from rhino.passes.localize import localized_copy  # noqa: PLC0415
-    from rhino.passes.pipeline import build_pass_manager  # noqa: PLC0415
-    from rhino.runtime.executable import compile_module  # noqa: PLC0415
-    from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments  # noqa: PLC0415
-    from rhino.runtime.steps import run_steps  # noqa: PLC0415
+    from rhino.passes.sharding.localize import localized_copy  # noqa: PLC0415
+    from rhino.passes.textual_pipelines import build_pass_manager  # noqa: PLC0415
+    from rhino.runtime.executor.executable import compile_module  # noqa: PLC0415
+    from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments  # noqa: PLC0415
+    from rhino.runtime.executor.steps import run_steps  # noqa: PLC0415
 
     text = step_text(pair.model)
     module, remarks = read_module(text, pair.model, make_context()), Remarks(pair.model)
@@ -202,9 +202,9 @@ def _constraints(pair: Pair, module: Any) -> str:  # noqa: ANN401 - an MLIR modu
     """Returns what the pair's plan pins, as a file of constraints."""
     from quality import CASES, ROLES, Case, pins  # noqa: PLC0415
 
-    from rhino.ir.mesh import parse_mesh  # noqa: PLC0415
-    from rhino.ir.reader import entry_function  # noqa: PLC0415
-    from rhino.ir.spots import argument_spots  # noqa: PLC0415
+    from rhino.ir.cluster.mesh import parse_mesh  # noqa: PLC0415
+    from rhino.ir.mlir.reader import entry_function  # noqa: PLC0415
+    from rhino.ir.program.named_tensors import argument_spots  # noqa: PLC0415
 
     mesh, words = parse_mesh(pair.mesh), pair.plan.split()
     if pair.plan == "whole":
@@ -222,11 +222,11 @@ def _pipeline(pair: Pair, cluster: str) -> Ready:
     import pipelines  # noqa: PLC0415
     from memory import step_text  # noqa: PLC0415
 
-    from rhino.ir.mlir import make_context  # noqa: PLC0415
-    from rhino.ir.reader import read_module  # noqa: PLC0415
-    from rhino.ir.step_memory import memory_of  # noqa: PLC0415
-    from rhino.runtime.executor import Executor, devices_of_ranks  # noqa: PLC0415
-    from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments  # noqa: PLC0415
+    from rhino.ir.mlir.bindings import make_context  # noqa: PLC0415
+    from rhino.ir.mlir.reader import read_module  # noqa: PLC0415
+    from rhino.ir.plan.step_memory import memory_of  # noqa: PLC0415
+    from rhino.runtime.executor.executor import Executor, devices_of_ranks  # noqa: PLC0415
+    from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments  # noqa: PLC0415
     from rhino.tools.run_plan import signature_of  # noqa: PLC0415
 
     _, stages, micro_batches, schedule = pair.plan.split()

@@ -39,17 +39,17 @@ from phases import auto_shard
 from planning import zoo
 from search import machine
 
-from rhino.ir.collectives import tally_module
+from rhino.ir.cluster.mesh import Mesh, parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mesh import Mesh, parse_mesh
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function, read_module
-from rhino.ir.spots import argument_spots
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.named_tensors import argument_spots
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.strategies.answer import Answer
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.strategies.solver.answer import Answer
 
 TOLERANCE: Final = 1e-3
 """By how much, relatively, an expert may be faster: below it lies the gap that a search may leave where memory binds."""

@@ -21,9 +21,9 @@ import jax
 from drawn_plans import MOODS, drawable, ways_to_run
 from planning import Planned, Reference, reference, tolerance, zoo, zoo_step
 
-from rhino.passes.localize import localized_copy
-from rhino.runtime.devices import request_host_devices
-from rhino.runtime.executable import Executable, compile_module
+from rhino.passes.sharding.localize import localized_copy
+from rhino.runtime.executor.devices import request_host_devices
+from rhino.runtime.executor.executable import Executable, compile_module
 
 
 def random_plan(text: bytes, name: str, seed: int, mood: str, mesh: str = "8") -> Planned:

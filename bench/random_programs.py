@@ -29,10 +29,10 @@ from indexed_forms import MESHES
 from jax import lax
 from spliced_ops import call_case, call_form, spliced
 
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function, read_module
-from rhino.passes.pipeline import build_pass_manager
-from rhino.runtime.devices import request_host_devices
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.devices import request_host_devices
 from rhino.tools.first_difference import first_difference
 
 Array = jax.Array

@@ -16,8 +16,8 @@ from every_op import CHLO, STABLEHLO, VARIANTS, Case
 from indexed_forms import Form, draw_form
 from mlir_text import tensor
 
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import entry_function
 
 Array = jax.Array
 Shape = tuple[int, ...]

@@ -7,7 +7,7 @@ A model is a name and what `examples/export.py` takes; rhino-micro-batch takes i
 
     equal layers   the line of ops, folded where the way back begins, in stretches of equal work
     best line      the same line in the stretches that cost least within the tolerance, exactly; of all lines that the search tries
-    search         strategies/stages.py
+    search         strategies/pipeline/stages/cut.py
 
 each with the bytes that move between stages per step, in how many transfers, and the most work of a stage over its even share. What is
 least is the seconds that they take of a link; `gap` is by how much any choice in the search's windows can cost less, at most. Seconds are
@@ -32,22 +32,22 @@ from typing import Any, Final
 import numpy as np
 from search import EXPORT, machine
 
-from rhino.ir.accumulation import accumulation_loop
 from rhino.ir.arrays import Ints
-from rhino.ir.cluster import load_cluster, mesh_axes
-from rhino.ir.graph import Graph
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.cluster.cluster import load_cluster, mesh_axes
+from rhino.ir.graph.graph import Graph
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.program.accumulation import accumulation_loop
 from rhino.ir.units import format_bytes
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.pipeline.sharded_step import sharded_figures
 from rhino.passes.registry import build_named
-from rhino.passes.sharded_step import sharded_figures
-from rhino.passes.whole import whole_program
-from rhino.strategies.stage_graph import Staging, make_staging
-from rhino.strategies.stage_line import cut, equal_cut, lines_of, stretches
-from rhino.strategies.stage_parts import Parts, parts_of
-from rhino.strategies.stages import CONTENT, StageAnswer, solve_stages
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.passes.unsharded import whole_program
+from rhino.strategies.pipeline.stages.cut import CONTENT, StageAnswer, solve_stages
+from rhino.strategies.pipeline.stages.graph import Staging, make_staging
+from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, stretches
+from rhino.strategies.structure.training_phases import Parts, parts_of
 
 MODELS: Final = (
     "gpt: gpt --layers=8 --batch=32; moe: moe --layers=8 --batch=32; t5: t5 --batch=32; unet: unet --batch=32; "

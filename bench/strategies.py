@@ -24,16 +24,16 @@ from typing import Final
 from plan import Row, step_text
 from search import machine
 
-from rhino.ir.cluster import load_cluster
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Evaluator, Setup, make_space
-from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
-from rhino.strategies.whole.base import CutOff, Estimate, Outcome, Shape, Space
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
+from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
+from rhino.strategies.autotune.base import CutOff, Estimate, Outcome, Shape, Space
 
 WITHIN: Final = 1.02
 """How much longer than the best the step of `aceso` may be."""

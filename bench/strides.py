@@ -23,15 +23,15 @@ from typing import Final
 from phases import auto_shard
 from planning import Planned, zoo
 
-from rhino.ir.boundary import boundary_attributes, set_boundary_attributes
-from rhino.ir.locations import name_of
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function, read_module
-from rhino.ir.shardings import MESH_NAME, SHARDING
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.locations import name_of
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.mlir.shardings import MESH_NAME, SHARDING
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
 
 NUM_DEVICES: Final = 8
 COLUMNS: Final = ("separate", "fused", "viewed")

@@ -22,17 +22,17 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from search import EXPORT, machine
 
-from rhino.ir.graph import Graph
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.graph.graph import Graph
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.whole import whole_program
-from rhino.strategies.cones import cones_of
-from rhino.strategies.critical import critical_path
-from rhino.strategies.flow import flow_of
-from rhino.strategies.segments import segments_between
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.passes.unsharded import whole_program
+from rhino.strategies.structure.cones import cones_of
+from rhino.strategies.structure.critical_path import critical_path
+from rhino.strategies.structure.dependences import flow_of
+from rhino.strategies.structure.segments import segments_between
 
 _GPT: Final = "gpt --hidden=512 --heads=8 --ffn=2048"
 """The hidden size of the GPTs of Rhino 7.5; its table of statistics does not name another."""

@@ -29,13 +29,13 @@ from typing import Any, Final
 from plan import ROWS, TOLERANCE, platform, step_text
 from search import machine
 
-from rhino.ir.cluster import cluster_to_text, load_cluster
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import ExitCode
-from rhino.ir.instructions import Feed
-from rhino.ir.plan_folder import WholePlan, read_plan
-from rhino.ir.step_memory import local_bytes
+from rhino.ir.plan.folder import WholePlan, read_plan
+from rhino.ir.plan.instructions import Feed
+from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.strategies.whole.base import Shape
+from rhino.strategies.autotune.base import Shape
 from rhino.tools import opt
 
 _PARAMETERS: Final = re.compile(r"\.params\b")

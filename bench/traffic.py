@@ -27,12 +27,12 @@ from pathlib import Path
 import jax
 from planning import plan_step, zoo, zoo_step
 
-from rhino.ir.cluster import cluster_to_text, load_cluster
-from rhino.ir.hlo_collectives import tally_hlo
-from rhino.ir.tally import KINDS, Count, Tally
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
+from rhino.ir.graph.collective_stats import KINDS, Count, Tally
+from rhino.ir.graph.hlo_collectives import tally_hlo
 from rhino.ir.units import format_bytes
-from rhino.runtime.devices import request_host_devices
-from rhino.runtime.executable import compile_module
+from rhino.runtime.executor.devices import request_host_devices
+from rhino.runtime.executor.executable import compile_module
 
 
 def splitting_cluster(memory_bytes_per_s: float = 1e9, link_bytes_per_s: float = 1e15) -> str:

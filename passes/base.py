@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.mlir import ir, passmanager
+from rhino.ir.mlir.bindings import ir, passmanager
 
 _WORD = re.compile(r"""(?:[^\s"]|"(?:[^"\\]|\\.)*")+""")
 _PLAIN = re.compile(r"[^\s\"{}(),]*")

@@ -7,28 +7,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rhino.ir.cluster import load_cluster
-from rhino.ir.mesh import mesh_of_shape, parse_mesh
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import mesh_of_shape, parse_mesh
 from rhino.ir.units import parse_size
-from rhino.passes.annotate_candidates import AnnotateCandidates
-from rhino.passes.annotate_work import AnnotateWork
+from rhino.passes.analysis.annotate_candidates import AnnotateCandidates
+from rhino.passes.analysis.annotate_work import AnnotateWork
+from rhino.passes.analysis.cones import AnnotateCones
+from rhino.passes.analysis.critical_path import AnnotateCriticalPath
+from rhino.passes.analysis.segments import AnnotateSegments
 from rhino.passes.base import Pass, make_pass, make_passes, option_names, option_texts
-from rhino.passes.choose_shardings import ChooseShardings
-from rhino.passes.cones import AnnotateCones
-from rhino.passes.critical_path import AnnotateCriticalPath
-from rhino.passes.fold_layers import FoldLayers
-from rhino.passes.localize import Localize
-from rhino.passes.materialize_strides import MaterializeStrides
-from rhino.passes.micro_batch import MicroBatch
-from rhino.passes.normalize import Normalize
-from rhino.passes.op_rules import OpRules
-from rhino.passes.pad import PadDims, refuse_pads
-from rhino.passes.pin import PinShardings
-from rhino.passes.pipeline_stages import PipelineStages
-from rhino.passes.recompute import Recompute, shares_of
-from rhino.passes.segments import AnnotateSegments
-from rhino.passes.split_stages import SplitStages
-from rhino.passes.strip import Strip
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.layout.materialize_strides import MaterializeStrides
+from rhino.passes.layout.pad import PadDims, refuse_pads
+from rhino.passes.pipeline.fold_layers import FoldLayers
+from rhino.passes.pipeline.micro_batch import MicroBatch
+from rhino.passes.pipeline.pipeline_stages import PipelineStages
+from rhino.passes.pipeline.rematerialize import Recompute, shares_of
+from rhino.passes.pipeline.split_stages import SplitStages
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.localize import Localize
+from rhino.passes.sharding.op_rules import OpRules
+from rhino.passes.sharding.pin import PinShardings
+from rhino.passes.sharding.strip import Strip
 
 Item = Pass | str
 """A step of a pipeline: one of our passes, or the textual form of MLIR's own."""

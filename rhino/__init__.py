@@ -21,24 +21,24 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from rhino.ir.cluster import load_cluster as load_cluster
+    from rhino.ir.cluster.cluster import load_cluster as load_cluster
     from rhino.ir.diagnostics import RhinoError as RhinoError
-    from rhino.ir.mlir import make_context as make_context
-    from rhino.ir.reader import read_module as read_module
+    from rhino.ir.mlir.bindings import make_context as make_context
+    from rhino.ir.mlir.reader import read_module as read_module
     from rhino.parallelized import Parallelized as Parallelized
     from rhino.parallelized import parallelize as parallelize
-    from rhino.passes.annotate_candidates import AnnotateCandidates as AnnotateCandidates
-    from rhino.passes.annotate_work import AnnotateWork as AnnotateWork
+    from rhino.passes.analysis.annotate_candidates import AnnotateCandidates as AnnotateCandidates
+    from rhino.passes.analysis.annotate_work import AnnotateWork as AnnotateWork
     from rhino.passes.base import Pass as Pass
     from rhino.passes.base import Remark as Remark
     from rhino.passes.base import Remarks as Remarks
     from rhino.passes.base import add_to as add_to
-    from rhino.passes.choose_shardings import ChooseShardings as ChooseShardings
-    from rhino.passes.localize import Localize as Localize
-    from rhino.passes.localize import localized_copy as localized_copy
-    from rhino.passes.normalize import Normalize as Normalize
-    from rhino.passes.pipeline import build_pass_manager as build_pass_manager
-    from rhino.passes.strip import Strip as Strip
+    from rhino.passes.frontend.normalize import Normalize as Normalize
+    from rhino.passes.sharding.choose_shardings import ChooseShardings as ChooseShardings
+    from rhino.passes.sharding.localize import Localize as Localize
+    from rhino.passes.sharding.localize import localized_copy as localized_copy
+    from rhino.passes.sharding.strip import Strip as Strip
+    from rhino.passes.textual_pipelines import build_pass_manager as build_pass_manager
     from rhino.pipeline_plan import PipelinePlan as PipelinePlan
     from rhino.plan import Plan as Plan
     from rhino.scopes import replicate as replicate
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 # Beside the imports above, which type checkers read; a test holds the two together.
 _HOMES: Final = {
-    "rhino.ir.cluster": ("load_cluster",),
+    "rhino.ir.cluster.cluster": ("load_cluster",),
     "rhino.ir.diagnostics": ("RhinoError",),
-    "rhino.ir.mlir": ("make_context",),
-    "rhino.ir.reader": ("read_module",),
+    "rhino.ir.mlir.bindings": ("make_context",),
+    "rhino.ir.mlir.reader": ("read_module",),
     "rhino.parallelized": ("Parallelized", "parallelize"),
-    "rhino.passes.annotate_candidates": ("AnnotateCandidates",),
-    "rhino.passes.annotate_work": ("AnnotateWork",),
+    "rhino.passes.analysis.annotate_candidates": ("AnnotateCandidates",),
+    "rhino.passes.analysis.annotate_work": ("AnnotateWork",),
     "rhino.passes.base": ("Pass", "Remark", "Remarks", "add_to"),
-    "rhino.passes.choose_shardings": ("ChooseShardings",),
-    "rhino.passes.localize": ("Localize", "localized_copy"),
-    "rhino.passes.normalize": ("Normalize",),
-    "rhino.passes.pipeline": ("build_pass_manager",),
-    "rhino.passes.strip": ("Strip",),
+    "rhino.passes.sharding.choose_shardings": ("ChooseShardings",),
+    "rhino.passes.sharding.localize": ("Localize", "localized_copy"),
+    "rhino.passes.frontend.normalize": ("Normalize",),
+    "rhino.passes.textual_pipelines": ("build_pass_manager",),
+    "rhino.passes.sharding.strip": ("Strip",),
     "rhino.pipeline_plan": ("PipelinePlan",),
     "rhino.plan": ("Plan",),
     "rhino.scopes": ("replicate", "split"),

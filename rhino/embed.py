@@ -1,6 +1,7 @@
 """A finished program inside of JAX: a primitive that lowers to a call of it, so that jit runs, donates, caches and places as ever.
 
-This is the one place beside `rhino.ir.mlir` that sees MLIR of JAX's own making: what a primitive lowers to is built in JAX's context.
+This is the one place beside `rhino.ir.mlir.bindings` that sees MLIR of JAX's own making: what a primitive lowers to is built in JAX's
+context.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final, cast
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from rhino.ir.mlir import func, ir, sdy
+from rhino.ir.mlir.bindings import func, ir, sdy
 
 _ENTRY: Final = "main"
 

@@ -16,11 +16,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh
 
 from rhino.call import CallShape, Key, Pieces
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mesh import Mesh
-from rhino.ir.plan_folder import WholePlan, plan_digest
-from rhino.ir.presets import PRESETS
-from rhino.ir.spmd_plan import SpmdPlan, dims_text, plan_to_text
+from rhino.ir.plan.folder import WholePlan, plan_digest
+from rhino.ir.plan.spmd_plan import SpmdPlan, dims_text, plan_to_text
 from rhino.pipeline_plan import PipelinePlan
 from rhino.pipeline_planner import Staged, adopt_stages
 from rhino.pipeline_program import PipelineProgram

@@ -13,7 +13,7 @@ import jax
 from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
-from rhino.passes.recompute import shares_of
+from rhino.passes.pipeline.rematerialize import shares_of
 
 
 def count(name: str, given: SupportsIndex | None) -> int | None:

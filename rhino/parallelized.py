@@ -11,10 +11,10 @@ import jax
 
 from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import Asked, Entry, make_entry
+from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mesh import parse_mesh
 from rhino.keywords import budget_text, count, devices_of, path_of, recompute_text, texts
-from rhino.passes.problem import AUTO
+from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
 from rhino.pipeline_plan import PipelinePlan
@@ -23,7 +23,7 @@ from rhino.plan import Plan
 from rhino.planner import SHARD, WHOLE, Wish
 from rhino.program import Getter, NewShapesError
 from rhino.state import make_state
-from rhino.strategies.schedules import find_schedule
+from rhino.strategies.pipeline.schedules import find_schedule
 from rhino.verified import check_step, expected_step
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh

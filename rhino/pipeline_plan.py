@@ -15,20 +15,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Feed, Fetch, Layout
-from rhino.ir.mlir import ir
-from rhino.ir.plan_folder import Boundary, WholePlan, write_plan
-from rhino.ir.spmd_plan import Source, SpmdPlan, Tensor
-from rhino.ir.staged_module import KEPT
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.folder import Boundary, WholePlan, write_plan
+from rhino.ir.plan.instructions import Feed, Fetch, Layout
+from rhino.ir.plan.spmd_plan import Source, SpmdPlan, Tensor
+from rhino.ir.program.staged_module import KEPT
 from rhino.keywords import path_of, text_of
-from rhino.passes.whole_text import diff_plans, explain_whole
-from rhino.passes.whole_why import notable_whole, why_not_whole_text, why_whole_text
-from rhino.runtime.distributed import Team
-from rhino.runtime.executor import devices_of_ranks
-from rhino.runtime.jax_job import deal_devices, team_of
-from rhino.runtime.proven_plan import read_proven_plan
-from rhino.runtime.rank_program import RankDevices
-from rhino.runtime.signature import array_dtype
+from rhino.passes.planner.staged_text import diff_plans, explain_whole
+from rhino.passes.planner.staged_why import notable_whole, why_not_whole_text, why_whole_text
+from rhino.runtime.distributed.jax_job import deal_devices, team_of
+from rhino.runtime.distributed.processes import Team
+from rhino.runtime.executor.executor import devices_of_ranks
+from rhino.runtime.executor.proven_plan import read_proven_plan
+from rhino.runtime.executor.rank_program import RankDevices
+from rhino.runtime.executor.signature import array_dtype
 from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import report_html

@@ -8,24 +8,24 @@ from typing import Any
 from jax.version import __version__ as jax_version
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.instructions import Feed
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.plan_changes import check_current
-from rhino.ir.plan_folder import WholePlan
-from rhino.ir.reader import entry_function
-from rhino.ir.staged_module import KEPT
-from rhino.ir.step_memory import local_bytes
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.plan.folder import WholePlan
+from rhino.ir.plan.instructions import Feed
+from rhino.ir.plan.spmd_changes import check_current
+from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.program.staged_module import KEPT
 from rhino.ir.units import PEAK, format_bytes
 from rhino.passes.base import Remarks
+from rhino.passes.planner.spmd_search import Sides, cluster_lines, normalize
+from rhino.passes.planner.staged_plan import Made
+from rhino.passes.planner.staged_search import cut_step
 from rhino.passes.registry import PARALLEL, build_named
-from rhino.passes.spmd_search import Sides, cluster_lines, normalize
-from rhino.passes.staged_search import cut_step
-from rhino.passes.whole_plan import Made
 from rhino.pipeline_plan import kind_of, origin_of
 from rhino.planner import Wish
-from rhino.runtime.inputs import nonnegative_arguments
+from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, read_traced, shapes
-from rhino.strategies.schedules import DEFAULT, find_schedule
+from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule
 from rhino.tools.opt_plan import prove_whole_plan
 from rhino.traced import Traced
 

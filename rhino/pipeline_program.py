@@ -13,8 +13,8 @@ import numpy as np
 from rhino.call import Key, leaf_kind
 from rhino.pipeline_plan import PipelinePlan
 from rhino.program import Getter, NewShapesError
-from rhino.runtime.executable import weakly_typed
-from rhino.runtime.executor import Argument, Executor
+from rhino.runtime.executor.executable import weakly_typed
+from rhino.runtime.executor.executor import Argument, Executor
 from rhino.spread import Spread
 from rhino.traced import Traced
 

@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rhino.ir.mlir import ir
-from rhino.ir.plan_text import explain_text
-from rhino.ir.spmd_plan import SpmdPlan, Tensor, dims_between_calls, load_plan, save_plan
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.spmd_plan import SpmdPlan, Tensor, dims_between_calls, load_plan, save_plan
+from rhino.ir.plan.spmd_text import explain_text
 from rhino.keywords import path_of, text_of
-from rhino.passes.whole_text import diff_plans
-from rhino.passes.why import notable_reasons, why_not_text, why_text
+from rhino.passes.planner.staged_text import diff_plans
+from rhino.passes.planner.why import notable_reasons, why_not_text, why_text
 from rhino.pipeline_plan import NAMED, PINNED, PipelinePlan, facts_of
-from rhino.runtime.devices import pick_devices
+from rhino.runtime.executor.devices import pick_devices
 from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import report_html

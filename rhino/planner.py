@@ -7,25 +7,25 @@ from dataclasses import dataclass, field, replace
 
 from jax.version import __version__ as jax_version
 
-from rhino.ir.cluster import load_cluster, parse_cluster
+from rhino.ir.cluster.cluster import load_cluster, parse_cluster
+from rhino.ir.cluster.mesh import Mesh, parse_mesh
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.manual import bytecode, wrap_manual
-from rhino.ir.mesh import Mesh, parse_mesh
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.plan_changes import check_current
-from rhino.ir.reader import entry_function
-from rhino.ir.shardings import MESH_NAME
-from rhino.ir.spmd_plan import SpmdPlan, dims_between_calls, num_parts
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode, wrap_manual
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import MESH_NAME
+from rhino.ir.plan.spmd_changes import check_current
+from rhino.ir.plan.spmd_plan import SpmdPlan, dims_between_calls, num_parts
 from rhino.ir.units import PEAK, format_bytes, parse_size
-from rhino.passes.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.problem import AUTO, Target, write_mesh
+from rhino.passes.planner.spmd_search import ANNOTATED, REWRITING, Sides, cluster_lines, normalize, search
 from rhino.passes.registry import shard_in_parts
-from rhino.passes.spmd_search import ANNOTATED, REWRITING, Sides, cluster_lines, normalize, search
+from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.sharding.problem import AUTO, Target, write_mesh
 from rhino.pins import Named, named
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors
-from rhino.strategies.cost import CostModel
+from rhino.strategies.cost.cost_model import CostModel
 from rhino.traced import Traced
 
 Pins = Callable[[Sequence[Named]], tuple[str, ...]]

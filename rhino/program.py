@@ -14,10 +14,10 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, tree_flatten_with_pa
 
 from rhino.call import Key
 from rhino.embed import Embedded
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
 from rhino.plan import Plan
-from rhino.runtime.barriers import order_by_barriers
+from rhino.runtime.executor.barriers import order_by_barriers
 from rhino.traced import Traced
 
 Getter = Callable[[tuple[Any, ...]], Any]

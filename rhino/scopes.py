@@ -21,7 +21,7 @@ import jax
 from jax._src.source_info_util import current_name_stack
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.scopes import REPLICATE, SPLIT, Way
+from rhino.ir.request.sharing import REPLICATE, SPLIT, Way
 
 
 def replicate(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:

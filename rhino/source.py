@@ -8,15 +8,15 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
-from rhino.ir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.donation import ALIAS
-from rhino.ir.mesh import Mesh
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function, read_module
-from rhino.ir.shardings import module_mesh
-from rhino.ir.spmd_plan import Tensor
-from rhino.passes.spmd_search import Sides, Whole, boundary
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.plan.spmd_plan import Tensor
+from rhino.passes.planner.spmd_search import Sides, Whole, boundary
 from rhino.traced import Traced, key_dims
 
 SIDES: Final[tuple[Side, ...]] = ("arg", "res")

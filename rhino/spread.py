@@ -15,13 +15,13 @@ from typing import Any
 import jax
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Feed, Fetch, Global, Slot, Step, Transfer
+from rhino.ir.plan.instructions import Feed, Fetch, Global, Slot, Step, Transfer
 from rhino.pipeline_plan import PipelinePlan
-from rhino.runtime.distributed import Team
-from rhino.runtime.executable import Handler, array_handler, same_placement
-from rhino.runtime.executor import Executor
-from rhino.runtime.jax_job import meet
-from rhino.runtime.rank_program import dtype_of
+from rhino.runtime.distributed.jax_job import meet
+from rhino.runtime.distributed.processes import Team
+from rhino.runtime.executor.executable import Handler, array_handler, same_placement
+from rhino.runtime.executor.executor import Executor
+from rhino.runtime.executor.rank_program import dtype_of
 
 
 class Spread:

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from rhino.embed import lower_as
-from rhino.passes.stage_marks import BACK, BOUNDARY, FORWARD
+from rhino.passes.frontend.stage_marks import BACK, BOUNDARY, FORWARD
 
 T = TypeVar("T")
 

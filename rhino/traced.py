@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from rhino.call import CallShape, Key, Pieces, shapes_of
 from rhino.carried import carried
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.shardings import module_mesh
+from rhino.ir.mlir.shardings import module_mesh
 
 _OTHER_MESH: Final = "The context mesh"
 """How JAX's refusal of another mesh than that of the context begins (jax 0.10.2)."""

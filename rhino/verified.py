@@ -18,15 +18,15 @@ import numpy as np
 from rhino.call import Pieces, shapes_of
 from rhino.entry import Entry
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
-from rhino.ir.shardings import module_mesh
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.mlir.shardings import module_mesh
 from rhino.pipeline_plan import PipelinePlan
 from rhino.plan import Plan
 from rhino.planner import annotated_module
-from rhino.runtime.compare import coarsest_tolerance, difference
-from rhino.runtime.executable import Host
-from rhino.runtime.signature import Value
+from rhino.runtime.executor.compare import coarsest_tolerance, difference
+from rhino.runtime.executor.executable import Host
+from rhino.runtime.executor.signature import Value
 from rhino.tools.first_difference import Verdict, check_verified, first_difference
 from rhino.traced import Traced
 

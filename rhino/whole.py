@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.pad import refuse_pads
-from rhino.passes.problem import WHOLE_NEEDS_LESS
-from rhino.passes.recompute import share_of_all
-from rhino.passes.stage_marks import BOUNDARY, num_marked_stages
-from rhino.passes.whole_choice import NOT_MADE, Decided, Made, Said, choose_whole
-from rhino.passes.whole_search import Setup
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
+from rhino.passes.layout.pad import refuse_pads
+from rhino.passes.pipeline.rematerialize import share_of_all
+from rhino.passes.planner.autotune import NOT_MADE, Decided, Made, Said, choose_whole
+from rhino.passes.planner.evaluate import Setup
+from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS
 from rhino.pipeline_planner import Staged, plan_stages
 from rhino.planner import SHARD, Planned, Wish, search_plan
 from rhino.source import as_keywords, read_traced, shapes

@@ -8,7 +8,7 @@ from itertools import product
 from math import log2, prod
 from typing import Final
 
-from rhino.ir.timeline import Timeline
+from rhino.ir.plan.timeline import Timeline
 
 MOST_BLOCKS: Final = 256
 """Blocks of a tensor, or devices of a mesh, that are drawn; more than these are a number."""

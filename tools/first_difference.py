@@ -16,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.exposed import OpResult, body_of, exposing, results_inside
-from rhino.ir.graph import BARRIER
-from rhino.ir.locations import name_of, place_of
-from rhino.ir.manual import copy_module, strip_shardings, wrap_manual
-from rhino.ir.mlir import func, ir
-from rhino.ir.numerics import SOURCES
-from rhino.ir.reader import captured_by, entry_function, maker_of
-from rhino.passes.localize import localized_copy
-from rhino.runtime.compare import Difference, check, difference, differences
-from rhino.runtime.executable import Executable, Host, compile_module
-from rhino.runtime.signature import Signature, array_dtype
+from rhino.ir.graph.graph import BARRIER
+from rhino.ir.mlir.bindings import func, ir
+from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.manual import copy_module, strip_shardings, wrap_manual
+from rhino.ir.mlir.reader import captured_by, entry_function, maker_of
+from rhino.ir.program.exposed import OpResult, body_of, exposing, results_inside
+from rhino.ir.program.numerics import SOURCES
+from rhino.passes.sharding.localize import localized_copy
+from rhino.runtime.executor.compare import Difference, check, difference, differences
+from rhino.runtime.executor.executable import Executable, Host, compile_module
+from rhino.runtime.executor.signature import Signature, array_dtype
 
 CHUNK_BYTES: Final = 1 << 30
 """Of values that are compared at once: both ways' copies of them fit on a laptop."""

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
-from rhino.ir.locations import place_of
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
-from rhino.ir.spmd_plan import save_plan
-from rhino.ir.staged_module import is_staged
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.spmd_plan import save_plan
+from rhino.ir.program.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
-from rhino.passes.localize import Localize
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
+from rhino.passes.planner.spmd_search import search
 from rhino.passes.registry import Item
-from rhino.passes.spmd_search import search
+from rhino.passes.sharding.localize import Localize
+from rhino.passes.sharding.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
+from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
@@ -207,7 +207,7 @@ class _Run:
 
     def searched(self, module: ir.Module, facts: dict[str, Any], result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
-        from rhino.passes.whole_choice import Made  # noqa: PLC0415 - as above
+        from rhino.passes.planner.autotune import Made  # noqa: PLC0415 - as above
         from rhino.tools.opt_plan import prove, with_search, write_whole_plan  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import MadeModule, search_whole_plan  # noqa: PLC0415 - as above
 

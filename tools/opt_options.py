@@ -9,20 +9,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rhino.ir.cluster import preset_names
-from rhino.ir.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
+from rhino.ir.cluster.cluster import preset_names
+from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mesh import parse_mesh
+from rhino.ir.request.constraints import parse_forbid, parse_pad, parse_pin, parse_role, parse_scope
 from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
-from rhino.passes.pad import refuse_pads
-from rhino.passes.pipeline import parse_pipeline
-from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
-from rhino.strategies.schedules import DEFAULT, SCHEDULES, find_schedule
-from rhino.strategies.whole import DEFAULT as BEST
-from rhino.strategies.whole import STRATEGIES
-from rhino.strategies.whole.base import MOST
+from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.textual_pipelines import parse_pipeline
+from rhino.strategies.autotune import DEFAULT as BEST
+from rhino.strategies.autotune import STRATEGIES
+from rhino.strategies.autotune.base import MOST
+from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule
 from rhino.tools.command_line import Parser
 
 _SHARED: Final = (

@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from rhino.ir.cluster import load_cluster
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.mlir import ir
-from rhino.ir.plan_folder import digest_of, write_plan
-from rhino.ir.staged_module import is_staged
-from rhino.ir.timeline import render
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.folder import digest_of, write_plan
+from rhino.ir.plan.timeline import render
+from rhino.ir.program.staged_module import is_staged
 from rhino.ir.units import format_seconds, parse_size, peak_text
 from rhino.passes.base import read_options
-from rhino.passes.problem import DEFAULT_CLUSTER
+from rhino.passes.planner.spmd_search import cluster_lines
+from rhino.passes.planner.staged_plan import Made, make_whole_plan
+from rhino.passes.planner.staged_text import micro_batches_at_a_time
 from rhino.passes.registry import PARALLEL
-from rhino.passes.spmd_search import cluster_lines
-from rhino.passes.whole_plan import Made, make_whole_plan
-from rhino.passes.whole_text import micro_batches_at_a_time
-from rhino.runtime.inputs import nonnegative_arguments
-from rhino.runtime.verify import Limits, verify
-from rhino.strategies.schedules import DEFAULT
+from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.runtime.executor.inputs import nonnegative_arguments
+from rhino.runtime.executor.verify import Limits, verify
+from rhino.strategies.pipeline.schedules import DEFAULT
 from rhino.tools.opt_options import given_options
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rhino.ir.tally import Tally
+from rhino.ir.graph.collective_stats import Tally
 from rhino.ir.units import PEAK, format_bytes, format_seconds
-from rhino.strategies.answer import Answer
+from rhino.strategies.solver.answer import Answer
 
 
 def statistics_text(statistics: Mapping[str, Any]) -> str:

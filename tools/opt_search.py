@@ -9,22 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TextIO
 
-from rhino.ir.cluster import load_cluster
-from rhino.ir.manual import bytecode
-from rhino.ir.mesh import parse_mesh
-from rhino.ir.mlir import ir
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import parse_mesh
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.manual import bytecode
 from rhino.ir.units import format_seconds, parse_size
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.pipeline_stages import parse_tolerance
-from rhino.passes.problem import AUTO, DEFAULT_CLUSTER
-from rhino.passes.recompute import share_of_all
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.frontend.stage_marks import num_marked_stages
+from rhino.passes.pipeline.pipeline_stages import parse_tolerance
+from rhino.passes.pipeline.rematerialize import share_of_all
+from rhino.passes.planner.autotune import Decided, Made, Said, choose_whole
+from rhino.passes.planner.evaluate import Setup
 from rhino.passes.registry import PARALLEL
-from rhino.passes.stage_marks import num_marked_stages
-from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
-from rhino.passes.whole_search import Setup
-from rhino.strategies.whole import DEFAULT
-from rhino.strategies.whole.base import MOST, Explored
+from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
+from rhino.strategies.autotune import DEFAULT
+from rhino.strategies.autotune.base import MOST, Explored
 from rhino.tools.ending import heard_at_once
 from rhino.tools.files import write_output
 from rhino.tools.opt_options import settle

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.why import Why, added
+from rhino.passes.planner.why import Why, added
 from rhino.tools.drawing import Curve, Drawing
 
 MOST_ROWS: Final = 120

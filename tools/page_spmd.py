@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Final
 
-from rhino.ir.plan_text import alike, new_results, sent_s
-from rhino.ir.spmd_plan import Cost, SpmdPlan, dims_text
+from rhino.ir.plan.spmd_plan import Cost, SpmdPlan, dims_text
+from rhino.ir.plan.spmd_text import alike, new_results, sent_s
 from rhino.ir.units import PEAK, format_bytes, format_seconds
-from rhino.passes.why import Why
+from rhino.passes.planner.why import Why
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing
 from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rhino.ir.cluster import parse_cluster
-from rhino.ir.instructions import Run, Step, Transfer
-from rhino.ir.plan_folder import WholePlan
-from rhino.ir.step_memory import held_over_time, local_bytes, slots_held
+from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.plan.folder import WholePlan
+from rhino.ir.plan.instructions import Run, Step, Transfer
+from rhino.ir.plan.step_memory import held_over_time, local_bytes, slots_held
 from rhino.ir.units import PEAK, format_bytes, format_seconds
-from rhino.passes.whole_plan import costs_of
-from rhino.passes.whole_text import arguments_of, collectives_by_task, dims, kind, lost, program_runs, ways_of
-from rhino.passes.why import Why
-from rhino.strategies.simulate import Simulation, simulate
+from rhino.passes.planner.staged_plan import costs_of
+from rhino.passes.planner.staged_text import arguments_of, collectives_by_task, dims, kind, lost, program_runs, ways_of
+from rhino.passes.planner.why import Why
+from rhino.strategies.pipeline.simulate import Simulation, simulate
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing, timeline_drawing
 from rhino.tools.page import (
     Cell,

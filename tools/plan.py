@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.plan_folder import WholePlan
-from rhino.ir.plan_text import explain_text
-from rhino.ir.reader import read_module
-from rhino.ir.spmd_plan import SpmdPlan, load_plan
-from rhino.runtime.proven_plan import read_proven_plan
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.folder import WholePlan
+from rhino.ir.plan.spmd_plan import SpmdPlan, load_plan
+from rhino.ir.plan.spmd_text import explain_text
+from rhino.runtime.executor.proven_plan import read_proven_plan
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, read_input, shown, write_output
@@ -68,16 +68,16 @@ def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> 
     if not options.why and not options.why_not:
         if isinstance(plan, SpmdPlan):
             return explain_text(plan, options.rows)
-        from rhino.passes.whole_text import explain_whole  # noqa: PLC0415 - plans of one program need none of it
+        from rhino.passes.planner.staged_text import explain_whole  # noqa: PLC0415 - plans of one program need none of it
 
         return explain_whole(plan, options.rows)
     data = _program(options, plan, stdin, stderr)
     if isinstance(plan, SpmdPlan):
-        from rhino.passes.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
+        from rhino.passes.planner.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
 
         texts = [why_text(_read(options, data), plan, name) for name in options.why]
         return "\n".join([*texts, *(why_not_text(_read(options, data), plan, pin) for pin in options.why_not)])
-    from rhino.passes.whole_why import why_not_whole_text, why_whole_text  # noqa: PLC0415 - as above
+    from rhino.passes.planner.staged_why import why_not_whole_text, why_whole_text  # noqa: PLC0415 - as above
 
     texts = [why_whole_text(_read(options, data), plan, name, data) for name in options.why]
     return "\n".join([*texts, *(why_not_whole_text(_read(options, data), plan, pin, data) for pin in options.why_not)])
@@ -92,18 +92,18 @@ def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> Non
     if options.module is not None:
         data = _program(options, plan, stdin, stderr)
         if isinstance(plan, SpmdPlan):
-            from rhino.passes.why import notable_reasons  # noqa: PLC0415 - loads the search
+            from rhino.passes.planner.why import notable_reasons  # noqa: PLC0415 - loads the search
 
             reasons = notable_reasons(_read(options, data), plan)
         else:
-            from rhino.passes.whole_why import notable_whole  # noqa: PLC0415 - as above
+            from rhino.passes.planner.staged_why import notable_whole  # noqa: PLC0415 - as above
 
             reasons = notable_whole(_read(options, data), plan, data)
     write_output(options.output, report_html(plan, reasons).encode(), sys.stdout.buffer)
 
 
 def _diff(options: argparse.Namespace) -> str:
-    from rhino.passes.whole_text import diff_plans  # noqa: PLC0415 - loads the simulation
+    from rhino.passes.planner.staged_text import diff_plans  # noqa: PLC0415 - loads the simulation
 
     return diff_plans(_load(options.plan), _load(options.other))
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rhino.ir.plan_folder import WholePlan
-from rhino.ir.spmd_plan import SpmdPlan
-from rhino.passes.why import Why
+from rhino.ir.plan.folder import WholePlan
+from rhino.ir.plan.spmd_plan import SpmdPlan
+from rhino.passes.planner.why import Why
 from rhino.tools.page_spmd import spmd_page
 from rhino.tools.page_whole import whole_page
 

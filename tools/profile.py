@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from rhino.ir.cluster import cluster_to_text, load_cluster, parse_cluster
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster, parse_cluster
+from rhino.ir.cluster.hardware import Cluster, Operator
+from rhino.ir.cluster.operators import parse_operators
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
-from rhino.ir.hardware import Cluster, Operator
-from rhino.ir.operators import parse_operators
 from rhino.ir.units import format_seconds
-from rhino.runtime.devices import pick_devices, request_host_devices
-from rhino.runtime.profile import Settings, measure
-from rhino.runtime.profile_cluster import make_cluster, origin_of
-from rhino.runtime.profile_programs import DTYPES
+from rhino.runtime.executor.devices import pick_devices, request_host_devices
+from rhino.runtime.profile.cluster import make_cluster, origin_of
+from rhino.runtime.profile.measure import Settings, measure
+from rhino.runtime.profile.programs import DTYPES
 from rhino.tools.command_line import Parser
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, write_output

@@ -13,22 +13,22 @@ from typing import BinaryIO, Final, TextIO
 
 import jax
 
-from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
-from rhino.ir.foreign import refuse_unrunnable
-from rhino.ir.hlo_collectives import tally_hlo
-from rhino.ir.manual import LOCAL, copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
-from rhino.ir.tally import Tally
+from rhino.ir.graph.collective_stats import Tally
+from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import LOCAL, copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.mlir.refusals import refuse_unrunnable
+from rhino.ir.program.collectives import tally_module
 from rhino.ir.units import format_seconds
-from rhino.runtime.compare import Difference, check, check_same_signature, coarsest_tolerance, differences
-from rhino.runtime.compile_apart import compiling_apart
-from rhino.runtime.devices import pick_devices, request_host_devices
-from rhino.runtime.executable import Executable, Host, compile_module
-from rhino.runtime.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
-from rhino.runtime.signature import Signature
-from rhino.runtime.steps import Fresh, run_steps, typical_time_s
+from rhino.runtime.executor.compare import Difference, check, check_same_signature, coarsest_tolerance, differences
+from rhino.runtime.executor.compile_apart import compiling_apart
+from rhino.runtime.executor.devices import pick_devices, request_host_devices
+from rhino.runtime.executor.executable import Executable, Host, compile_module
+from rhino.runtime.executor.inputs import RULE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
+from rhino.runtime.executor.signature import Signature
+from rhino.runtime.executor.steps import Fresh, run_steps, typical_time_s
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import read_input, shown
@@ -241,7 +241,7 @@ def _compile_localized(local: ir.Module, devices: Sequence[jax.Device]) -> _Prog
 
 
 def _localize(module: ir.Module) -> ir.Module:
-    from rhino.passes.localize import localized_copy  # noqa: PLC0415 - a plan runs without loading the passes
+    from rhino.passes.sharding.localize import localized_copy  # noqa: PLC0415 - a plan runs without loading the passes
 
     return localized_copy(module)
 

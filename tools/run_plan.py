@@ -23,21 +23,21 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.plan_folder import Boundary, WholePlan
-from rhino.ir.timeline import Timeline, render
+from rhino.ir.plan.folder import Boundary, WholePlan
+from rhino.ir.plan.timeline import Timeline, render
 from rhino.ir.units import PEAK, format_bytes, format_seconds
-from rhino.runtime.compare import check, differences
-from rhino.runtime.devices import pick_devices, request_host_devices
-from rhino.runtime.distributed import join, launch, share_ranks
-from rhino.runtime.executable import Executable, Host
-from rhino.runtime.executor import Argument, Executor, devices_of_ranks
-from rhino.runtime.inputs import InputRule, draw_inputs, fresh_inputs, read_inputs
-from rhino.runtime.proven_plan import read_proven_plan
-from rhino.runtime.signature import Signature, Value, array_dtype
-from rhino.runtime.steps import run_steps, typical_time_s
-from rhino.runtime.trace import Event, Recorder, chrome_trace
-from rhino.runtime.transport import SocketTransport
-from rhino.runtime.watchdog import Watchdog
+from rhino.runtime.distributed.processes import join, launch, share_ranks
+from rhino.runtime.distributed.watchdog import Watchdog
+from rhino.runtime.executor.compare import check, differences
+from rhino.runtime.executor.devices import pick_devices, request_host_devices
+from rhino.runtime.executor.executable import Executable, Host
+from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
+from rhino.runtime.executor.inputs import InputRule, draw_inputs, fresh_inputs, read_inputs
+from rhino.runtime.executor.proven_plan import read_proven_plan
+from rhino.runtime.executor.signature import Signature, Value, array_dtype
+from rhino.runtime.executor.steps import run_steps, typical_time_s
+from rhino.runtime.executor.trace import Event, Recorder, chrome_trace
+from rhino.runtime.executor.transport import SocketTransport
 from rhino.tools.files import check_writable
 from rhino.tools.run_report import difference_text, step_line
 
@@ -236,8 +236,8 @@ def _headline(plan: WholePlan, processes: int | None) -> tuple[str, ...]:
 
 
 def _simulated(plan: WholePlan) -> Timeline:
-    from rhino.passes.whole_plan import costs_of  # noqa: PLC0415 - a plan runs without loading the passes
-    from rhino.strategies.simulate import simulate  # noqa: PLC0415
+    from rhino.passes.planner.staged_plan import costs_of  # noqa: PLC0415 - a plan runs without loading the passes
+    from rhino.strategies.pipeline.simulate import simulate  # noqa: PLC0415
 
     return simulate(plan.step, costs_of(plan)).timeline
 

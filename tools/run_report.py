@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from rhino.ir.units import format_seconds
-from rhino.runtime.compare import Difference, worst
-from rhino.runtime.executable import Host
-from rhino.runtime.signature import Signature
+from rhino.runtime.executor.compare import Difference, worst
+from rhino.runtime.executor.executable import Host
+from rhino.runtime.executor.signature import Signature
 
 
 def step_line(number: int, time_s: float, results: Mapping[int, Host] | Sequence[jax.Array], signature: Signature) -> str:

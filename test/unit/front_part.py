@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import rhino
-from rhino.runtime.devices import request_host_devices
+from rhino.runtime.executor.devices import request_host_devices
 
 
 def init(key: jax.Array) -> dict[str, jax.Array]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino.ir.graph import Argument, Graph, OpClass, TensorType
+from rhino.ir.graph.graph import Argument, Graph, OpClass, TensorType
 
 VECTOR, SCALAR = TensorType((4,), "f32", 4), TensorType((), "f32", 4)
 TYPES = (VECTOR, SCALAR)

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from rhino.ir.spec import dim_axes, partial_axes
+from rhino.ir.graph.spec import dim_axes, partial_axes
 
 
 def coordinates_of(sizes):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from problems import Tables, residents
 
-from rhino.strategies.problem import Problem
+from rhino.strategies.solver.problem import Problem
 
 MAX_CHOICES = 60_000
 

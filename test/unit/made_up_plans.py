@@ -10,7 +10,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space
 
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 MESHES = {

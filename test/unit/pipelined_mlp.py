@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rhino.ir.instructions import Layout, Program, Step
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.stage_programs import MICRO_BATCH, Argument, StagedStep, StageProgram
-from rhino.strategies.assemble import assemble
-from rhino.strategies.schedules import SCHEDULES, Pipeline, make_order
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.plan.instructions import Layout, Program, Step
+from rhino.ir.plan.stage_programs import MICRO_BATCH, Argument, StagedStep, StageProgram
+from rhino.strategies.pipeline.assemble import assemble
+from rhino.strategies.pipeline.schedules import SCHEDULES, Pipeline, make_order
 
 HIDDEN, RATE = 8, 0.002
 

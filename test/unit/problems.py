@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rhino.strategies.brute import choice_costs, choice_peaks
-from rhino.strategies.problem import Problem, Residents
+from rhino.strategies.solver.brute_force import choice_costs, choice_peaks
+from rhino.strategies.solver.problem import Problem, Residents
 
 MAX_NODES, MAX_STATES, MAX_TIMES = 8, 4, 6
 

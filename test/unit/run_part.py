@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.devices import request_host_devices
-from rhino.runtime.distributed import join
-from rhino.runtime.executor import Executor, devices_of_ranks
-from rhino.runtime.streams import StreamTransport
-from rhino.runtime.transport import SocketTransport
-from rhino.runtime.watchdog import Watchdog
+from rhino.runtime.distributed.processes import join
+from rhino.runtime.distributed.tcp_transport import StreamTransport
+from rhino.runtime.distributed.watchdog import Watchdog
+from rhino.runtime.executor.devices import request_host_devices
+from rhino.runtime.executor.executor import Executor, devices_of_ranks
+from rhino.runtime.executor.transport import SocketTransport
 
 TRANSPORTS = {"transfer": SocketTransport, "stream": StreamTransport}
 

@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 from mlir_text import function, tensor  # noqa: F401 - tests have their snippets from here
 
-from rhino.ir.mesh import Mesh, mesh_of_shape
-from rhino.ir.mlir import ir, make_context, run_pipeline, stablehlo
-from rhino.ir.program import read_program
-from rhino.ir.reader import entry_function, walk
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.mlir.bindings import ir, make_context, run_pipeline, stablehlo
+from rhino.ir.mlir.reader import entry_function, walk
+from rhino.ir.program.program import read_program
 
 RULES = "func.func(sdy-populate-op-sharding-rules)"
 DTYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i1": np.bool_, "f16": np.float16}

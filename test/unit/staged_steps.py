@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from rhino.ir.instructions import Copy, Feed, Fetch, Free, Layout, Program, Receive, Run, Send, Transfer
-from rhino.ir.mesh import Mesh
-from rhino.ir.stage_programs import MICRO_BATCH, ONCE, Argument, StagedStep, StageProgram
-from rhino.strategies.schedules import SCHEDULES, Pipeline, make_order
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Program, Receive, Run, Send, Transfer
+from rhino.ir.plan.stage_programs import MICRO_BATCH, ONCE, Argument, StagedStep, StageProgram
+from rhino.strategies.pipeline.schedules import SCHEDULES, Pipeline, make_order
 
 MESH = Mesh((("x", 2),))
 NUMBER = Layout((), "i32", ())

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 from planning import Planned, plan_step, reference
 
-from rhino.ir.graph import WHILE
-from rhino.ir.spec import partial_axes
-from rhino.runtime.executable import compile_module
-from rhino.strategies.plan import Transfer
+from rhino.ir.graph.graph import WHILE
+from rhino.ir.graph.spec import partial_axes
+from rhino.runtime.executor.executable import compile_module
+from rhino.strategies.choice.plan import Transfer
 
 BATCH, FEATURES, HIDDEN, MICRO_BATCHES = 8192, 64, 256, 4
 

@@ -7,15 +7,15 @@ import pytest
 from joint_problems import layered, random_joint_problem
 from problems import random_problem
 
-from rhino.strategies.answer import Infeasible
-from rhino.strategies.ascent import Ascent
-from rhino.strategies.brute import brute_force
-from rhino.strategies.eliminate import TableStore
-from rhino.strategies.guide import best_near, greedy, states_within
-from rhino.strategies.lift import find_classes, lift
-from rhino.strategies.lp import Relaxed, solve_lp
-from rhino.strategies.problem import Problem
-from rhino.strategies.wide import Wide
+from rhino.strategies.solver.answer import Infeasible
+from rhino.strategies.solver.brute_force import brute_force
+from rhino.strategies.solver.dual.bounded_elimination import best_near, greedy, states_within
+from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
+from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.dual.wide import Wide
+from rhino.strategies.solver.elimination.by_node import TableStore
+from rhino.strategies.solver.lp.solve_lp import Relaxed, solve_lp
+from rhino.strategies.solver.problem import Problem
 
 BATCHES = [range(first, 120, 4) for first in range(4)]
 ROUNDING = 1e-9

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
-from rhino.runtime.barriers import order_by_barriers
-from rhino.runtime.executable import compile_module
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.runtime.executor.barriers import order_by_barriers
+from rhino.runtime.executor.executable import compile_module
 
 
 def module_of(function, *arguments):

@@ -5,13 +5,13 @@ import pytest
 from joint_problems import layered, random_joint_problem
 from problems import random_budget, random_problem
 
-from rhino.strategies import batches
-from rhino.strategies.answer import Answer
-from rhino.strategies.batches import BatchElimination, alike, elimination_of
-from rhino.strategies.brute import brute_force
-from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
-from rhino.strategies.problem import Problem
-from rhino.strategies.search import Search
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.brute_force import brute_force
+from rhino.strategies.solver.elimination import in_batches as batches
+from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
+from rhino.strategies.solver.elimination.in_batches import BatchElimination, alike, elimination_of
+from rhino.strategies.solver.problem import Problem
+from rhino.strategies.solver.search import Search
 
 NO_LIMIT = 1 << 40
 ROUNDING = 1e-12

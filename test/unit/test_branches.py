@@ -7,11 +7,11 @@ import pytest
 from planning import plan_step, run_on
 from traffic import splitting_cluster
 
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
-from rhino.ir.spec import split_axes
-from rhino.runtime.compare import differences, worst
-from rhino.runtime.executable import compile_module
+from rhino.ir.graph.spec import split_axes
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.runtime.executor.compare import differences, worst
+from rhino.runtime.executor.executable import compile_module
 
 SHAPES = ((16, 8), (8, 32), (32, 8))
 

@@ -9,20 +9,20 @@ from snippets import context, function, kept, program_of, tensor
 from training import export_step
 from zoo import ZOO
 
-from rhino.ir.cluster import MeshAxis
-from rhino.ir.hardware import Device
-from rhino.ir.mlir import ir
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.ir.cluster.cluster import MeshAxis
+from rhino.ir.cluster.hardware import Device
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.strategies.answer import Answer, Infeasible
-from rhino.strategies.brute import brute_force, choice_costs, choice_peaks
-from rhino.strategies.build import Builder, ContradictionError, build
-from rhino.strategies.cost import CostModel
-from rhino.strategies.plan import make_plan
-from rhino.strategies.reshard import Move
-from rhino.strategies.search import Limits, Search
-from rhino.strategies.solver import Solver
+from rhino.passes.frontend.normalize import Normalize
+from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.reshard import Move
+from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, build
+from rhino.strategies.solver.answer import Answer, Infeasible
+from rhino.strategies.solver.brute_force import brute_force, choice_costs, choice_peaks
+from rhino.strategies.solver.search import Limits, Search
+from rhino.strategies.solver.solver import Solver
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
 DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())

@@ -14,16 +14,28 @@ import pytest
 from grids import assembled, coordinates_of, dealt
 from snippets import DTYPES, class_of, context, evaluate, function, parse, tensor
 
-from rhino.ir.manual import strip_shardings, wrap_manual
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.mlir import ir
-from rhino.ir.shardings import sharding_attribute
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, at, dim_parts, entry, partial_axes, spec_text, split, unpack, without_partial
-from rhino.passes.localize import localized_copy
-from rhino.runtime.executable import compile_module
-from rhino.runtime.steps import run_steps
-from rhino.strategies import reshard
-from rhino.strategies.candidates import REPLICATE, State, following, strategies, strategy_name
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.graph.spec import (
+    PARTIAL,
+    REPLICATED,
+    all_specs,
+    at,
+    dim_parts,
+    entry,
+    partial_axes,
+    spec_text,
+    split,
+    unpack,
+    without_partial,
+)
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.manual import strip_shardings, wrap_manual
+from rhino.ir.mlir.shardings import sharding_attribute
+from rhino.passes.sharding.localize import localized_copy
+from rhino.runtime.executor.executable import compile_module
+from rhino.runtime.executor.steps import run_steps
+from rhino.strategies.cost.candidates import REPLICATE, State, following, strategies, strategy_name
+from rhino.strategies.cost.cost_model import reshard
 
 R, P, S0, S1, S2 = REPLICATED, PARTIAL, split(0), split(1), split(2)
 ZERO, ONE = (f"%zero = stablehlo.constant dense<{value}> : tensor<f32>\n" for value in ("0.0", "1.0"))

@@ -3,12 +3,12 @@
 import jax
 import pytest
 
-from rhino.ir.collectives import tally_module, tensor_bytes, trip_count
-from rhino.ir.hlo_collectives import shape_bytes, tally_hlo
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import walk
-from rhino.ir.tally import KINDS, Count, Tally, payload_bytes
-from rhino.runtime.executable import compile_module
+from rhino.ir.graph.collective_stats import KINDS, Count, Tally, payload_bytes
+from rhino.ir.graph.hlo_collectives import shape_bytes, tally_hlo
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import walk
+from rhino.ir.program.collectives import tally_module, tensor_bytes, trip_count
+from rhino.runtime.executor.executable import compile_module
 
 GROUPS = "replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>"
 SUM = "({ ^bb0(%p: tensor<f32>, %q: tensor<f32>):\n %s = stablehlo.add %p, %q : tensor<f32>\n stablehlo.return %s : tensor<f32> })"

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from snippets import context, function, parse, program_of, tensor
 
-from rhino.ir.cluster import load_cluster, mesh_axes
-from rhino.ir.constraints import AxisBan, Dim, parse_forbid, parse_pin, parse_role, read_constraints
+from rhino.ir.cluster.cluster import load_cluster, mesh_axes
+from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.mesh import parse_mesh
-from rhino.ir.patterns import dotted, matches, nearest
-from rhino.ir.shardings import NamedMesh, allowed_specs
-from rhino.ir.spec import dim_axes
-from rhino.ir.spots import Spot, both, dims_attribute, without_axis
+from rhino.ir.graph.spec import dim_axes
+from rhino.ir.mlir.shardings import NamedMesh, allowed_specs
+from rhino.ir.program.named_tensors import Spot, both, dims_attribute, without_axis
+from rhino.ir.request.constraints import AxisBan, Dim, parse_forbid, parse_pin, parse_role, read_constraints
+from rhino.ir.request.patterns import dotted, matches, nearest
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline import build_pass_manager
-from rhino.strategies.build import build
-from rhino.strategies.cost import CostModel
-from rhino.strategies.roles import Roles
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.sharding.choice_problem import build
+from rhino.strategies.structure.axis_roles import Roles
 
 NAME = "state.params['layers'][0]['up']"
 

@@ -19,19 +19,19 @@ from made_up_plans import cut_off
 from training import export_step
 from zoo import GPT, MLP
 
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.whole_choice import Made, _End
-from rhino.passes.whole_search import Evaluator, Setup, make_space
-from rhino.strategies import whole
-from rhino.strategies.schedules import SCHEDULES, make_order
-from rhino.strategies.schedules.base import Pipeline
-from rhino.strategies.step_time import Move, StageTimes, step_seconds
-from rhino.strategies.whole.base import ROUND, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, Trials, bounds
-from rhino.strategies.whole.rhino import PAYS
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner.autotune import Made, _End
+from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
+from rhino.strategies import autotune as whole
+from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, Trials, bounds
+from rhino.strategies.autotune.rhino import PAYS
+from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
+from rhino.strategies.pipeline.schedules.base import Pipeline
+from rhino.strategies.pipeline.step_time import Move, StageTimes, step_seconds
 from rhino.tools import opt
 
 explore = partial(whole.explore, strategy="rhino")

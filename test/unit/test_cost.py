@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rhino.ir.cluster import MeshAxis
-from rhino.ir.graph import OpClass, TensorType
-from rhino.ir.hardware import Device, Line, Operator
-from rhino.ir.spec import PARTIAL, REPLICATED, split
-from rhino.strategies.cost import CostModel, reshard_seconds
-from rhino.strategies.reshard import Move, moves
+from rhino.ir.cluster.cluster import MeshAxis
+from rhino.ir.cluster.hardware import Device, Line, Operator
+from rhino.ir.graph.graph import OpClass, TensorType
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, split
+from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
+from rhino.strategies.cost.reshard import Move, moves
 
 DEVICE = Device(
     kind="test",

@@ -4,11 +4,11 @@ import pytest
 from snippets import parse
 
 from rhino.ir.diagnostics import ExitCode
-from rhino.ir.mlir import ir
+from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings, does_not_fit
-from rhino.passes.problem import build_choice
-from rhino.strategies.answer import Infeasible, Unsolved
+from rhino.passes.sharding.choose_shardings import ChooseShardings, does_not_fit
+from rhino.passes.sharding.problem import build_choice
+from rhino.strategies.solver.answer import Infeasible, Unsolved
 
 SQUARE = """
 func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from problems import Tables
 
-from rhino.strategies.dominance import bound_of, undominated
+from rhino.strategies.solver.elimination.dominance import bound_of, undominated
 
 
 def drawn(seed, states):

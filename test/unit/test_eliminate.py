@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from problems import random_problem
 
-from rhino.strategies import eliminate
-from rhino.strategies.brute import brute_force
-from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
-from rhino.strategies.problem import Problem
+from rhino.strategies.solver.brute_force import brute_force
+from rhino.strategies.solver.elimination import by_node as eliminate
+from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
+from rhino.strategies.solver.problem import Problem
 
 NUM_PROBLEMS, NUM_BATCHES = 320, 8
 BATCHES = [range(1000 + first, 1000 + NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]

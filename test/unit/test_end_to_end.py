@@ -20,13 +20,13 @@ from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT, MLP, ZOO
 
-from rhino.ir.hlo_collectives import tally_hlo
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
-from rhino.ir.spec import split_axes, split_dim
-from rhino.runtime.compare import differences, worst
-from rhino.runtime.executable import Executable, compile_module
-from rhino.runtime.signature import read_signature
+from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.graph.spec import split_axes, split_dim
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.runtime.executor.compare import differences, worst
+from rhino.runtime.executor.executable import Executable, compile_module
+from rhino.runtime.executor.signature import read_signature
 
 FORMS = ("annotated", "localized")
 NUM_STEPS = 3

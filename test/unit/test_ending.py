@@ -21,8 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WALKING = """
 import sys
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import walk
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import walk
 from rhino.tools.ending import exit_code_of, leave
 
 def work():

@@ -10,8 +10,8 @@ from every_op import CHLO, ELEMENTWISE, STABLEHLO, VARIANTS, Case
 from jax.extend.mlir.dialects import chlo
 from snippets import function, tensor
 
-from rhino.ir.mlir import stablehlo
-from rhino.passes.localize import localized_copy
+from rhino.ir.mlir.bindings import stablehlo
+from rhino.passes.sharding.localize import localized_copy
 from rhino.tools import opt as tool
 from rhino.tools import run as run_tool
 

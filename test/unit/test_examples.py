@@ -32,7 +32,7 @@ import vgg
 import vit
 from training import Adam, init_state, jit_step, lower_step
 
-from rhino.ir.mlir import ir, make_context, stablehlo
+from rhino.ir.mlir.bindings import ir, make_context, stablehlo
 
 GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch=4)
 TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)

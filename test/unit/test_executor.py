@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from pipelined_mlp import HIDDEN, Pipelined, by_hand, pipelined
 
+from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.step_memory import memory_of, slots_held
-from rhino.runtime.compile_cache import CompileCache
-from rhino.runtime.executor import Executor, devices_of_ranks
-from rhino.runtime.streams import StreamTransport
-from rhino.runtime.trace import MEASURED, SIMULATED, Recorder, chrome_trace
-from rhino.runtime.transport import SocketTransport, Transport, wire_uid
-from rhino.runtime.watchdog import Watchdog
-from rhino.strategies.schedules import SCHEDULES
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.plan.step_memory import memory_of, slots_held
+from rhino.runtime.distributed.tcp_transport import StreamTransport
+from rhino.runtime.distributed.watchdog import Watchdog
+from rhino.runtime.executor.compile_cache import CompileCache
+from rhino.runtime.executor.executor import Executor, devices_of_ranks
+from rhino.runtime.executor.trace import MEASURED, SIMULATED, Recorder, chrome_trace
+from rhino.runtime.executor.transport import SocketTransport, Transport, wire_uid
+from rhino.strategies.pipeline.schedules import SCHEDULES
 
 CACHE = CompileCache()
 TRANSPORTS = (SocketTransport, StreamTransport)

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 import rhino
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
-from rhino.passes import indexed_ops
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.passes.sharding import indexed_ops
 from rhino.tools import run as run_tool
 from rhino.tools.first_difference import first_difference
 

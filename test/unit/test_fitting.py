@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.fitting import fit
-from rhino.strategies.problem import Problem
-from rhino.strategies.search import Limits
+from rhino.strategies.sharding.memory_fitting import fit
+from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.problem import Problem
+from rhino.strategies.solver.search import Limits
 
 
 class Rows:

@@ -12,12 +12,12 @@ from jax.sharding import PartitionSpec as P
 from snippets import parse, program_of
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.fixed_region import MANUAL
-from rhino.ir.reader import walk
-from rhino.ir.spec import pack, split
+from rhino.ir.graph.spec import pack, split
+from rhino.ir.mlir.fixed_region import MANUAL
+from rhino.ir.mlir.reader import walk
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.normalize import Normalize
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.sharding.localize import localized_copy
 
 SHAPES = ((8, 16), (16, 16), (16, 8))
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from problems import random_problem
 
-from rhino.strategies import batches
-from rhino.strategies.eliminate import Elimination, TableStore, TooWideError
-from rhino.strategies.folded import LEAST_LAYERS, FoldedElimination, folded
-from rhino.strategies.periods import find_stretch
-from rhino.strategies.problem import Residents, no_residents
-from rhino.strategies.solver import Solver
+from rhino.strategies.solver.elimination import in_batches as batches
+from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
+from rhino.strategies.solver.elimination.over_layers import LEAST_LAYERS, FoldedElimination, folded
+from rhino.strategies.solver.elimination.repeated_layers import find_stretch
+from rhino.strategies.solver.problem import Residents, no_residents
+from rhino.strategies.solver.solver import Solver
 
 NO_LIMIT = 1 << 24
 ROUNDING = 1e-9

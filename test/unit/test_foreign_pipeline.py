@@ -15,11 +15,11 @@ from training import export_step
 from zoo import ZOO
 
 import rhino
-from rhino.ir.manual import wrap_manual
-from rhino.ir.mlir import func, ir, run_pipeline
-from rhino.ir.reader import entry_function, walk
-from rhino.ir.shardings import SHARDING
-from rhino.runtime.executable import compile_module
+from rhino.ir.mlir.bindings import func, ir, run_pipeline
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import entry_function, walk
+from rhino.ir.mlir.shardings import SHARDING
+from rhino.runtime.executor.executable import compile_module
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,7 +107,10 @@ class TestPublicNames:
     @pytest.mark.parametrize(
         ("imports", "unwanted"),
         [
-            ("rhino.runtime.executable, rhino.runtime.steps, rhino.runtime.compare", ("rhino.passes", "rhino.strategies")),
+            (
+                "rhino.runtime.executor.executable, rhino.runtime.executor.steps, rhino.runtime.executor.compare",
+                ("rhino.passes", "rhino.strategies"),
+            ),
             ("rhino.tools.opt", ("jax.", "scipy.", "ortools.")),
         ],
         ids=["a plan runs without the planner", "rhino-opt starts without what only some commands need"],

@@ -11,23 +11,23 @@ from snippets import context
 from training import export_step
 from zoo import GPT
 
-from rhino.ir.accumulation import STAGE, accumulation_loop
-from rhino.ir.graph import materialized
-from rhino.ir.mlir import ir
-from rhino.ir.reader import read_module
-from rhino.ir.staged_module import read_staged
-from rhino.ir.step_memory import local_bytes
+from rhino.ir.graph.graph import materialized
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.program.accumulation import STAGE, accumulation_loop
+from rhino.ir.program.staged_module import read_staged
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline import build_pass_manager
+from rhino.passes.pipeline.sharded_step import sharded_plan
+from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.registry import PARALLEL, build_named
-from rhino.passes.sharded_step import sharded_plan
-from rhino.passes.split_stages import SplitStages
-from rhino.passes.whole import whole_program
-from rhino.strategies import sharded
-from rhino.strategies.handed_on import Handing
-from rhino.strategies.plan import Plan
-from rhino.strategies.plan_part import Part, plan_of
-from rhino.strategies.stage_parts import parts_of
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.passes.unsharded import whole_program
+from rhino.strategies.choice.choice import plan_costs as sharded
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.plan_part import Part, plan_of
+from rhino.strategies.structure.training_phases import parts_of
 
 
 def handing_of(program, module):

@@ -8,14 +8,14 @@ from snippets import function, program_of, tensor
 from test_build import S0, R
 from test_peak import SCATTER, local
 
-from rhino.ir.cluster import load_cluster, mesh_axes
-from rhino.ir.graph import Graph
-from rhino.strategies.build import build
-from rhino.strategies.carried import carried_on
-from rhino.strategies.cost import CostModel
-from rhino.strategies.fusion import fuse
-from rhino.strategies.plan import make_plan
-from rhino.strategies.schedule import schedules_fused
+from rhino.ir.cluster.cluster import load_cluster, mesh_axes
+from rhino.ir.graph.graph import Graph
+from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.memory.carried import carried_on
+from rhino.strategies.memory.fusion import fuse
+from rhino.strategies.memory.op_order import schedules_fused
+from rhino.strategies.sharding.choice_problem import build
 
 KIND, COUNT = tensor((8, 8)), "tensor<i32>"
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from snippets import context, tensor
 
-from rhino.ir.identity import identity_of, is_constant, make_constant
-from rhino.ir.mlir import ir
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.program.identity import identity_of, is_constant, make_constant
 
 DTYPES = {
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},

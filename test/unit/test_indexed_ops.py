@@ -84,7 +84,7 @@ def test_each_sequence_writes_its_own_place_of_a_cache():
 
 
 def test_xla_forgets_to_clamp_a_slice_of_a_slice():
-    """Why a barrier stands before a scatter, in passes/indexed_ops.py: where this fails, XLA clamps, and the barrier may go."""
+    """Why a barrier stands before a scatter, in passes/sharding/indexed_ops.py: where this fails, XLA clamps, and the barrier may go."""
     table = jnp.array([0, 10, 20, 30, 40])
 
     def twice(x, place):

@@ -10,21 +10,21 @@ import t5
 from training import export_step
 from zoo import GPT, T5
 
+from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.manual import bytecode
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.program import read_program
-from rhino.ir.reader import entry_function, read_module
-from rhino.ir.repeats import FOLDED
-from rhino.passes import whole_search
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.program.folded_layers import FOLDED
+from rhino.ir.program.program import read_program
 from rhino.passes.base import Remarks
-from rhino.passes.fold_layers import STRETCHES, FoldLayers
-from rhino.passes.localize import Localize
-from rhino.passes.normalize import Normalize
-from rhino.passes.rules import run_on_functions
-from rhino.passes.whole_search import Evaluator, Setup, folded
-from rhino.strategies.whole.base import Shape
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.pipeline.fold_layers import STRETCHES, FoldLayers
+from rhino.passes.planner import evaluate as whole_search
+from rhino.passes.planner.evaluate import Evaluator, Setup, folded
+from rhino.passes.sharding.localize import Localize
+from rhino.passes.with_rules import run_on_functions
+from rhino.strategies.autotune.base import Shape
 
 DEEP_GPT = dataclasses.replace(GPT, layers=9, hidden=256, vocab=512, seq=128, batch=16)
 """Eight of its layers are alike one by one: the last one's end belongs to the loss."""

@@ -8,8 +8,8 @@ import pytest
 from joint_problems import layered, random_joint_problem
 from problems import random_problem
 
-from rhino.strategies.lift import find_classes, lift
-from rhino.strategies.problem import Problem
+from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
+from rhino.strategies.solver.problem import Problem
 
 MANY = 20
 """Rounds after which nothing more is told apart in problems this small."""

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from snippets import evaluate, parse
 
-from rhino.ir.graph import WHILE
-from rhino.ir.reader import walk
+from rhino.ir.graph.graph import WHILE
+from rhino.ir.mlir.reader import walk
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
+from rhino.passes.frontend.normalize import Normalize
 
 FULL = "tensor<4x2xf32>"
 WRITE = f"({FULL}, tensor<1x2xf32>, tensor<i32>, tensor<i32>) -> {FULL}"

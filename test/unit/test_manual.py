@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from rhino.ir.collectives import tally_module
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.hlo_collectives import tally_hlo
-from rhino.ir.manual import copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
-from rhino.ir.mlir import ir, make_context, run_pipeline
-from rhino.ir.reader import entry_function
-from rhino.runtime.executable import Host, compile_module
-from rhino.runtime.steps import run_steps
+from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.mlir.bindings import ir, make_context, run_pipeline
+from rhino.ir.mlir.manual import copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.program.collectives import tally_module
+from rhino.runtime.executor.executable import Host, compile_module
+from rhino.runtime.executor.steps import run_steps
 
 LOCALIZE = (
     "func.func(sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives),canonicalize,sdy-convert-global-to-local"

@@ -8,19 +8,19 @@ from snippets import class_of, function, program_of, tensor
 from test_build import FOUR, S0, S1, UPDATE, P, R, choice_of, loop, pick
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph import TensorType, materialized
-from rhino.ir.manual import wrap_manual
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import read_module
-from rhino.ir.spec import pack
+from rhino.ir.graph.graph import TensorType, materialized
+from rhino.ir.graph.spec import pack
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.runtime.executable import compile_module
-from rhino.strategies.buffers import Move, is_matrix, reads_as_it_lies, rounded, selection_buffers
-from rhino.strategies.candidates import replicate
-from rhino.strategies.packing import Buffer, packed
-from rhino.strategies.schedule import schedule
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.executable import compile_module
+from rhino.strategies.cost.candidates import replicate
+from rhino.strategies.memory.buffer_assignment import Buffer, packed
+from rhino.strategies.memory.buffers import Move, is_matrix, reads_as_it_lies, rounded, selection_buffers
+from rhino.strategies.memory.op_order import schedule
 
 TILE = rounded(64)
 

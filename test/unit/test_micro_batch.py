@@ -19,18 +19,18 @@ from training import export_step
 from zoo import TOWERS
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.manual import bytecode, wrap_manual
-from rhino.ir.mlir import make_context
-from rhino.ir.reader import entry_function, read_module, walk
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.manual import bytecode, wrap_manual
+from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.passes.base import Remarks
-from rhino.passes.divider import Divider
-from rhino.passes.localize import localized_copy
-from rhino.passes.micro_batch import MicroBatch
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.time_loop import MICRO_BATCHES
-from rhino.runtime.compare import differences, worst
-from rhino.runtime.executable import compile_module
-from rhino.strategies.border import near_side
+from rhino.passes.pipeline.divider import Divider
+from rhino.passes.pipeline.micro_batch import MicroBatch
+from rhino.passes.pipeline.time_loop import MICRO_BATCHES
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.compare import differences, worst
+from rhino.runtime.executor.executable import compile_module
+from rhino.strategies.microbatch.accumulation_border import near_side
 
 NUM_STEPS = 2
 PAIRS = two_tower.model(dataclasses.replace(TOWERS, pairs=True))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from snippets import DTYPES, evaluate, function, ops_of, tensor
 
-from rhino.ir.numerics import linear_in, reduction_of
+from rhino.ir.program.numerics import linear_in, reduction_of
 
 F, G, W, S = tensor((4, 6)), tensor((6, 3)), tensor((4, 2)), tensor(())
 INTEGERS, INDEX, BOOLEANS = tensor((4, 6), "i32"), tensor((), "i32"), tensor((4, 6), "i1")

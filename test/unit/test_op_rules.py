@@ -4,8 +4,8 @@ import pytest
 from snippets import class_of
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.op_rules import read_op_rules
-from rhino.strategies.candidates import strategies, strategy_name
+from rhino.ir.request.op_rules import read_op_rules
+from rhino.strategies.cost.candidates import strategies, strategy_name
 
 ATTENTION = """
 [attention]

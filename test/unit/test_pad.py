@@ -16,19 +16,19 @@ from training import export_step
 from zoo import GPT
 
 import rhino
-from rhino.ir.boundary import boundary_attributes
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.manual import wrap_manual
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function, read_module, walk
-from rhino.ir.shardings import SHARDING
-from rhino.ir.spmd_plan import Tensor, dims_between_calls
-from rhino.ir.views import PADDED
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.boundary import boundary_attributes
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.reader import entry_function, read_module, walk
+from rhino.ir.mlir.shardings import SHARDING
+from rhino.ir.plan.spmd_plan import Tensor, dims_between_calls
+from rhino.ir.program.stored_shapes import PADDED
 from rhino.passes.base import Remarks
-from rhino.passes.localize import localized_copy
-from rhino.passes.pipeline import build_pass_manager
-from rhino.runtime.executable import compile_module
-from rhino.runtime.signature import read_signature
+from rhino.passes.sharding.localize import localized_copy
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.executable import compile_module
+from rhino.runtime.executor.signature import read_signature
 
 PASS = "rhino-pad"
 SCALES = {"i": (np.int32, 0, 5), "u": (np.uint32, 0, 5), "f": (np.float32, -2, 2)}

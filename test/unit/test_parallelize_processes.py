@@ -18,7 +18,7 @@ import pytest
 import staged_part
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.jax_job import deal_devices, team_of
+from rhino.runtime.distributed.jax_job import deal_devices, team_of
 
 LIMIT_S = 120
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
-from rhino.passes.pipeline_stages import PipelineStages
+from rhino.passes.pipeline.pipeline_stages import PipelineStages
 
 LAYERS, WIDTH, ROWS = 4, 32, 16
 Shape = jax.ShapeDtypeStruct

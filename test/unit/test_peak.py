@@ -4,16 +4,16 @@ import pytest
 from snippets import class_of, function, program_of, tensor
 from test_build import S0, S1, R
 
-from rhino.ir.graph import COPIED_UPDATE
-from rhino.ir.spec import split
-from rhino.strategies.buffers import arranged
-from rhino.strategies.candidates import State
-from rhino.strategies.device_graph import device_graph
-from rhino.strategies.fusion import fuse
-from rhino.strategies.packing import Buffer, packed
-from rhino.strategies.peak import Lives, predicted_peak
-from rhino.strategies.plan import Plan, implied, loop_states
-from rhino.strategies.schedule import schedules_fused
+from rhino.ir.graph.graph import COPIED_UPDATE
+from rhino.ir.graph.spec import split
+from rhino.strategies.choice.plan import Plan, implied, loop_states
+from rhino.strategies.cost.candidates import State
+from rhino.strategies.memory.buffer_assignment import Buffer, packed
+from rhino.strategies.memory.buffers import arranged
+from rhino.strategies.memory.device_graph import device_graph
+from rhino.strategies.memory.fusion import fuse
+from rhino.strategies.memory.op_order import schedules_fused
+from rhino.strategies.memory.peak import Lives, predicted_peak
 
 # What is computed inside what
 

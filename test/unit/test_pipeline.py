@@ -6,18 +6,18 @@ from typing import ClassVar
 import pytest
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module, walk
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import read_module, walk
 from rhino.passes.base import Pass, Remarks, make_pass, opt, read_options
-from rhino.passes.choose_shardings import ChooseShardings
-from rhino.passes.localize import Localize
-from rhino.passes.normalize import Normalize
-from rhino.passes.op_rules import OpRules
-from rhino.passes.pad import PadDims
-from rhino.passes.pin import PinShardings
-from rhino.passes.pipeline import build_pass_manager, parse_pipeline, pipeline_text
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.layout.pad import PadDims
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
-from rhino.passes.strip import Strip
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.localize import Localize
+from rhino.passes.sharding.op_rules import OpRules
+from rhino.passes.sharding.pin import PinShardings
+from rhino.passes.sharding.strip import Strip
+from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline, pipeline_text
 
 RULES, NO_RULES = "func.func(sdy-populate-op-sharding-rules)", "func.func(sdy-drop-sharding-rules)"
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from rhino.ir import plan_folder
+from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
-from rhino.ir.mesh import Mesh
-from rhino.ir.plan_folder import Boundary, WholePlan, digest_of, read_plan, write_plan
-from rhino.passes.spmd_search import cluster_lines
-from rhino.passes.whole_plan import costs_of
-from rhino.passes.whole_text import diff_whole, explain_whole
-from rhino.runtime.proven_plan import read_proven_plan
-from rhino.runtime.verify import verify_plan
+from rhino.ir.plan import folder as plan_folder
+from rhino.ir.plan.folder import Boundary, WholePlan, digest_of, read_plan, write_plan
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.passes.planner.spmd_search import cluster_lines
+from rhino.passes.planner.staged_plan import costs_of
+from rhino.passes.planner.staged_text import diff_whole, explain_whole
+from rhino.runtime.executor.proven_plan import read_proven_plan
+from rhino.runtime.executor.verify import verify_plan
 from rhino.tools.page_whole import whole_page
 from rhino.tools.run_plan import signature_of
 

@@ -20,8 +20,8 @@ from training import abstract_state, make_step
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan_text import explain_text
-from rhino.ir.spmd_plan import plan_from_text, plan_to_text
+from rhino.ir.plan.spmd_plan import plan_from_text, plan_to_text
+from rhino.ir.plan.spmd_text import explain_text
 from rhino.tools.plan import run
 
 ARGUMENTS = (jax.eval_shape(front_part.init, jax.random.key(0)), front_part.host_batch(0), jax.random.key(0))
@@ -47,10 +47,10 @@ def test_a_saved_plan_is_the_plan(plan: rhino.Plan, tmp_path: Path):
 
 AGAIN = """
 import os, sys
-from rhino.runtime.devices import request_host_devices
+from rhino.runtime.executor.devices import request_host_devices
 request_host_devices(8, os.environ)
 import jax, numpy as np, rhino, front_part
-from rhino.passes.choose_shardings import ChooseShardings
+from rhino.passes.sharding.choose_shardings import ChooseShardings
 ChooseShardings.run = None  # nothing is searched
 fast = rhino.parallelize(front_part.step, donate_argnums=0, plan=rhino.Plan.load(sys.argv[1]))
 key = jax.random.key(0)
@@ -240,8 +240,8 @@ def test_the_command_explains_and_compares(plan: rhino.Plan, tmp_path: Path):
 def test_explain_counts_what_the_program_sends(plan: rhino.Plan):
     """The collectives listed are those that XLA compiles."""
     lowered = rhino.parallelize(front_part.step, plan=plan, donate_argnums=0).lower(*ARGUMENTS)
-    from rhino.ir.hlo_collectives import tally_hlo  # noqa: PLC0415
-    from rhino.ir.plan_text import tally_of  # noqa: PLC0415
+    from rhino.ir.graph.hlo_collectives import tally_hlo  # noqa: PLC0415
+    from rhino.ir.plan.spmd_text import tally_of  # noqa: PLC0415
 
     assert tally_of(plan.facts.costs).counts == tally_hlo(lowered.compile().as_text()).counts
 

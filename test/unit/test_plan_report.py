@@ -15,11 +15,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from training import export_step
 
-from rhino.ir.plan_diff import diff_text
-from rhino.ir.plan_folder import WholePlan, read_plan
-from rhino.ir.plan_text import explain_text
-from rhino.ir.spmd_plan import SpmdPlan, load_plan
-from rhino.passes.whole_text import diff_plans, diff_whole, explain_whole, lost_text
+from rhino.ir.plan.folder import WholePlan, read_plan
+from rhino.ir.plan.spmd_diff import diff_text
+from rhino.ir.plan.spmd_plan import SpmdPlan, load_plan
+from rhino.ir.plan.spmd_text import explain_text
+from rhino.passes.planner.staged_text import diff_plans, diff_whole, explain_whole, lost_text
 from rhino.tools import opt
 from rhino.tools.drawing import ranges, tensor_drawing
 from rhino.tools.plan import run

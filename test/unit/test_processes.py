@@ -19,8 +19,8 @@ import pytest
 from pipelined_mlp import Pipelined, pipelined
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.distributed import Team, launch, share_ranks, start_service
-from rhino.runtime.executor import Executor, devices_of_ranks
+from rhino.runtime.distributed.processes import Team, launch, share_ranks, start_service
+from rhino.runtime.executor.executor import Executor, devices_of_ranks
 
 HEARTBEAT_S = 4
 LIMIT_S = 30
@@ -137,7 +137,7 @@ def test_when_the_launcher_is_killed_none_is_left(tmp_path: Path):
     team = prepare(tmp_path, pipelined(2, 4))
     script = f"""
 import sys
-from rhino.runtime.distributed import Team, launch
+from rhino.runtime.distributed.processes import Team, launch
 launch(lambda address, process: [sys.executable, {PART!r}, address, str(process), {str(tmp_path)!r}], {team!r}, heartbeat_s={HEARTBEAT_S})
 """
     launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)

@@ -12,16 +12,16 @@ from pathlib import Path
 import jax
 import pytest
 
-from rhino.ir.cluster import cluster_to_text, load_cluster, mesh_axes, parse_cluster
-from rhino.ir.cluster_age import MAX_AGE_DAYS, stale
+from rhino.ir.cluster.age import MAX_AGE_DAYS, stale
+from rhino.ir.cluster.cluster import cluster_to_text, load_cluster, mesh_axes, parse_cluster
+from rhino.ir.cluster.hardware import Line, Origin
+from rhino.ir.cluster.operators import parse_operators
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.hardware import Line, Origin
-from rhino.ir.operators import parse_operators
-from rhino.ir.tally import KINDS
-from rhino.runtime.profile import Sample
-from rhino.runtime.profile_cluster import make_cluster
-from rhino.runtime.profile_fit import errors, fit_line
-from rhino.runtime.profile_hlo import kernels
+from rhino.ir.graph.collective_stats import KINDS
+from rhino.runtime.profile.cluster import make_cluster
+from rhino.runtime.profile.fit import errors, fit_line
+from rhino.runtime.profile.hlo import kernels
+from rhino.runtime.profile.measure import Sample
 from rhino.tools import opt
 from rhino.tools.profile import run
 

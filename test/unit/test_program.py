@@ -4,9 +4,9 @@ import pytest
 from snippets import class_of, function, parse, program_of, tensor
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.elements import element_bytes
-from rhino.ir.graph import materialized
-from rhino.ir.spec import PARTIAL, REPLICATED, split
+from rhino.ir.graph.elements import element_bytes
+from rhino.ir.graph.graph import materialized
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, split
 
 MESH = 'sdy.mesh @mesh = <["x"=2]>\n'
 

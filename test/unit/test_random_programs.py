@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_programs import OPS, program, random_steps, try_program
 from spliced_ops import CASES, call_case, spliced
 
-from rhino.ir.mlir import ir, make_context
+from rhino.ir.mlir.bindings import ir, make_context
 
 NUMBERS = st.integers(0, (1 << 16) - 1)
 STEPS = st.lists(st.tuples(st.integers(0, len(OPS) - 1), NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=10)

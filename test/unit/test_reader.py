@@ -10,13 +10,13 @@ import pytest
 from snippets import context, kept
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.locations import name_of, place_of
-from rhino.ir.mlir import ir, require_tested_version, serialize_portable_artifact, stablehlo
-from rhino.ir.reader import entry_function, read_module, walk
+from rhino.ir.mlir.bindings import ir, require_tested_version, serialize_portable_artifact, stablehlo
+from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.runtime.executable import compile_module
-from rhino.runtime.steps import run_steps
+from rhino.passes.frontend.normalize import Normalize
+from rhino.runtime.executor.executable import compile_module
+from rhino.runtime.executor.steps import run_steps
 
 ADD = """func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
   %0 = stablehlo.add %a, %a : tensor<2xf32>

@@ -12,23 +12,23 @@ from planning import run_on
 from training import export_step
 from zoo import ZOO
 
-from rhino.ir.graph import materialized
-from rhino.ir.mesh import mesh_of_shape
-from rhino.ir.mlir import make_context
-from rhino.ir.program import read_program
-from rhino.ir.reader import entry_function, read_module
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.graph.graph import materialized
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.program.program import read_program
 from rhino.passes.base import Remarks
-from rhino.passes.micro_batch import MicroBatch
-from rhino.passes.normalize import Normalize
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.recompute import Recompute
-from rhino.runtime.executable import compile_module
-from rhino.runtime.inputs import InputRule, draw_inputs, nonnegative_arguments
-from rhino.strategies.recompute import choose
-from rhino.strategies.recompute_cut import Piece, frontier
-from rhino.strategies.recompute_graph import Stash, Unit
-from rhino.strategies.recompute_pieces import cut_in_pieces
-from rhino.strategies.schedule import _Scheduler
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.pipeline.micro_batch import MicroBatch
+from rhino.passes.pipeline.rematerialize import Recompute
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.executable import compile_module
+from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
+from rhino.strategies.memory.op_order import _Scheduler
+from rhino.strategies.remat.min_cut import Piece, frontier
+from rhino.strategies.remat.remat_graph import Stash, Unit
+from rhino.strategies.remat.remat_segments import cut_in_pieces
+from rhino.strategies.remat.rematerialization import choose
 
 
 def random_piece(rng: random.Random) -> Piece:

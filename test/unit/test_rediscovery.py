@@ -17,11 +17,11 @@ import vgg
 from training import export_step
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import ir
-from rhino.ir.patterns import dotted
-from rhino.ir.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
-from rhino.strategies.answer import Answer
-from rhino.strategies.plan import Plan
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.request.patterns import dotted
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.solver.answer import Answer
 
 TARGET, MACHINES = "v100x8:8", "v100x8x2:2x8"
 DOT, CONVOLUTION = "stablehlo.dot_general", "stablehlo.convolution"

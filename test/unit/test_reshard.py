@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from grids import assembled, block, combined, dealt, group, layout_of
 
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, num_parts, pack, partial_axes, spec_text, split, unpack
-from rhino.strategies.reshard import Move, count_parts, moves, sent, way
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, num_parts, pack, partial_axes, spec_text, split, unpack
+from rhino.strategies.cost.reshard import Move, count_parts, moves, sent, way
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
 
@@ -154,7 +154,7 @@ def test_inner_axes_scatter_first_and_outer_ones_gather_first():
 
 
 def wire(kind, payload, sizes, axes):
-    """Bytes that one device sends, by rings (`rhino.strategies.cost`); a permutation sends its block whole."""
+    """Bytes that one device sends, by rings (`rhino.strategies.cost.cost_model`); a permutation sends its block whole."""
     size = prod(sizes[axis] for axis in axes)
     if kind == "slice":
         return 0.0

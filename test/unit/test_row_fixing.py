@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 from scipy import sparse
 
-from rhino.strategies.row_fixing import OPEN, fixed_values
-from rhino.strategies.rows import Point, Rows, solve_rows
+from rhino.strategies.solver.lp.linear_programs import Point, Rows, solve_rows
+from rhino.strategies.solver.lp.variable_fixing import OPEN, fixed_values
 
 
 def drawn_rows(rng: np.random.Generator, num: int) -> Rows:

@@ -5,10 +5,10 @@ import re
 import pytest
 from snippets import RULES, context, function, parse, ruled, tensor
 
-from rhino.ir.mlir import ir, run_pipeline
-from rhino.ir.reader import walk
-from rhino.ir.rules import RULE, elementwise_rule, factor_name, parse_rule
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, spec_text, split, split_dim
+from rhino.ir.graph.rules import RULE, elementwise_rule, factor_name, parse_rule
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, spec_text, split, split_dim
+from rhino.ir.mlir.bindings import ir, run_pipeline
+from rhino.ir.mlir.reader import walk
 
 ARGUMENTS = {"a": tensor((4, 6)), "b": tensor((6, 8)), "s": tensor((4, 4)), "i": tensor((5, 1), "i32")}
 

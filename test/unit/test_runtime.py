@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from rhino.ir.diagnostics import IDS, RhinoError
-from rhino.ir.mlir import ir, make_context, run_pipeline
-from rhino.runtime.compare import check, check_same_signature, difference, differences, worst
-from rhino.runtime.devices import pick_devices, request_host_devices
-from rhino.runtime.executable import Executable, Host, compile_module, wait
-from rhino.runtime.inputs import FLOAT_RANGE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
-from rhino.runtime.signature import Signature, Value, read_signature
-from rhino.runtime.steps import run_steps, typical_time_s
+from rhino.ir.mlir.bindings import ir, make_context, run_pipeline
+from rhino.runtime.executor.compare import check, check_same_signature, difference, differences, worst
+from rhino.runtime.executor.devices import pick_devices, request_host_devices
+from rhino.runtime.executor.executable import Executable, Host, compile_module, wait
+from rhino.runtime.executor.inputs import FLOAT_RANGE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
+from rhino.runtime.executor.signature import Signature, Value, read_signature
+from rhino.runtime.executor.steps import run_steps, typical_time_s
 from rhino.tools import run as tool
 from rhino.tools.run_report import difference_text
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from staged_steps import ROW, SMALL, WEIGHT, Builder, Expressions, chain, execute, meaning, orders, random_step, staged
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Feed, Fetch, Free, Run, Task, Transfer, reads
-from rhino.ir.stage_programs import ONCE
-from rhino.runtime.verify import verify
-from rhino.strategies.assemble import RECEIVE_AHEAD, assemble
-from rhino.strategies.schedules import DEFAULT, SCHEDULES, Pipeline, Schedule, find_schedule, make_order
-from rhino.strategies.schedules.base import Order
-from rhino.strategies.sequence import queues, sequence
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Task, Transfer, reads
+from rhino.ir.plan.stage_programs import ONCE
+from rhino.runtime.executor.verify import verify
+from rhino.strategies.pipeline.assemble import RECEIVE_AHEAD, assemble
+from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, Pipeline, Schedule, find_schedule, make_order
+from rhino.strategies.pipeline.schedules.base import Order
+from rhino.strategies.pipeline.sequence import queues, sequence
 
 LETTERS = {"forward": "F", "backward": "B", "input-gradient": "I", "weight-gradient": "W"}
 

@@ -13,19 +13,20 @@ from flax import linen
 from snippets import function, parse, tensor
 
 import rhino
+from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mesh import parse_mesh
-from rhino.ir.mlir import make_context
-from rhino.ir.program import read_program
-from rhino.ir.reader import entry_function, read_module, walk
-from rhino.ir.scopes import Way, depth_in, parse_way, scope_path, way_of_name
-from rhino.ir.shardings import SHARDING
-from rhino.passes import batch_program
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import entry_function, read_module, walk
+from rhino.ir.mlir.shardings import SHARDING
+from rhino.ir.program.loop_conditions import condition_reads
+from rhino.ir.program.program import read_program
+from rhino.ir.program.scopes import depth_in, scope_path
+from rhino.ir.request.sharing import Way, parse_way, way_of_name
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline import build_pass_manager
-from rhino.strategies.batch_dims import batch_roles
-from rhino.strategies.roles import Roles
-from rhino.strategies.scopes import possible_counts, take_axes
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.strategies.choice.scopes import possible_counts, take_axes
+from rhino.strategies.microbatch.batch_dims import batch_roles
+from rhino.strategies.structure.axis_roles import Roles
 
 # What a scope is called
 
@@ -485,4 +486,4 @@ def batch_of(fn, params, batch, donated=0):
     """A function's program, and its dims with the batch found."""
     module = passed(text_of(fn, params, batch, donated=donated), "rhino-normalize,func.func(sdy-populate-op-sharding-rules)")
     program = read_program(entry_function(module), parse_mesh("8"))
-    return program, batch_roles(Roles(program.graph), batch_program.tested(program))
+    return program, batch_roles(Roles(program.graph), condition_reads(program))

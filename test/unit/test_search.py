@@ -9,14 +9,14 @@ import pytest
 from joint_problems import random_joint_problem
 from problems import random_budget, random_problem
 
-from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.brute import brute_force
-from rhino.strategies.prices import PricedSearch
-from rhino.strategies.problem import Problem, Residents
-from rhino.strategies.recombine import recombination
-from rhino.strategies.seams import seamed
-from rhino.strategies.search import Limits, Search
-from rhino.strategies.solver import Solver
+from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.brute_force import brute_force
+from rhino.strategies.solver.dual.memory_prices import PricedSearch
+from rhino.strategies.solver.problem import Problem, Residents
+from rhino.strategies.solver.repair.component_repair import recombination
+from rhino.strategies.solver.repair.graph_cut_repair import seamed
+from rhino.strategies.solver.search import Limits, Search
+from rhino.strategies.solver.solver import Solver
 
 NUM_PROBLEMS, NUM_BATCHES = 320, 8
 BATCHES = [range(2000 + first, 2000 + NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]

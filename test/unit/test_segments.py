@@ -15,14 +15,14 @@ from snippets import context, kept
 from training import export_step
 from zoo import GPT, ZOO
 
-from rhino.ir.mlir import ir
+from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.whole import whole_program
-from rhino.strategies.critical import critical_path
-from rhino.strategies.flow import flow_of
-from rhino.strategies.fold import fold
-from rhino.strategies.segments import segments_of
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.unsharded import whole_program
+from rhino.strategies.structure.critical_path import critical_path
+from rhino.strategies.structure.dependences import flow_of
+from rhino.strategies.structure.segment_folding import fold
+from rhino.strategies.structure.segments import segments_of
 
 SEEDS = range(150)
 CUTS = 6

@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 from staged_steps import MESH, NUMBER, ROW, SMALL, WEIGHT, Builder, chain, orders, random_step
 
-from rhino.ir.instructions import Fetch, Layout, Run, Task
-from rhino.ir.mesh import Mesh
-from rhino.ir.step_memory import local_bytes, memory_of, slots_held
-from rhino.ir.timeline import Span, Timeline, render
-from rhino.strategies.assemble import RECEIVE_AHEAD, assemble
-from rhino.strategies.schedules import Pipeline, make_order
-from rhino.strategies.simulate import Costs, Link, equal_links, simulate
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.plan.instructions import Fetch, Layout, Run, Task
+from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
+from rhino.ir.plan.timeline import Span, Timeline, render
+from rhino.strategies.pipeline.assemble import RECEIVE_AHEAD, assemble
+from rhino.strategies.pipeline.schedules import Pipeline, make_order
+from rhino.strategies.pipeline.simulate import Costs, Link, equal_links, simulate
 
 UNITS = {"setup": 0.0, "apply": 0.0, "forward": 1.0, "backward": 2.0, "input-gradient": 1.0, "weight-gradient": 1.0}
 AT_ONCE = Link(0.0, math.inf)

@@ -10,12 +10,12 @@ from ortools.math_opt.python import mathopt
 from problems import random_budget, random_problem
 from scipy import sparse
 
-from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.brute import MAX_CHOICES, brute_force
-from rhino.strategies.lp import Relaxed, round_lp, solve_lp, solve_milp
-from rhino.strategies.polytope import Model, build_model, dual_bound, flatten
-from rhino.strategies.problem import Problem, Residents
-from rhino.strategies.rows import Point, Rows, solve_rows
+from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.brute_force import MAX_CHOICES, brute_force
+from rhino.strategies.solver.lp.linear_programs import Point, Rows, solve_rows
+from rhino.strategies.solver.lp.local_polytope import Model, build_model, dual_bound, flatten
+from rhino.strategies.solver.lp.solve_lp import Relaxed, round_lp, solve_lp, solve_milp
+from rhino.strategies.solver.problem import Problem, Residents
 
 NUM_PROBLEMS, NUM_BATCHES = 320, 8
 BATCHES = [range(first, NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]

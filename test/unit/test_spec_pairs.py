@@ -5,11 +5,11 @@ from math import prod
 
 import pytest
 
-from rhino.ir.graph import TensorType
-from rhino.ir.spec import all_specs, pack, split, unpack
-from rhino.strategies.buffers import Move, _SizedStep, is_major
-from rhino.strategies.reshard import parted_way, way
-from rhino.strategies.spec_pairs import pair_classes
+from rhino.ir.graph.graph import TensorType
+from rhino.ir.graph.spec import all_specs, pack, split, unpack
+from rhino.strategies.cost.reshard import parted_way, way
+from rhino.strategies.cost.reshard_classes import pair_classes
+from rhino.strategies.memory.buffers import Move, _SizedStep, is_major
 
 CASES = [((2, 2), (8, 8, 8)), ((2, 3), (6, 1, 12, 6)), ((2, 2, 2), (2, 4, 8, 8)), ((4, 1, 4), (4, 16, 16))]
 

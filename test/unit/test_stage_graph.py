@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from snippets import context
 
-from rhino.ir.cluster import load_cluster
-from rhino.ir.hardware import Line
-from rhino.ir.mlir import ir
-from rhino.ir.program import Program
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.hardware import Line
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
-from rhino.passes.choose_shardings import ChooseShardings
-from rhino.passes.normalize import Normalize
-from rhino.passes.pipeline import build_pass_manager
-from rhino.passes.pipeline_stages import PipelineStages
-from rhino.passes.sharded_step import sharded_figures
-from rhino.passes.whole import whole_program
-from rhino.strategies.sharded import local_bytes
-from rhino.strategies.stage_graph import NO_NODE, make_staging
-from rhino.strategies.stage_parts import parts_of
-from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
-from rhino.strategies.stages import solve_stages
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.pipeline.pipeline_stages import PipelineStages
+from rhino.passes.pipeline.sharded_step import sharded_figures
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.passes.unsharded import whole_program
+from rhino.strategies.choice.plan_costs import local_bytes
+from rhino.strategies.pipeline.stages.cut import solve_stages
+from rhino.strategies.pipeline.stages.graph import NO_NODE, make_staging
+from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.structure.training_phases import parts_of
 
 MICRO_BATCHES, BATCH, WIDTH = 4, 64, 32
 

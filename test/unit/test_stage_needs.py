@@ -8,16 +8,16 @@ from pipelines import Setting, plan
 from training import export_step
 from zoo import GPT
 
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.whole_search import Evaluator, Setup
-from rhino.strategies.schedules import Pipeline, make_order
-from rhino.strategies.stage_estimate import StageEstimates
-from rhino.strategies.stage_needs import StageNeeds
-from rhino.strategies.whole.base import CutOff, Shape
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner.evaluate import Evaluator, Setup
+from rhino.strategies.autotune.base import CutOff, Shape
+from rhino.strategies.pipeline.schedules import Pipeline, make_order
+from rhino.strategies.pipeline.stages.estimate import StageEstimates
+from rhino.strategies.pipeline.stages.needs import StageNeeds
 
 OFF = 0.08
 """By how much, relatively, the need of a rank may be off."""

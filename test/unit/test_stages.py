@@ -7,12 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rhino.strategies.answer import Infeasible
-from rhino.strategies.rows import silent_stdout
-from rhino.strategies.stage_line import cut, lines_of, stretches
-from rhino.strategies.stage_merge import merge
-from rhino.strategies.stage_problem import OPEN, StageProblem, make_nets
-from rhino.strategies.stages import StageAnswer, solve_stages
+from rhino.strategies.pipeline.stages.cut import StageAnswer, solve_stages
+from rhino.strategies.pipeline.stages.line import cut, lines_of, stretches
+from rhino.strategies.pipeline.stages.merge import merge
+from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.solver.answer import Infeasible
+from rhino.strategies.solver.lp.linear_programs import silent_stdout
 
 
 def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
@@ -110,7 +110,7 @@ def test_three_stages_as_enumerated(seed, with_budget):
 
 def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypatch):
     """Joined nodes and windows lose nothing on chains with a way back, where the best cut is known: one tensor each way."""
-    monkeypatch.setattr("rhino.strategies.stages.MOST_OPEN", 0)
+    monkeypatch.setattr("rhino.strategies.pipeline.stages.cut.MOST_OPEN", 0)
     for num_layers, num_stages in ((8, 2), (12, 3), (12, 4)):
         found = solve_stages(chain(num_layers, num_stages), 0.1)
         assert isinstance(found, StageAnswer)
@@ -211,7 +211,7 @@ def test_what_a_solver_prints_by_itself_is_not_among_the_output(capfd):
 
 
 def test_where_the_way_back_begins_is_the_best_of_the_guesses(monkeypatch):
-    monkeypatch.setattr("rhino.strategies.stages.MOST_OPEN", 0)
+    monkeypatch.setattr("rhino.strategies.pipeline.stages.cut.MOST_OPEN", 0)
     problem = chain(12, 2)
     wrong = np.arange(problem.num_nodes) >= problem.num_nodes - 4
     alone = solve_stages(replace(problem, late=wrong), 0.1)

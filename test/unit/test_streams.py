@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rhino.ir.cluster import load_cluster
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.tools import opt, plan, profile, run
 from rhino.tools.files import check_writable, write_file

@@ -18,15 +18,15 @@ from strides import cases, planned, plans, viewed
 from training import export_step
 from zoo import GPT
 
-from rhino.ir.boundary import boundary_attributes
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import entry_function, read_module, walk
-from rhino.ir.views import VIEW
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.boundary import boundary_attributes
+from rhino.ir.mlir.reader import entry_function, read_module, walk
+from rhino.ir.program.stored_shapes import VIEW
 from rhino.passes.base import Remarks
-from rhino.passes.pipeline import build_pass_manager
-from rhino.runtime.executable import compile_module
-from rhino.runtime.signature import read_signature
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.runtime.executor.executable import compile_module
+from rhino.runtime.executor.signature import read_signature
 
 PASS = "rhino-materialize-strides"
 FUSED = dataclasses.replace(GPT, layers=2, fused_qkv=True)

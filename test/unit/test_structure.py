@@ -5,9 +5,9 @@ import pytest
 from graphs import CHEAP, PRODUCT, SOURCE, graph_of, random_graph
 from snippets import function, program_of, tensor
 
-from rhino.strategies.cones import cones_of
-from rhino.strategies.critical import critical_path
-from rhino.strategies.flow import flow_of
+from rhino.strategies.structure.cones import cones_of
+from rhino.strategies.structure.critical_path import critical_path
+from rhino.strategies.structure.dependences import flow_of
 
 SEEDS = range(150)
 

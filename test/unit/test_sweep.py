@@ -9,14 +9,14 @@ import pytest
 from joint_problems import layered, random_joint_problem
 from problems import random_budget
 
-from rhino.strategies.answer import Answer, Infeasible, Unsolved
-from rhino.strategies.ascent import Ascent
-from rhino.strategies.brute import brute_force
-from rhino.strategies.eliminate import TableStore
-from rhino.strategies.lift import find_classes, lift
-from rhino.strategies.search import Limits, Search
-from rhino.strategies.solver import Solver
-from rhino.strategies.sweep import Sweep
+from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.brute_force import brute_force
+from rhino.strategies.solver.dual.axis_sweeps import Sweep
+from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
+from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.elimination.by_node import TableStore
+from rhino.strategies.solver.search import Limits, Search
+from rhino.strategies.solver.solver import Solver
 
 NUM_PROBLEMS, NUM_BATCHES = 240, 4
 BATCHES = [range(first, NUM_PROBLEMS, NUM_BATCHES) for first in range(NUM_BATCHES)]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from problems import random_budget, random_problem
 
-from rhino.strategies.answer import Answer
-from rhino.strategies.brute import choice_costs, choice_peaks
-from rhino.strategies.fitting import fit
-from rhino.strategies.problem import Problem, Residents
-from rhino.strategies.search import Limits, Search
-from rhino.strategies.taking_over import Programs, TakingOver
+from rhino.strategies.sharding.memory_fitting import fit
+from rhino.strategies.sharding.primal_repair import Programs, TakingOver
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.brute_force import choice_costs, choice_peaks
+from rhino.strategies.solver.problem import Problem, Residents
+from rhino.strategies.solver.search import Limits, Search
 
 
 def ints(*values):

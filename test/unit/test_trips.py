@@ -6,7 +6,7 @@ import operator
 import pytest
 from snippets import function, ops_of, tensor
 
-from rhino.ir.trips import trip_count
+from rhino.ir.program.trip_count import trip_count
 
 INDEX = tensor((), "i64")
 TESTS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}

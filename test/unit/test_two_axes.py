@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from snippets import function, program_of, tensor
 
-from rhino.ir.cluster import MeshAxis
-from rhino.ir.hardware import Device
-from rhino.ir.spec import PARTIAL, REPLICATED, all_specs, fits, pack, partial_axes, spec_text, split, unpack
-from rhino.strategies.answer import Answer, Infeasible
-from rhino.strategies.brute import brute_force, choice_costs, choice_peaks
-from rhino.strategies.build import build
-from rhino.strategies.candidates import REPLICATE
-from rhino.strategies.cost import CostModel
-from rhino.strategies.plan import make_plan
-from rhino.strategies.search import Limits, Search
+from rhino.ir.cluster.cluster import MeshAxis
+from rhino.ir.cluster.hardware import Device
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, fits, pack, partial_axes, spec_text, split, unpack
+from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.cost.candidates import REPLICATE
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.sharding.choice_problem import build
+from rhino.strategies.solver.answer import Answer, Infeasible
+from rhino.strategies.solver.brute_force import brute_force, choice_costs, choice_peaks
+from rhino.strategies.solver.search import Limits, Search
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
 DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())

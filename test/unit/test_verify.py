@@ -11,11 +11,11 @@ import pytest
 from staged_steps import MESH, ROW, SMALL, WEIGHT, Expressions, UnsafeError, chain, execute, meaning, orders, play, random_step, staged
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.instructions import Feed, Fetch, Free, Program, Run, Send, Slot, Step, Task, Transfer, project
-from rhino.ir.step_memory import memory_of
-from rhino.runtime.verify import Limits, verify, verify_parts
-from rhino.strategies.assemble import assemble
-from rhino.strategies.schedules import Pipeline, make_order
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Program, Run, Send, Slot, Step, Task, Transfer, project
+from rhino.ir.plan.step_memory import memory_of
+from rhino.runtime.executor.verify import Limits, verify, verify_parts
+from rhino.strategies.pipeline.assemble import assemble
+from rhino.strategies.pipeline.schedules import Pipeline, make_order
 
 STEPS = {
     "chain": chain(3, 3),

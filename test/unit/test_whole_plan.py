@@ -20,15 +20,15 @@ from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT
 
-from rhino.ir.collectives import tally_module
-from rhino.ir.instructions import Run, Task
-from rhino.ir.mlir import make_context
-from rhino.ir.plan_folder import read_plan
-from rhino.ir.reader import read_module
-from rhino.ir.spmd_plan import load_plan
-from rhino.ir.tally import Count
-from rhino.passes.whole_plan import Made
-from rhino.strategies.schedules import SCHEDULES
+from rhino.ir.graph.collective_stats import Count
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.folder import read_plan
+from rhino.ir.plan.instructions import Run, Task
+from rhino.ir.plan.spmd_plan import load_plan
+from rhino.ir.program.collectives import tally_module
+from rhino.passes.planner.staged_plan import Made
+from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools import opt
 from rhino.tools import run as run_tool
 from rhino.tools.run_plan import ended_in_order

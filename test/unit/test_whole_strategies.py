@@ -18,10 +18,10 @@ from made_up_plans import MESHES, NUMBERS, MadeUp
 from training import export_step
 from zoo import GPT
 
-from rhino.strategies.whole import DEFAULT, STRATEGIES, explore
-from rhino.strategies.whole.aceso import alleviate, rank_of
-from rhino.strategies.whole.base import MOST, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
-from rhino.strategies.whole.moves import PRIMITIVES, balanced, moves
+from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
+from rhino.strategies.autotune.aceso import alleviate, rank_of
+from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
+from rhino.strategies.autotune.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
 
 SHAPE = Shape(1, (1,), 1)

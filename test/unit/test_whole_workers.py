@@ -15,25 +15,26 @@ import psutil
 import pytest
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.manual import bytecode
-from rhino.ir.mlir import ir, make_context
-from rhino.ir.reader import read_module
-from rhino.passes import whole_choice, whole_workers
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
-from rhino.passes.normalize import Normalize
-from rhino.passes.whole_choice import Decided, Made, Said, choose_whole
-from rhino.passes.whole_search import Evaluator, Setup
-from rhino.passes.whole_workers import Workers
-from rhino.strategies.answer import INTERRUPTED, Answer
-from rhino.strategies.search import Search
-from rhino.strategies.whole import STRATEGIES
-from rhino.strategies.whole.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Strategy, Trials
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.planner import autotune as whole_choice
+from rhino.passes.planner import workers as whole_workers
+from rhino.passes.planner.autotune import Decided, Made, Said, choose_whole
+from rhino.passes.planner.evaluate import Evaluator, Setup
+from rhino.passes.planner.workers import Workers
+from rhino.strategies.autotune import STRATEGIES
+from rhino.strategies.autotune.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Strategy, Trials
+from rhino.strategies.solver.answer import INTERRUPTED, Answer
+from rhino.strategies.solver.search import Search
 
 SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
 
 SCRIPT = """
 import jax, jax.numpy as jnp, rhino
-from rhino.passes.whole_workers import Workers
+from rhino.passes.planner.workers import Workers
 
 print("the script runs")
 asked = []

@@ -15,13 +15,13 @@ from problems import random_problem
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
-from rhino.passes.why import again, asked_of, reasons
-from rhino.strategies import forced
-from rhino.strategies.brute import brute_force
-from rhino.strategies.forced import Alternatives, hold
-from rhino.strategies.held import HeldChoices
-from rhino.strategies.search import Limits
-from rhino.strategies.solver import Solver
+from rhino.passes.planner.why import again, asked_of, reasons
+from rhino.strategies.sharding import what_if as forced
+from rhino.strategies.sharding.what_if import Alternatives, hold
+from rhino.strategies.solver.brute_force import brute_force
+from rhino.strategies.solver.conditional_optimum import HeldChoices
+from rhino.strategies.solver.search import Limits
+from rhino.strategies.solver.solver import Solver
 from rhino.tools import opt
 from rhino.tools.plan import run
 

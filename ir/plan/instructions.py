@@ -1,0 +1,203 @@
+"""One training step as a static list of instructions over numbered slots: what a planner writes and the executor runs.
+
+A *rank* is one pipeline device: a sub-mesh that runs one stage program at a time. All ranks have meshes of the same shape. A *slot*
+holds one array on one rank; slots are numbered over the whole step, and each is written once (a donated buffer moves to the slot that takes
+it over). The list is in one global order in which every instruction stands after those whose slots it reads; a process runs the part of it
+that belongs to its ranks, in that order, with each transfer replaced by what it is there: a copy, a send or a receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+from rhino.ir.cluster.mesh import Mesh
+
+Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "apply", "step"]
+"""What a program does: once before the micro-batches, once per micro-batch (the four in the middle), once after them, or all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor on a rank's mesh: `shape` is global, `dtype` MLIR's name for it, `dims[d]` the axes that split dim `d`, outermost first."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    dims: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled unit, the same on every rank that runs it.
+
+    `module` names its text; `donated` are pairs (input, output): the output takes over the input's buffer.
+    """
+
+    name: str
+    module: str
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    donated: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one array lives during a step."""
+
+    rank: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a run is for; `micro_batch` is None outside the micro-batches."""
+
+    phase: Phase
+    stage: int
+    micro_batch: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.phase} of stage {self.stage}" + ("" if self.micro_batch is None else f", micro-batch {self.micro_batch}")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Launch a program: `inputs` and `outputs` are slots in the program's order, all on one rank."""
+
+    program: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Move an array to another rank; both slots have the same layout. `uid` is its number within the step."""
+
+    uid: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A transfer between two ranks of this process."""
+
+    uid: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The giving half of a transfer to a rank of another process; never waits."""
+
+    uid: int
+    source: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The taking half of a transfer from a rank of another process; never waits: what reads the slot does."""
+
+    uid: int
+    target: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Drop the reference that each of these slots holds."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Put step argument `argument` into a slot: as it lies, if it lies there already."""
+
+    argument: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Give a slot's array back as step result `result`."""
+
+    source: int
+    result: int
+
+
+Global: TypeAlias = Run | Transfer | Free | Feed | Fetch
+"""What stands in a step's list."""
+
+Local: TypeAlias = Run | Copy | Send | Receive | Free | Feed | Fetch
+"""What stands in the list of one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A whole step on `num_ranks` ranks with a mesh of shape `mesh` each. `constants` are slots that hold an integer for ever."""
+
+    mesh: Mesh
+    num_ranks: int
+    programs: tuple[Program, ...]
+    slots: tuple[Slot, ...]
+    instructions: tuple[Global, ...]
+    constants: tuple[tuple[int, int], ...] = ()
+
+
+def reads(instruction: Global | Local) -> tuple[int, ...]:
+    """Returns the slots that an instruction reads."""
+    match instruction:
+        case Run(inputs=inputs):
+            return inputs
+        case Transfer(source=source) | Copy(source=source) | Send(source=source) | Fetch(source=source):
+            return (source,)
+        case Receive() | Feed() | Free():
+            return ()
+        case _:
+            assert_never(instruction)
+
+
+def writes(instruction: Global | Local) -> tuple[int, ...]:
+    """Returns the slots that an instruction fills."""
+    match instruction:
+        case Run(outputs=outputs):
+            return outputs
+        case Transfer(target=target) | Copy(target=target) | Receive(target=target) | Feed(target=target):
+            return (target,)
+        case Send() | Fetch() | Free():
+            return ()
+        case _:
+            assert_never(instruction)
+
+
+def rank_of(step: Step, run: Run) -> int:
+    """Returns the rank that a run is on."""
+    return step.slots[(*run.inputs, *run.outputs)[0]].rank
+
+
+def project(step: Step, ranks: Sequence[int]) -> tuple[Local, ...]:
+    """Returns the list of the process that holds `ranks`, in the step's order."""
+    here = frozenset(ranks)
+    return tuple([part for one in step.instructions for part in _part(step, one, here)])
+
+
+def _part(step: Step, one: Global, here: frozenset[int]) -> tuple[Local, ...]:
+    match one:
+        case Transfer(uid, source, target):
+            giver, taker = step.slots[source].rank, step.slots[target].rank
+            if giver in here and taker in here:
+                return (Copy(uid, source, target),)
+            sends = (Send(uid, source, taker),) if giver in here else ()
+            return (*sends, *((Receive(uid, target, giver),) if taker in here else ()))
+        case Free(slots):
+            kept = tuple([slot for slot in slots if step.slots[slot].rank in here])
+            return (Free(kept),) if kept else ()
+        case Run() | Feed() | Fetch():
+            return (one,) if step.slots[(*reads(one), *writes(one))[0]].rank in here else ()
+        case _:
+            assert_never(one)

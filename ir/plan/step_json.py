@@ -1,0 +1,168 @@
+"""A step as JSON, a row to a line, and back: what is not of its kind is refused with a TypeError or ValueError that says what."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, assert_never, get_args
+
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Phase, Program, Run, Slot, Step, Task, Transfer
+
+_MOST: Final = 2**20
+"""More stages, ranks, devices along an axis or micro-batches than any step has."""
+
+
+def step_text(step: Step) -> str:
+    """Returns a step as JSON."""
+    programs = [json.dumps(_program_json(program)) for program in step.programs]
+    slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
+    instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
+    head = json.dumps({"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants})
+    rows = {"programs": programs, "slots": slots, "instructions": instructions}
+    tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
+    return ",\n".join([head[:-1], *tables]) + "}\n"
+
+
+def _lines(rows: list[str]) -> str:
+    return ",\n".join(rows)
+
+
+def read_step(data: dict[str, Any]) -> Step:
+    """Returns the step that JSON says, each value of its kind; whether it can run is not looked at."""
+    return Step(
+        mesh=_mesh(data["mesh"]),
+        num_ranks=count_of(data["ranks"]),
+        programs=tuple(map(_program, list_of(data["programs"]))),
+        slots=tuple([Slot(number_of(rank), _layout(layout)) for rank, *layout in list_of(data["slots"])]),
+        instructions=tuple(map(_instruction, list_of(data["instructions"]))),
+        constants=tuple([(number_of(slot), _small(number)) for slot, number in list_of(data["constants"])]),
+    )
+
+
+def _mesh(axes: list[Any]) -> Mesh:
+    sizes = {text_of(name): count_of(size) for name, size in list_of(axes)}
+    if len(sizes) < len(axes) or not sizes:
+        raise ValueError(f"no mesh: {axes}")
+    return Mesh(tuple(sizes.items()))
+
+
+def _instruction_json(one: Global) -> list[Any]:
+    match one:
+        case Run(program, inputs, outputs, task):
+            return ["run", program, inputs, outputs, task.phase, task.stage, task.micro_batch]
+        case Transfer(uid, source, target):
+            return ["transfer", uid, source, target]
+        case Free(slots):
+            return ["free", *slots]
+        case Feed(argument, target):
+            return ["feed", argument, target]
+        case Fetch(source, result):
+            return ["fetch", source, result]
+        case _:
+            assert_never(one)
+
+
+def _instruction(row: list[Any]) -> Global:
+    match row:
+        case ["run", program, inputs, outputs, phase, stage, micro_batch]:
+            if phase not in get_args(Phase):
+                raise ValueError(f"no phase: {phase}")
+            task = Task(phase, number_of(stage), None if micro_batch is None else number_of(micro_batch))
+            return Run(number_of(program), numbers_of(inputs), numbers_of(outputs), task)
+        case ["transfer", uid, source, target]:
+            return Transfer(number_of(uid), number_of(source), number_of(target))
+        case ["free", *slots]:
+            return Free(numbers_of(slots))
+        case ["feed", argument, target]:
+            return Feed(number_of(argument), number_of(target))
+        case ["fetch", source, result]:
+            return Fetch(number_of(source), number_of(result))
+        case _:
+            raise ValueError(f"no instruction: {row}")
+
+
+def _layout_json(layout: Layout) -> list[Any]:
+    return [list(layout.shape), layout.dtype, [list(axes) for axes in layout.dims]]
+
+
+def _layout(data: list[Any]) -> Layout:
+    shape, dtype, dims = data
+    layout = Layout(numbers_of(shape), text_of(dtype), tuple([tuple(map(text_of, list_of(axes))) for axes in list_of(dims)]))
+    axes = [axis for own in layout.dims for axis in own]
+    if len(layout.dims) != len(layout.shape) or len(set(axes)) < len(axes):
+        raise ValueError(f"no layout: {data}")
+    return layout
+
+
+def _program_json(program: Program) -> dict[str, Any]:
+    return {
+        "name": program.name,
+        "module": program.module,
+        "inputs": [_layout_json(one) for one in program.inputs],
+        "outputs": [_layout_json(one) for one in program.outputs],
+        "donated": [list(pair) for pair in program.donated],
+    }
+
+
+def _program(data: dict[str, Any]) -> Program:
+    inputs, outputs = (tuple(map(_layout, list_of(data[side]))) for side in ("inputs", "outputs"))
+    donated = tuple([(number_of(source), number_of(target)) for source, target in list_of(data["donated"])])
+    return Program(text_of(data["name"]), text_of(data["module"]), inputs, outputs, donated)
+
+
+# Values
+
+
+def list_of(value: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    """Returns a list."""
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def table_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns values by their names."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no table")
+    return value
+
+
+def text_of(value: Any) -> str:  # noqa: ANN401
+    """Returns a name."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def number_of(value: Any) -> int:  # noqa: ANN401
+    """Returns what numbers something, or is a size: zero or more."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number from 0")
+    return value
+
+
+def _small(value: Any) -> int:  # noqa: ANN401
+    """Returns the number of a micro-batch, as programs take it."""
+    if number_of(value) >= 2**31:
+        raise ValueError(f"{value} has more than 31 bits")
+    return int(value)
+
+
+def count_of(value: Any) -> int:  # noqa: ANN401
+    """Returns how many there are of something: one or more."""
+    if not 1 <= number_of(value) <= _MOST:
+        raise ValueError(f"{value} is no number from 1 to {_MOST}")
+    return int(value)
+
+
+def numbers_of(value: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Returns what numbers several things."""
+    return tuple(map(number_of, list_of(value)))
+
+
+def amount_of(value: Any) -> float:  # noqa: ANN401
+    """Returns seconds, bytes, or what else is measured."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is no amount")
+    return float(value)

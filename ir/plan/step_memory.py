@@ -1,0 +1,100 @@
+"""What a step holds in memory, instruction by instruction: what the planner predicts, the verifier bounds and the executor has."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.elements import element_bytes
+from rhino.ir.plan.instructions import Free, Global, Layout, Run, Step, rank_of, writes
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The most that each device of a rank holds: arrays, and the temporaries of the program that runs then; at instruction `peak_at`.
+
+    `peak_micro_batches` counts the micro-batches that are on the rank at a time, from the start of the first to the end of the last
+    of their tasks in a stage; once for each stage of the rank.
+    """
+
+    peak_bytes: int
+    peak_at: int
+    peak_micro_batches: int
+
+
+def local_bytes(layout: Layout, mesh: Mesh) -> int:
+    """Returns the bytes of one device's part of an array."""
+    sizes = dict(mesh.axes)
+    parts = [-(-size // math.prod(sizes[axis] for axis in axes)) for size, axes in zip(layout.shape, layout.dims, strict=True)]
+    return math.prod(parts) * element_bytes(layout.dtype)
+
+
+def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, ...]:
+    """Returns what each rank holds at most; `temp_bytes` are each program's temporaries, on a device (none if not given).
+
+    The step's slots are written once and given up once, as the verifier proves.
+    """
+    peaks = [RankMemory(0, 0, 0)] * step.num_ranks
+    for rank, held in enumerate(_peak_micro_batches(step)):
+        peaks[rank] = RankMemory(0, 0, held)
+    for at, rank, held_bytes in held_over_time(step, temp_bytes):
+        if held_bytes > peaks[rank].peak_bytes:
+            peaks[rank] = RankMemory(held_bytes, at, peaks[rank].peak_micro_batches)
+    return tuple(peaks)
+
+
+def slots_held(step: Step, at: int, rank: int) -> tuple[int, ...]:
+    """Returns the slots of a rank that hold an array after instruction `at`."""
+    held = dict.fromkeys(slot for slot, _ in step.constants)
+    for one in step.instructions[: at + 1]:
+        held |= dict.fromkeys(writes(one))
+        for slot in given_up(step, one):
+            held.pop(slot)
+    return tuple([slot for slot in held if step.slots[slot].rank == rank])
+
+
+def given_up(step: Step, one: Global) -> tuple[int, ...]:
+    """Returns the slots that hold nothing after an instruction: freed, or taken over by a program's output."""
+    match one:
+        case Free(slots=slots):
+            return slots
+        case Run(program=program, inputs=inputs):
+            return tuple([inputs[taken] for taken, _ in step.programs[program].donated])
+        case _:
+            return ()
+
+
+def held_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields each instruction that writes, with its rank and the bytes that a device of it holds meanwhile."""
+    sizes = [local_bytes(slot.layout, step.mesh) for slot in step.slots]
+    held = [0] * step.num_ranks
+    for slot, _ in step.constants:
+        held[step.slots[slot].rank] += sizes[slot]
+    for at, one in enumerate(step.instructions):
+        gone, written = given_up(step, one), writes(one)
+        if written:
+            rank = step.slots[written[0]].rank
+            taken_over = sum(sizes[slot] for slot in gone)
+            held[rank] += sum(sizes[slot] for slot in written) - taken_over
+            yield at, rank, held[rank] + (temp_bytes[one.program] if temp_bytes and isinstance(one, Run) else 0)
+        else:
+            for slot in gone:
+                held[step.slots[slot].rank] -= sizes[slot]
+
+
+def _peak_micro_batches(step: Step) -> list[int]:
+    """The most micro-batches that each rank has begun and not finished, each stage of it by itself; a whole step has one at a time."""
+    runs = [one for one in step.instructions if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase == "step")]
+    last = {(one.task.stage, one.task.micro_batch): at for at, one in enumerate(runs)}
+    peaks = [0] * step.num_ranks
+    begun: defaultdict[int, dict[tuple[int, int | None], None]] = defaultdict(dict)
+    for at, one in enumerate(runs):
+        rank, which = rank_of(step, one), (one.task.stage, one.task.micro_batch)
+        begun[rank][which] = None
+        peaks[rank] = max(peaks[rank], len(begun[rank]))
+        if last[which] == at:
+            del begun[rank][which]
+    return peaks

@@ -1,0 +1,185 @@
+"""Tensors that a user can speak of, with what is said of them: arguments, results, and the results of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rhino.ir.diagnostics import Place
+from rhino.ir.graph.graph import WHILE
+from rhino.ir.mlir.bindings import func, ir, sdy
+from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.shardings import FORBIDDEN, SAID, SHARDING, NamedMesh, allowed_specs, per_value_attribute
+from rhino.ir.program.program import CARRIED, CONSTRAINT, Program, argument_name
+from rhino.ir.request.constraints import Dim
+from rhino.ir.request.patterns import dotted
+
+_RESULT_INFO = "jax.result_info"
+
+
+@dataclass(eq=False)
+class Spot:
+    """A tensor, the names it goes by, and what is said of it: its sharding if it has one, those it must not have, and by whom."""
+
+    names: tuple[str, ...]
+    what: str
+    shape: tuple[int, ...]
+    place: Place
+    sharding: ir.Attribute | None
+    forbidden: list[ir.Attribute] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+def said_words(attributes: Attributes | ir.OpAttributeMap) -> list[str]:
+    """Returns the user's words that the constraints on an argument, a result or an op come from."""
+    return [ir.StringAttr(words).value for words in ir.ArrayAttr(attributes[SAID])] if SAID in attributes else []
+
+
+def words_on(program: Program, value: int) -> list[str]:
+    """Returns the user's words that the constraints on a value come from: on the argument or the op, and where it is returned."""
+    op = int(program.graph.value_op[value])
+    words = said_words(boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes)
+    if value in program.graph.returns:
+        results = boundary_attributes(program.entry, "res")
+        words += [one for number, attrs in zip(program.graph.returns, results, strict=True) if number == value for one in said_words(attrs)]
+    return list(dict.fromkeys(words))
+
+
+def argument_spots(entry: func.FuncOp, file: str) -> list[Spot]:
+    """Returns the arguments of the entry; their names are pytree paths, with dots."""
+    attributes = boundary_attributes(entry, "arg")
+    spots = []
+    for number, (value, attrs) in enumerate(zip(entry.arguments, attributes, strict=True)):
+        name = argument_name(value, number)
+        what = f'argument {number} "{name}"'
+        spots.append(_boundary_spot((dotted(name),), what, value.type, place_of(value.location, file), attrs))
+    return spots
+
+
+def result_spots(entry: func.FuncOp, file: str) -> list[Spot]:
+    """Returns the results of the entry; their names are their numbers, and the paths that JAX writes on them."""
+    spots = []
+    for number, (kind, attrs) in enumerate(zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)):
+        info = (dotted(ir.StringAttr(attrs[_RESULT_INFO]).value),) if _RESULT_INFO in attrs else ()
+        spots.append(_boundary_spot((str(number), *info), f"result {number}", kind, place_of(entry.location, file), attrs))
+    return spots
+
+
+def write_boundary(entry: func.FuncOp, side: Side, spots: Sequence[Spot]) -> None:
+    """Writes what is said of arguments or results."""
+    old = boundary_attributes(entry, side)
+    set_boundary_attributes(entry, side, [{**attrs, **_said_of(spot)} for attrs, spot in zip(old, spots, strict=True)])
+
+
+def op_spots(program: Program, op: int) -> list[Spot]:
+    """Returns the results of an op; their names are its location's (a scope), alone and with the op's behind a colon."""
+    operation, values = program.ops[op], program.graph.results(op)
+    scope = name_of(operation.location)
+    names = (scope, f"{scope}:{operation.name.rpartition('.')[2]}")
+    forbidden = list(ir.ArrayAttr(operation.attributes[FORBIDDEN])) if FORBIDDEN in operation.attributes else []
+    shardings = _op_shardings(operation)
+    spots = []
+    for offset, value in enumerate(values):
+        what = f"'{operation.name}' in '{scope}'" + (f" result {offset}" if len(values) > 1 else "")
+        place = place_of(operation.location, program.file)
+        spot = Spot(names, what, program.graph.type_of(value).shape, place, shardings[offset] if shardings else None)
+        spot.forbidden += list(ir.ArrayAttr(forbidden[offset])) if forbidden else []
+        spots.append(spot)
+    return spots
+
+
+def write_op(op: ir.Operation, spots: Sequence[Spot], mesh_name: str) -> None:
+    """Writes what is said of the results of an op; those of which nothing is said stay open."""
+    if any(spot.sharding is not None for spot in spots):
+        every = [spot.sharding or open_attribute(mesh_name, len(spot.shape)) for spot in spots]
+        match op.name:
+            case _ if op.name == CONSTRAINT:
+                op.attributes["sharding"] = every[0]
+            case _ if op.name == WHILE:
+                op.attributes[CARRIED] = ir.ArrayAttr.get(every)
+            case _:
+                op.attributes[SHARDING] = per_value_attribute(every)
+    if any(spot.forbidden for spot in spots):
+        op.attributes[FORBIDDEN] = ir.ArrayAttr.get([ir.ArrayAttr.get(list(dict.fromkeys(spot.forbidden))) for spot in spots])
+    if any(spot.said for spot in spots):
+        op.attributes[SAID] = _words([*said_words(op.attributes), *(words for spot in spots for words in spot.said)])
+
+
+def dims_attribute(mesh_name: str, dims: Sequence[Dim]) -> ir.Attribute:
+    """Returns the `#sdy.sharding` with these dims."""
+    return _attribute(mesh_name, [(dim.axes, dim.is_open) for dim in dims], (), ())
+
+
+def without_axis(mesh_name: str, axis: str, rank: int) -> ir.Attribute:
+    """Returns the `#sdy.sharding` that leaves every dim open, and is replicated along `axis`."""
+    return _attribute(mesh_name, [((), True)] * rank, (axis,), ())
+
+
+def open_attribute(mesh_name: str, rank: int) -> ir.Attribute:
+    """Returns the `#sdy.sharding` that leaves every dim open."""
+    return _attribute(mesh_name, [((), True)] * rank, (), ())
+
+
+def both(first: ir.Attribute, second: ir.Attribute, target: NamedMesh, spot: Spot) -> ir.Attribute | None:
+    """Returns the sharding that leaves open what both do; None where that is nothing.
+
+    Axes only ever split a dim outer ones first, so the axes of both, in the mesh's order, are what is common where anything is.
+    """
+    sets = [allowed_specs(one, target, spot.shape, spot.place, spot.what) for one in (first, second)]
+    if not sets[0] & sets[1]:
+        return None
+    sides = [sdy.TensorShardingAttr(one) for one in (first, second)]
+    names = target.mesh.names
+
+    def axes(references: Sequence[ir.Attribute]) -> tuple[str, ...]:
+        return tuple(sorted({str(sdy.AxisRefAttr(one).name) for one in references}, key=names.index))
+
+    dims = [
+        (axes([*a.axes, *b.axes]), not (a.is_closed or b.is_closed))
+        for a, b in zip(*([sdy.DimensionShardingAttr(dim) for dim in side.dimension_shardings] for side in sides), strict=True)
+    ]
+    replicated = axes([one for side in sides for one in side.replicated_axes])
+    return _attribute(target.name, dims, replicated, axes([one for side in sides for one in side.unreduced_axes]))
+
+
+def _attribute(
+    mesh_name: str, dims: Sequence[tuple[Sequence[str], bool]], replicated: Sequence[str], unreduced: Sequence[str]
+) -> ir.Attribute:
+    inner = ", ".join(_braced(axes, is_open=is_open) for axes, is_open in dims)
+    groups = [f", {word}={_braced(axes)}" for word, axes in (("replicated", replicated), ("unreduced", unreduced)) if axes]
+    return ir.Attribute.parse(f"#sdy.sharding<@{mesh_name}, [{inner}]{''.join(groups)}>")
+
+
+def _braced(axes: Sequence[str], *, is_open: bool = False) -> str:
+    return "{" + ", ".join([*(f'"{axis}"' for axis in axes), *(["?"] if is_open else [])]) + "}"
+
+
+def _boundary_spot(names: tuple[str, ...], what: str, kind: ir.Type, place: Place, attrs: Attributes) -> Spot:
+    shape = tuple(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
+    forbidden = list(ir.ArrayAttr(attrs[FORBIDDEN])) if FORBIDDEN in attrs else []
+    return Spot(names, what, shape, place, attrs.get(SHARDING), forbidden, said_words(attrs))
+
+
+def _said_of(spot: Spot) -> Attributes:
+    found: Attributes = {} if spot.sharding is None else {SHARDING: spot.sharding}
+    if spot.forbidden:
+        found[FORBIDDEN] = ir.ArrayAttr.get(list(dict.fromkeys(spot.forbidden)))
+    if spot.said:
+        found[SAID] = _words(spot.said)
+    return found
+
+
+def _words(said: Sequence[str]) -> ir.Attribute:
+    """Returns the attribute that holds a user's words, each once: what is said again stays as it is."""
+    return ir.ArrayAttr.get([ir.StringAttr.get(words) for words in dict.fromkeys(said)])
+
+
+def _op_shardings(op: ir.Operation) -> list[ir.Attribute]:
+    match op.name:
+        case _ if op.name == CONSTRAINT:
+            return [op.attributes["sharding"]]
+        case _ if op.name == WHILE:
+            return list(ir.ArrayAttr(op.attributes[CARRIED])) if CARRIED in op.attributes else []
+        case _:
+            return list(sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings) if SHARDING in op.attributes else []

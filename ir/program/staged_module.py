@@ -1,0 +1,178 @@
+"""A step in stages, as a module: one function for each program, a declaration of the whole step, and which part runs which program.
+
+    module attributes {rhino.parts = [{phase = "forward", stage = 0 : i64, program = @forward_0, reads = [...], gives = [...]}, ...],
+                       rhino.num_stages = 2 : i64, rhino.micro_batches = 4 : i64, rhino.results = [...]} {
+      func.func private @step(tensor<..> {rhino.name = "x"}, ...) -> (tensor<..>, ...)     whole step: no body
+      func.func private @forward_0(...) -> (...) { ... }
+
+Names of values are as in `rhino.ir.plan.stage_programs`. An argument with `tf.aliasing_output` may give its buffer to that result.
+Shardings on the boundary of a program say how its arrays lie on a rank. An array that is a partial sum there has a leading dim for each
+axis that it is a sum over, split over that axis: so each device holds its summand, and the array is an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.mlir.bindings import func, ir, sdy
+from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
+from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.plan.instructions import Layout, Phase, Program
+from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgram
+from rhino.ir.program.accumulation import MICRO_BATCHES
+from rhino.ir.program.program import argument_name
+
+NUM_STAGES: Final = "rhino.num_stages"
+RESULTS: Final = "rhino.results"
+NAME: Final = "rhino.name"
+KEPT: Final = "rhino.kept"
+"""On an argument that a result takes the place of: its buffer stays the caller's."""
+
+STEP: Final = "step"
+"""The declaration of the whole step."""
+
+ONE_DEVICE: Final = Mesh((("x", 1),))
+"""The mesh of a rank where the module has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage program by the name of its function."""
+
+    phase: Phase
+    stage: int
+    function: str
+    reads: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    def attribute(self) -> ir.Attribute:
+        """Returns how the module says it."""
+        return ir.DictAttr.get(
+            {
+                "phase": ir.StringAttr.get(self.phase),
+                "stage": _number(self.stage),
+                "program": ir.FlatSymbolRefAttr.get(self.function),
+                "reads": _texts(self.reads),
+                "gives": _texts(self.gives),
+            }
+        )
+
+
+def is_staged(module: ir.Operation) -> bool:
+    """Says whether a module is a step in stages."""
+    return PARTS in module.attributes
+
+
+def argument_names(entry: func.FuncOp) -> list[str]:
+    """Returns the names of the step's arguments, each of its own."""
+    names = [argument_name(value, number) for number, value in enumerate(entry.arguments)]
+    count = Counter(names)
+    return [name if count[name] == 1 else f"{name} #{number}" for number, name in enumerate(names)]
+
+
+def declare_step(entry: func.FuncOp, names: Sequence[str]) -> None:
+    """Declares the whole step before its function: types, shardings, names and aliases of its arguments and results."""
+    arguments = boundary_attributes(entry, "arg")
+    step = func.FuncOp(STEP, entry.type, visibility="private", ip=ir.InsertionPoint(entry), loc=entry.location)
+    named = [{**attributes, NAME: ir.StringAttr.get(name)} for attributes, name in zip(arguments, names, strict=True)]
+    set_boundary_attributes(step, "arg", named)
+    set_boundary_attributes(step, "res", boundary_attributes(entry, "res"))
+
+
+def program_boundary(sharding: ir.Attribute | None, alias: int | None = None) -> Attributes:
+    """Returns what a program says of an argument or result: how it lies, and which output may take over its buffer."""
+    attributes: Attributes = {}
+    if sharding is not None:
+        attributes[SHARDING] = sharding
+    if alias is not None:
+        attributes[ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), alias)
+    return attributes
+
+
+def write_staged(module: ir.Operation, parts: list[Part], num_stages: int, num_micro_batches: int, results: list[str]) -> None:
+    """Writes on the module what its functions are for."""
+    module.attributes[PARTS] = ir.ArrayAttr.get([part.attribute() for part in parts])
+    module.attributes[NUM_STAGES] = _number(num_stages)
+    module.attributes[MICRO_BATCHES] = _number(num_micro_batches)
+    module.attributes[RESULTS] = _texts(results)
+
+
+def read_staged(module: ir.Operation) -> StagedStep:
+    """Returns the step that a module in stages is; the `module` of a program is the name of its function."""
+    found = module_mesh(module)
+    mesh = found[1] if found else ONE_DEVICE
+    functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
+    step = functions.pop(STEP)
+    numbers = {name: number for number, name in enumerate(functions)}
+    parts = [entries(one) for one in ir.ArrayAttr(module.attributes[PARTS])]
+    return StagedStep(
+        mesh=mesh,
+        num_stages=_int(module.attributes[NUM_STAGES]),
+        num_micro_batches=_int(module.attributes[MICRO_BATCHES]),
+        programs=tuple(_program(function, mesh) for function in functions.values()),
+        parts=tuple(_part(part, numbers) for part in parts),
+        arguments=tuple(
+            Argument(
+                _text(attributes[NAME]),
+                layout,
+                ALIAS in attributes and KEPT not in attributes,
+                _int(attributes[ALIAS]) if ALIAS in attributes else None,
+            )
+            for attributes, layout in zip(boundary_attributes(step, "arg"), layouts(step, "arg", mesh), strict=True)
+        ),
+        results=tuple(map(_text, ir.ArrayAttr(module.attributes[RESULTS]))),
+    )
+
+
+def layouts(function: func.FuncOp, side: Side, mesh: Mesh) -> tuple[Layout, ...]:
+    """Returns how the arguments or results of a function lie on a rank."""
+    types = function.type.inputs if side == "arg" else function.type.results
+    return tuple(_layout(kind, attributes, mesh) for kind, attributes in zip(types, boundary_attributes(function, side), strict=True))
+
+
+def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
+    tensor = ir.RankedTensorType(kind)
+    shape, dtype = tuple(tensor.shape), str(tensor.element_type)
+    if SHARDING not in attributes:
+        return Layout(shape, dtype, ((),) * len(shape))
+    sharding = sdy.TensorShardingAttr(attributes[SHARDING])
+    dims = tuple(tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(dim).axes) for dim in sharding.dimension_shardings)
+    sums = tuple(sdy.AxisRefAttr(axis).name for axis in sharding.unreduced_axes)
+    sizes = dict(mesh.axes)
+    return Layout((*(sizes[axis] for axis in sums), *shape), dtype, (*((axis,) for axis in sums), *dims))
+
+
+def _program(function: func.FuncOp, mesh: Mesh) -> Program:
+    donated = [
+        (number, _int(attributes[ALIAS])) for number, attributes in enumerate(boundary_attributes(function, "arg")) if ALIAS in attributes
+    ]
+    name = str(function.name.value)
+    return Program(name, name, layouts(function, "arg", mesh), layouts(function, "res", mesh), tuple(donated))
+
+
+def _part(part: Attributes, numbers: dict[str, int]) -> StageProgram:
+    reads, gives = (tuple(map(_text, ir.ArrayAttr(part[key]))) for key in ("reads", "gives"))
+    return StageProgram(
+        cast(Phase, _text(part["phase"])), _int(part["stage"]), numbers[ir.FlatSymbolRefAttr(part["program"]).value], reads, gives
+    )
+
+
+def _number(number: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+
+
+def _texts(texts: list[str] | tuple[str, ...]) -> ir.Attribute:
+    return ir.ArrayAttr.get([ir.StringAttr.get(text) for text in texts])
+
+
+def _int(attribute: ir.Attribute) -> int:
+    return int(ir.IntegerAttr(attribute).value)
+
+
+def _text(attribute: ir.Attribute) -> str:
+    return str(ir.StringAttr(attribute).value)

@@ -1,0 +1,66 @@
+"""Arguments and results that are stored in another shape than callers know: `rhino.view` and `rhino.padded` on them say which.
+
+With `rhino.view` the elements are the same, in the same order: a `[64, 192]` weight stored as `[64, 3, 64]` is a reshape away on either
+side. With `rhino.padded` zeros follow them along some dims: a `[509, 64]` weight stored as `[512, 64]` is cut, and padded. Each holds the
+shape before; what has both was padded first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.mlir.bindings import ir
+
+VIEW: Final = "rhino.view"
+PADDED: Final = "rhino.padded"
+
+
+def logical_shape(attributes: Mapping[str, ir.Attribute], stored: tuple[int, ...], place: Place) -> tuple[int, ...]:
+    """Returns the shape by which callers know an argument or result with these attributes and the shape `stored`.
+
+    Raises:
+        RhinoError: RHI-READ-002 where the attributes are no shapes that fit.
+    """
+    whole = padded_shape(attributes, stored, place)
+    if PADDED not in attributes:
+        return whole
+    shape = _shape(attributes[PADDED])
+    if shape is None or len(shape) != len(whole) or any(not 0 <= own <= size for own, size in zip(shape, whole, strict=True)):
+        raise RhinoError(
+            "RHI-READ-002",
+            f"{PADDED} is {attributes[PADDED]}, and the tensor has shape {list(whole)}",
+            place,
+            fix="write the logical shape as array<i64: ...>, each dim of at most the size that is stored, or take the attribute away",
+        )
+    return shape
+
+
+def padded_shape(attributes: Mapping[str, ir.Attribute], stored: tuple[int, ...], place: Place) -> tuple[int, ...]:
+    """Returns the shape of an argument or result before it was seen as blocks, with its padding.
+
+    Raises:
+        RhinoError: RHI-READ-002 where the attribute is no shape of as many elements.
+    """
+    if VIEW not in attributes:
+        return stored
+    shape = _shape(attributes[VIEW])
+    if shape is None or prod(shape) != prod(stored) or any(size < 0 for size in shape):
+        raise RhinoError(
+            "RHI-READ-002",
+            f"{VIEW} is {attributes[VIEW]}, and the tensor has shape {list(stored)}",
+            place,
+            fix="write the logical shape as array<i64: ...>, of as many elements, or take the attribute away",
+        )
+    return shape
+
+
+def _shape(attribute: ir.Attribute) -> tuple[int, ...] | None:
+    return tuple(attribute) if isinstance(attribute, ir.DenseI64ArrayAttr) else None
+
+
+def view_attribute(shape: tuple[int, ...]) -> ir.Attribute:
+    """Returns the attribute that says a shape."""
+    return ir.Attribute(ir.DenseI64ArrayAttr.get(shape))

@@ -1,0 +1,271 @@
+"""What one loop stacks for another to read, and that one could as well compute, is not stacked.
+
+JAX's `scan` stacks for its way back each value that the way back reads: results of products, and beside them what is computed from these
+element by element. Layers that are not in a loop compute such values again where they are read. Out of a loop they go over stacks, which
+are written as zeros, written, and read: so a value that follows by cheap ops, element by element, from other stacks that the same loop
+reads is computed there, and its stack is gone. It is the same program, with the same roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from rhino.ir.graph.elements import element_bytes
+from rhino.ir.graph.graph import COSTLY, MOVES, REPEATS, WHILE
+from rhino.ir.mlir.bindings import func, ir, stablehlo
+from rhino.ir.mlir.reader import maker_of, walk
+from rhino.ir.mlir.shardings import SHARDING
+from rhino.ir.program.numerics import FUSIBLE
+from rhino.ir.program.program import CARRIED
+from rhino.ir.program.trip_count import constant_of, step_of, trip_count
+from rhino.passes.frontend.loop_values import Value, copied, without
+
+_SLICE, _UPDATE, _DIVIDE, _RESHAPE = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice", "stablehlo.divide", "stablehlo.reshape"
+_CUSTOM_CALL: Final = "stablehlo.custom_call"
+_CHEAP: Final = FUSIBLE - COSTLY - (MOVES - REPEATS)
+_MOST_READ: Final = 2
+"""So many times a value's own bytes may be read instead of it: its stack is written twice and read once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reader:
+    """A loop that carries a stack as `number` only to read parts of it, by `slices`."""
+
+    loop: ir.Operation
+    number: int
+    slices: tuple[ir.Operation, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stack:
+    """What a loop carries to put an `element` of each round in its place; `update` does it."""
+
+    number: int
+    element: Value
+    update: ir.Operation
+    readers: tuple[_Reader, ...]
+
+    def reader(self, loop: ir.Operation) -> _Reader | None:
+        """Returns how a loop reads the stack."""
+        return next((one for one in self.readers if one.loop == loop), None)
+
+
+def shrink_stashes(entry: func.FuncOp) -> None:
+    """Takes the stacks out of loops whose elements the loops that read them can compute from other stacks."""
+    for loop in reversed([op for op in walk(entry.operation) if op.name == WHILE]):  # who reads comes later, and is made anew
+        if stacks := _stacks(loop):
+            _shrink(loop, stacks)
+
+
+def _shrink(loop: ir.Operation, stacks: list[_Stack]) -> None:
+    """Takes those stacks out of a loop that follow from its others, the last made first."""
+    kept, dropped = stacks, list[_Stack]()
+    for stack in reversed(stacks):
+        others = [one for one in kept if one is not stack]
+        if _follows(stack, others):
+            kept = others
+            dropped.append(stack)
+    if not dropped:
+        return
+    unread: dict[ir.Operation, list[int]] = {}
+    for stack in dropped:
+        leaves = _leaves(stack, kept)
+        chain = _chain(stack.element, leaves)
+        assert chain is not None
+        for reader in stack.readers:
+            _compute(stack, reader, chain, leaves)
+            unread.setdefault(reader.loop, []).append(reader.number)
+    for other, numbers in unread.items():
+        without(other, numbers)
+    for stack in dropped:
+        stack.update.results[0].replace_all_uses_with(loop.regions[1].blocks[0].arguments[stack.number])
+        _erase([stack.update])
+    starts = [maker_of(loop.operands[stack.number]) for stack in dropped]
+    without(loop, [stack.number for stack in dropped])
+    _erase([start for start in dict.fromkeys(starts) if start is not None and not _is_needed(start)])
+
+
+# What is stacked
+
+
+def _stacks(loop: ir.Operation) -> list[_Stack]:
+    """Returns the stacks that a loop fills, an element a round, and others only read; in the order in which elements are made."""
+    body, trips = loop.regions[1].blocks[0], trip_count(loop.opview)
+    *_, last = (view.operation for view in body.operations)
+    order: dict[ir.Operation | None, int] = {view.operation: place for place, view in enumerate(body.operations)}
+    found = []
+    for number, value in enumerate(last.operands):
+        update = maker_of(value)
+        if update is None or update.name != _UPDATE or len(update.operands) < 3 or trips is None or not _is_open(loop):
+            continue
+        kind = ir.RankedTensorType(value.type)
+        is_own = update.operands[0] == body.arguments[number] and len(list(body.arguments[number].uses)) == len(list(value.uses)) == 1
+        is_element = kind.shape[0] == trips and list(ir.RankedTensorType(update.operands[1].type).shape) == [1, *kind.shape[1:]]
+        element = _element(update.operands[1])
+        if not (is_own and is_element and _counts(loop, list(update.operands[2:]))):
+            continue
+        readers = [_reader(use.owner.operation, use.operand_number) for use in loop.results[number].uses]
+        known = tuple(one for one in readers if one is not None)
+        if readers and len(known) == len(readers) and not list(loop.regions[0].blocks[0].arguments[number].uses):
+            found.append(_Stack(number, element, update, known))
+    return sorted(found, key=lambda stack: order.get(maker_of(stack.element), -1))
+
+
+def _is_open(loop: ir.Operation) -> bool:
+    """Says whether nobody has yet said how what a loop carries lies."""
+    return CARRIED not in loop.attributes and SHARDING not in loop.attributes
+
+
+def _element(value: Value) -> Value:
+    """Returns what an update adds dims of one element to."""
+    made = maker_of(value)
+    while made is not None and (made.name == _RESHAPE or _adds_dims(made)):
+        value = made.operands[0]
+        made = maker_of(value)
+    return value
+
+
+def _adds_dims(op: ir.Operation) -> bool:
+    """Says whether an op is a broadcast that repeats nothing, and leaves dims in their order."""
+    if op.name not in REPEATS or _bytes(op.operands[0]) != _bytes(op.results[0]) or "broadcast_dimensions" not in op.attributes:
+        return False
+    dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
+    return dims == sorted(dims)
+
+
+def _counts(loop: ir.Operation, indices: list[Value]) -> bool:
+    """Says whether the first index is a counter from 0 by steps of 1, and the others are 0."""
+    first, *others = indices
+    body = loop.regions[1].blocks[0]
+    if not isinstance(first, ir.BlockArgument) or first.owner != body or any(constant_of(one) != 0 for one in others):
+        return False
+    return constant_of(loop.operands[first.arg_number]) == 0 and step_of(body, first.arg_number) == 1
+
+
+def _reader(loop: ir.Operation, number: int) -> _Reader | None:
+    """Returns how a loop reads a stack that it carries, None where it does more, or is no loop."""
+    if loop.name != WHILE or not _is_open(loop) or list(loop.results[number].uses):
+        return None
+    condition, body = (region.blocks[0].arguments[number] for region in loop.regions)
+    *_, last = (view.operation for view in body.owner.operations)
+    if last.operands[number] != body or list(condition.uses):
+        return None
+    slices = [use.owner.operation for use in body.uses if use.owner.operation != last]
+    return _Reader(loop, number, tuple(slices)) if all(_reads_one(op, body) for op in slices) else None
+
+
+def _reads_one(op: ir.Operation, stack: ir.BlockArgument[Any]) -> bool:
+    """Says whether an op of a loop's body takes one element of a stack, where the body itself says."""
+    if op.name != _SLICE or op.operands[0] != stack or op.block != stack.owner or len(op.operands) < 3:
+        return False
+    place, zero = maker_of(op.operands[1]), maker_of(op.operands[2])
+    if place is None or place.block != stack.owner or zero is None or zero.block == stack.owner:
+        return False
+    shape, part = (list(ir.RankedTensorType(value.type).shape) for value in (stack, op.results[0]))
+    return part == [1, *shape[1:]] and all(constant_of(one) == 0 for one in op.operands[2:])
+
+
+# What follows from what
+
+
+def _follows(stack: _Stack, others: list[_Stack]) -> bool:
+    """Says whether whoever reads a stack could compute its elements from those of others, and reads little for it."""
+    leaves = _leaves(stack, others)
+    chain = _chain(stack.element, leaves)
+    if chain is None:
+        return False
+    read = {operand for op in chain for operand in op.operands if operand in leaves} or {stack.element}
+    return sum(map(_bytes, read)) <= _MOST_READ * _bytes(stack.element)
+
+
+def _leaves(stack: _Stack, others: list[_Stack]) -> dict[Value, _Stack]:
+    """Returns the stacks that whoever reads `stack` reads too, by their elements."""
+    return {one.element: one for one in others if all(one.reader(reader.loop) for reader in stack.readers)}
+
+
+def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
+    """Returns the ops that compute a value from leaves and constants, first those that others read; None where there is more to it."""
+    chain: dict[ir.Operation, None] = {}
+    wanted = [value]
+    while wanted:  # a body may be long: no recursion
+        made = maker_of(wanted[-1])
+        if wanted[-1] in leaves or made in chain:
+            wanted.pop()
+        elif made is None or not _is_cheap(made):
+            return None
+        elif missing := [operand for operand in made.operands if operand not in leaves and maker_of(operand) not in chain]:
+            wanted += reversed(missing)
+        else:
+            chain[made] = None
+    return list(chain)
+
+
+def _is_cheap(op: ir.Operation) -> bool:
+    """Says whether an op may be computed twice: XLA (`AlgebraicSimplifier`) multiplies by the inverse of what is broadcast."""
+    divisor = maker_of(op.operands[1]) if op.name == _DIVIDE else None
+    return op.name in _CHEAP or (divisor is not None and divisor.name in REPEATS)
+
+
+def _bytes(value: Value) -> int:
+    kind = ir.RankedTensorType(value.type)
+    return prod(kind.shape) * element_bytes(str(kind.element_type))
+
+
+# What is written
+
+
+def _compute(stack: _Stack, reader: _Reader, chain: list[ir.Operation], leaves: dict[Value, _Stack]) -> None:
+    """Computes in a loop what it reads of a stack."""
+    read = {operand for op in chain for operand in op.operands} | {stack.element}
+    used = {element: one for element, one in leaves.items() if element in read}
+    for part in reader.slices:
+        place = maker_of(part.operands[1])
+        assert place is not None
+        parts = [_part(one, reader.loop, part, place) for one in used.values()]
+        at = ir.InsertionPoint(part)
+        with at, part.location:
+            known = {element: _as(value, element.type) for element, value in zip(used, parts, strict=True)}
+            found = copied(chain, at, known)[stack.element]
+            part.results[0].replace_all_uses_with(_as(found, part.results[0].type))
+        part.erase()
+
+
+def _part(stack: _Stack, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:
+    """Returns the element of a stack that a loop reads at the place where `like` reads one of another, moved to where that is known."""
+    reader = stack.reader(loop)
+    assert reader is not None
+    found = next((op for op in reader.slices if op.operands[1] == like.operands[1]), None)
+    if found is None:
+        carried = loop.regions[1].blocks[0].arguments[reader.number]
+        _, *dims = ir.RankedTensorType(carried.type).shape
+        with ir.InsertionPoint.after(place), like.location:
+            found = stablehlo.DynamicSliceOp(
+                carried, [like.operands[1], *[like.operands[2]] * len(dims)], ir.DenseI64ArrayAttr.get([1, *dims])
+            ).operation
+    else:
+        found.move_after(place)
+    part: Value = found.results[0]
+    return part
+
+
+def _as(value: Value, kind: ir.Type) -> Value:
+    """Returns a value in a type of as many elements."""
+    viewed: Value = value if value.type == kind else stablehlo.ReshapeOp(kind, value).results[0]
+    return viewed
+
+
+def _erase(unused: list[ir.Operation]) -> None:
+    """Erases ops, and what was computed for them alone."""
+    while unused:
+        one = unused.pop()
+        makers = dict.fromkeys(maker for operand in one.operands if (maker := maker_of(operand)) is not None)
+        one.erase()
+        unused += [maker for maker in makers if not _is_needed(maker)]
+
+
+def _is_needed(op: ir.Operation) -> bool:
+    """Says whether an op is read, or might do more than compute."""
+    return op.name == _CUSTOM_CALL or any(list(result.uses) for result in op.results)

@@ -1,0 +1,18 @@
+"""The form that a program is in when it is normal: whoever writes ops ends with this, so that a module that is normal stays as it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rhino.ir.mlir.bindings import func, ir
+from rhino.passes.frontend.loop_values import own_values
+from rhino.passes.with_rules import run_on_functions
+
+HOIST: Final = "stablehlo-canonicalize-dynamism"
+"""Moves constants to the front of their function, beside what it is named for."""
+
+
+def tidy(module: ir.Operation, entry: func.FuncOp) -> None:
+    """Brings constants to the front, merges common subexpressions, and gives loops starts of their own, which are not to be merged."""
+    run_on_functions(module, f"{HOIST},cse")
+    own_values(entry)

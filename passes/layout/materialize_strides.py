@@ -1,0 +1,206 @@
+"""See dims that are cut into equal blocks as [blocks, block], so that splitting each block is an ordinary split.
+
+A fused projection [D, 3D] cut in three, its gradients put together again, its optimizer state: all of it becomes [D, 3, D], and a split of
+the last dim goes through the slices. `sdy` cannot say a stride; a view needs none.
+
+Reads     a normalized module; existing shardings, whose split dims stay as they are.
+Writes    the ops of each region on the viewed shapes, with reshapes at its borders; the types of the entry's arguments and results, and on
+          those that changed `rhino.view`, the logical shape. A sharding gets an unsplit dim where its tensor gets a dim. Runs `cse`.
+          A second run changes nothing.
+Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no number of parts.
+Source    Rhino 4.1; which regions, and why: strategies/layout/blocked_views.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import WHILE, YIELD
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes, set_function_type
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import SHARDING, module_mesh
+from rhino.ir.program.program import Program, read_program
+from rhino.ir.program.stored_shapes import VIEW, view_attribute
+from rhino.ir.units import format_bytes
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.layout.nested_reads import read_inside
+from rhino.passes.layout.viewed_ops import (
+    CONSTRAINT,
+    RESHAPE,
+    Seen,
+    Shape,
+    can_rewrite,
+    cut_of,
+    made_in,
+    reshaped,
+    retype,
+    rewrite,
+    split_dims,
+    store,
+    viewed_sharding,
+)
+from rhino.passes.with_rules import renew_rules, run_on_functions, with_rules
+from rhino.strategies.layout.blocked_views import Region, Views, find_views
+from rhino.strategies.structure.factor_links import Cut, Place
+
+
+@dataclass(frozen=True)
+class MaterializeStrides(Pass):
+    """See dims that are cut into equal blocks as [blocks, block]: a split of each block is then an ordinary one."""
+
+    name: ClassVar[str] = "rhino-materialize-strides"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-SHARD-001", "RHI-PASS-001")
+
+    parts: int = opt(1, "view only by blocks that this number divides: the devices of the mesh axis that is to split them")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Rewrites the regions of `module` in which a view saves communication, in place."""
+        if self.parts < 1:
+            raise RhinoError("RHI-PASS-001", f"pass '{self.name}' takes 1 part or more, not {self.parts}")
+        entry_function(module, remarks.file)
+        found = module_mesh(module)
+        mesh = found[1] if found is not None else mesh_of_shape((1,))  # which dims are split matters, not into how many parts
+        with with_rules(module):
+            program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
+            cuts = {number: cut for number, op in enumerate(program.ops) if (cut := cut_of(op)) is not None}
+            able = [_is_able(program, number) for number in range(len(program.ops))]
+            views = find_views(program.graph, cuts, able, _blocked(program), self.parts)
+            for region in views.regions:
+                _remark(program, region, remarks)
+            if views.regions:
+                _Rewriter(program, views, cuts).run()
+            del program  # no handle of an op outlives the passes below
+        if views.regions:
+            run_on_functions(module, "cse")
+        renew_rules(module)
+        remarks.statistics["views"] = views
+
+
+def _remark(program: Program, region: Region, remarks: Remarks) -> None:
+    value, dim = region.seed
+    num_blocks = program.graph.type_of(value).shape[dim] // region.block
+    num_arguments = len(program.graph.arguments)
+    num_viewed = len({value for value, _ in region.blocks if value < num_arguments})
+    free, moved = format_bytes(region.cut_bytes), format_bytes(region.border_bytes)
+    what = (
+        f"dim {dim} of {program.describe(value)} is seen as {num_blocks} blocks of {region.block}, as are {num_viewed} of {num_arguments} "
+        f"arguments: {free} of cuts per step can follow a split of each block, {moved} at borders cannot"
+    )
+    remarks.add(MaterializeStrides.name, place_of(program.ops[region.op].location, remarks.file), what)
+
+
+def _is_able(program: Program, number: int) -> bool:
+    """Says whether an op may be rewritten: not where something is said of its shapes as they are, nor where its regions read values."""
+    op = program.ops[number]
+    free = op.name == CONSTRAINT or not _is_annotated(op)
+    return free and len(op.operands) == len(program.graph.operands(number)) and can_rewrite(op, program.graph.cls(number))
+
+
+def _is_annotated(op: ir.Operation) -> bool:
+    return any(name == SHARDING or name.startswith("rhino.") for name in op.attributes)
+
+
+def _blocked(program: Program) -> frozenset[Place]:
+    """Returns the places that stay: dims that a sharding splits, all of what an annotated op gives, and of what a nested region reads."""
+    graph = program.graph
+    sides: tuple[tuple[Side, Sequence[int]], ...] = (("arg", range(len(graph.arguments))), ("res", graph.returns))
+    found = {
+        (value, dim)
+        for side, values in sides
+        for value, attributes in zip(values, boundary_attributes(program.entry, side), strict=True)
+        for dim in (split_dims(attributes[SHARDING]) if SHARDING in attributes else ())
+    }
+    whole = read_inside(program)
+    for number, op in enumerate(program.ops):
+        if op.name == CONSTRAINT:
+            found |= {(value, dim) for value in graph.results(number) for dim in split_dims(op.attributes["sharding"])}
+        elif _is_annotated(op):
+            whole += graph.results(number)
+    return frozenset(found | {(value, dim) for value in whole for dim in range(len(graph.type_of(value).shape))})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rewriter:
+    """Rewrites ops in place, in program order, then the boundary of the entry."""
+
+    program: Program
+    views: Views
+    cuts: Mapping[int, Cut]
+
+    def run(self) -> None:
+        """Brings the program into the views."""
+        entry, graph = self.program.entry, self.program.graph
+        *_, terminator = (op.operation for op in entry.regions[0].blocks[0].operations)
+        arguments = [self.seen(value, value) for value in range(len(graph.arguments))]
+        for argument, one in zip(entry.arguments, arguments, strict=True):
+            retype(argument, one.viewed)
+        for number in self.views.ops:
+            self.op(number, self.program.ops[number])
+        taken_over = {argument.alias: number for number, argument in enumerate(graph.arguments)}
+        results = [self.seen(value, taken_over.get(position, value)) for position, value in enumerate(graph.returns)]
+        self.read(terminator, graph.returns, results)
+        _set_boundary(self.program, "arg", arguments)
+        _set_boundary(self.program, "res", results)
+        set_function_type(entry)
+
+    def shape(self, value: int) -> Shape:
+        return self.program.graph.type_of(value).shape
+
+    def seen(self, value: int, alike: int) -> Seen:
+        """Returns a value as it is seen in the view in which `alike` is stored."""
+        return Seen(self.shape(value), self.views.values.get(alike, self.shape(value)))
+
+    def op(self, number: int, op: ir.Operation) -> None:
+        """Makes an op see its operands and results in their views, and stores the results in theirs."""
+        operands, results = self.program.graph.operands(number).tolist(), self.program.graph.results(number)
+        if op.name in (WHILE, YIELD):
+            self.loop(number, op, operands)
+            return
+        seen = [Seen(self.shape(value), view) for value, view in zip([*operands, *results], self.views.ops[number], strict=True)]
+        self.read(op, operands, seen[: len(operands)])
+        if any(one.viewed != one.shape for one in seen):
+            op = rewrite(op, seen, self.cuts.get(number))
+        for value, result in zip(results, list(op.results), strict=True):
+            store(op, result, self.seen(value, value).viewed)
+        if op.name == RESHAPE and op.operands[0].type == op.results[0].type:
+            op.results[0].replace_all_uses_with(op.operands[0])
+
+    def loop(self, number: int, op: ir.Operation, operands: Sequence[int]) -> None:
+        """Makes a loop take what it carries, where it begins and where its body ends, as that is stored."""
+        (loop,) = (loop for loop in self.program.graph.loops if number in (loop.op, loop.end))
+        carried = self.program.graph.results(loop.op)
+        self.read(op, operands, [self.seen(value, result) for value, result in zip(operands, carried, strict=True)])
+        if op.name == WHILE:
+            held = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
+            for value, result in zip(held, [*carried] * 3, strict=True):  # of the loop, its condition and its body
+                retype(value, self.seen(result, result).viewed)
+
+    def read(self, op: ir.Operation, operands: Sequence[int], seen: Sequence[Seen]) -> None:
+        """Makes `op` read its operands as they are to be seen, through a reshape where they are stored otherwise."""
+        for position, (value, one) in enumerate(zip(operands, seen, strict=True)):
+            if self.seen(value, value).viewed != one.viewed:
+                made = self.made(value, one.viewed)
+                op.operands[position] = made if made is not None else reshaped(op.operands[position], one.viewed, op)
+
+    def made(self, value: int, shape: Shape) -> ir.Value[Any] | None:
+        """Returns a value that every reader can compute for itself, in another shape; None for other values."""
+        number = int(self.program.graph.value_op[value])
+        free = number >= 0 and self.program.graph.cls(number).free
+        return made_in(self.program.ops[number], shape) if free else None
+
+
+def _set_boundary(program: Program, side: Side, seen: Sequence[Seen]) -> None:
+    """Gives each viewed argument or result its logical shape, and its sharding the new dims."""
+    attributes = boundary_attributes(program.entry, side)
+    for given, one in zip(attributes, seen, strict=True):
+        if one.viewed != one.shape:
+            given.setdefault(VIEW, view_attribute(one.shape))
+            if SHARDING in given:
+                given[SHARDING] = viewed_sharding(given[SHARDING], one)
+    set_boundary_attributes(program.entry, side, attributes)

@@ -1,0 +1,285 @@
+"""One op rewritten for viewed shapes: a dim that is seen as [blocks, block] is two dims to it.
+
+Which ops can be, is what `can_rewrite` says; op semantics are in their sharding rules, and here are only the attributes that number dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rhino.ir.graph.graph import OpClass
+from rhino.ir.graph.rules import RULE
+from rhino.ir.mlir.bindings import ir, sdy, stablehlo
+from rhino.ir.mlir.boundary import Attributes
+from rhino.ir.program.numerics import FUSIBLE
+from rhino.strategies.layout.blocked_views import View
+from rhino.strategies.structure.factor_links import Cut
+
+Shape = tuple[int, ...]
+
+CONSTRAINT: Final = "sdy.sharding_constraint"
+RESHAPE: Final = "stablehlo.reshape"
+BARRIER: Final = "stablehlo.optimization_barrier"
+_SLICE, _PAD, _CONCATENATE = "stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate"
+_EDGES: Final = ("edge_padding_low", "edge_padding_high", "interior_padding")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A tensor as an op sees it: its shape, and the block of each dim (see strategies/layout/blocked_views.py).
+
+    `dims[d]` are the numbers, in the viewed shape, of what dim `d` becomes.
+    """
+
+    shape: Shape
+    view: View
+    dims: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        dims: list[tuple[int, ...]] = []
+        for dim in range(len(self.shape)):
+            start = dims[-1][-1] + 1 if dims else 0
+            dims.append((start, start + 1) if self.is_viewed(dim) else (start,))
+        object.__setattr__(self, "dims", tuple(dims))
+
+    def is_viewed(self, dim: int) -> bool:
+        """Says whether a dim becomes two; one block, and blocks of one element, need no view."""
+        return 1 < self.view[dim] < self.shape[dim]
+
+    @property
+    def viewed(self) -> Shape:
+        """The shape after the view."""
+        return self.in_blocks(self.shape, lambda block: block)
+
+    def in_blocks(self, numbers: Sequence[int], inside: Callable[[int], int]) -> Shape:
+        """Returns a number of each dim, in elements, for the viewed shape: in blocks, and `inside(block)` for inside of one."""
+        pairs = enumerate(zip(numbers, self.view, strict=True))
+        return _flat((n // block, inside(block)) if self.is_viewed(dim) else (n,) for dim, (n, block) in pairs)
+
+    def numbers(self, dims: Iterable[int]) -> Shape:
+        """Returns what becomes of the dims with these numbers."""
+        return _flat(self.dims[dim] for dim in dims)
+
+
+def cut_of(op: ir.Operation) -> Cut | None:
+    """Returns what a slice, concatenation or padding cuts; None for other ops, and where elements are skipped or taken away."""
+    match op.name:
+        case "stablehlo.slice" if set(_ints(op, "strides")) <= {1}:
+            return Cut(0, (1,), (_ints(op, "start_indices"),))
+        case "stablehlo.pad":
+            low, high, interior = (_ints(op, name) for name in _EDGES)
+            return Cut(2, (0,), (low,)) if not any(interior) and min((*low, *high), default=0) >= 0 else None
+        case "stablehlo.concatenate":
+            return _joined(op)
+    return None
+
+
+def _joined(op: ir.Operation) -> Cut:
+    dim, rank, start = _int(op, "dimension"), len(shape_of(op.results[0])), 0
+    offsets = []
+    for operand in op.operands:
+        offsets.append(tuple(start if number == dim else 0 for number in range(rank)))
+        start += shape_of(operand)[dim]
+    return Cut(len(offsets), tuple(range(len(offsets))), tuple(offsets))
+
+
+def can_rewrite(op: ir.Operation, cls: OpClass) -> bool:
+    """Says whether an op can be written for viewed shapes: its dims are numbered by known attributes, or it works element by element."""
+    if op.name in _CUTTING:
+        return cut_of(op) is not None
+    if op.name == BARRIER:
+        return True
+    if cls.rule is None or op.name in _HANDLERS or op.name in _INDEXED:
+        return cls.rule is not None
+    return works_by_element(op, cls)
+
+
+def works_by_element(op: ir.Operation, cls: OpClass) -> bool:
+    """Says whether an op works element by element, on tensors of one shape and scalars, with no attribute that numbers dims."""
+    assert cls.rule is not None
+    numbers_dims = any(isinstance(op.attributes[name], ir.DenseI64ArrayAttr) for name in op.attributes)
+    return op.name in FUSIBLE and not numbers_dims and {*cls.rule.operands, *cls.rule.results} <= {cls.rule.results[0], ()}
+
+
+def rewrite(op: ir.Operation, seen: Sequence[Seen], cut: Cut | None) -> ir.Operation:
+    """Rewrites an op, whose operands have their viewed shapes, for what it sees; returns what stands in its place.
+
+    A part of a cut is taken, or given, with a dim for the blocks even where it is one block: `[1, block]`.
+    """
+    if RULE in op.attributes:
+        del op.attributes[RULE]
+    if op.name in _INDEXED:
+        return _rewrite_indexed(op, seen)
+    for name, attribute in _HANDLERS[op.name](op, seen).items() if op.name in _HANDLERS else ():
+        op.attributes[name] = attribute
+    shapes = [one.viewed for one in seen]
+    if cut is not None:
+        for part in cut.parts:
+            shapes[part] = seen[cut.whole].in_blocks(seen[part].shape, lambda block: block)
+    for position, operand in enumerate(op.operands):
+        op.operands[position] = reshaped(operand, shapes[position], op)
+    for result, shape in zip(op.results, shapes[len(op.operands) :], strict=True):
+        retype(result, shape)
+    return op
+
+
+def _rewrite_indexed(op: ir.Operation, seen: Sequence[Seen]) -> ir.Operation:
+    """Returns a dynamic slice, or its update, with an index for each new dim.
+
+    A viewed dim is taken whole, so that any index of it is clamped to 0: the one that is there serves both.
+    """
+    num_tensors = len(op.operands) - len(seen[0].shape)
+    indices = [op.operands[num_tensors + dim] for dim, new in enumerate(seen[0].dims) for _ in new]
+    attributes = {name: op.attributes[name] for name in op.attributes}
+    if "slice_sizes" in attributes:
+        attributes["slice_sizes"] = _int_array(seen[-1].viewed)
+    kinds = [with_shape(op.results[0].type, seen[-1].viewed)]
+    with ir.InsertionPoint(op), op.location:
+        new = ir.Operation.create(op.name, kinds, [*list(op.operands)[:num_tensors], *indices], attributes)
+    op.results[0].replace_all_uses_with(new.results[0])
+    op.erase()
+    return new
+
+
+def made_in(op: ir.Operation, shape: Shape) -> ir.Value[Any] | None:
+    """Returns the value of a constant of one element, or of a repeated scalar, made in another shape beside it; None for other ops."""
+    match op.name:
+        case "stablehlo.broadcast_in_dim" if not shape_of(op.operands[0]):
+            changed = {}
+        case "stablehlo.constant" if isinstance(value := op.attributes["value"], ir.DenseElementsAttr) and value.is_splat:
+            changed = {"value": ir.DenseElementsAttr.get_splat(with_shape(op.results[0].type, shape), value.get_splat_value())}
+        case _:
+            return None
+    attributes = {name: op.attributes[name] for name in op.attributes if name != RULE}
+    with ir.InsertionPoint.after(op), op.location:
+        made = ir.Operation.create(op.name, [with_shape(op.results[0].type, shape)], list(op.operands), {**attributes, **changed})
+    result: ir.Value[Any] = made.results[0]
+    return result
+
+
+def reshaped(value: ir.Value[Any], shape: Shape, before: ir.Operation) -> ir.Value[Any]:
+    """Returns a value in another shape, for `before` to read: itself, where it has that shape or none."""
+    if not _is_tensor(value) or shape_of(value) == shape:
+        return value
+    with ir.InsertionPoint(before), before.location:
+        result: ir.Value[Any] = stablehlo.ReshapeOp(with_shape(value.type, shape), value).result
+    return result
+
+
+def store(op: ir.Operation, result: ir.Value[Any], shape: Shape) -> None:
+    """Makes all readers of a result of `op` read it in another shape."""
+    if not _is_tensor(result) or shape_of(result) == shape:
+        return
+    uses = list(result.uses)
+    with ir.InsertionPoint.after(op), op.location:
+        last = stablehlo.ReshapeOp(with_shape(result.type, shape), result).result
+    for use in uses:
+        use.owner.operands[use.operand_number] = last
+
+
+def retype(value: ir.Value[Any], shape: Shape) -> None:
+    """Gives a value another shape; what defines it must have been rewritten for that."""
+    if _is_tensor(value):
+        value.set_type(with_shape(value.type, shape))
+
+
+def shape_of(value: ir.Value[Any]) -> Shape:
+    """Returns the shape of a tensor."""
+    return tuple(ir.RankedTensorType(value.type).shape)
+
+
+def viewed_sharding(sharding: ir.Attribute, seen: Seen) -> ir.Attribute:
+    """Returns a sharding with one more unsplit dim, as open as the one that it comes from, for each viewed dim."""
+    given = sdy.TensorShardingAttr(sharding)
+    dims = _flat([dim] * len(new) for dim, new in zip(given.dimension_shardings, seen.dims, strict=True))
+    return ir.Attribute(sdy.TensorShardingAttr.get(given.mesh_or_ref, dims, list(given.replicated_axes), list(given.unreduced_axes)))
+
+
+def split_dims(sharding: ir.Attribute) -> list[int]:
+    """Returns the dims that a sharding splits."""
+    dims = sdy.TensorShardingAttr(sharding).dimension_shardings
+    return [number for number, dim in enumerate(dims) if list(sdy.DimensionShardingAttr(dim).axes)]
+
+
+def _dot(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
+    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    left, right = seen[0], seen[1]
+    sides = (
+        left.numbers(numbers.lhs_batching_dimensions),
+        right.numbers(numbers.rhs_batching_dimensions),
+        left.numbers(numbers.lhs_contracting_dimensions),
+        right.numbers(numbers.rhs_contracting_dimensions),
+    )
+    return {"dot_dimension_numbers": stablehlo.DotDimensionNumbers.get(*sides)}
+
+
+def _broadcast(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
+    source, target = seen
+    pairs = zip(source.dims, _ints(op, "broadcast_dimensions"), strict=True)
+    # A dim of size 1 stays one dim: it is repeated along the blocks, and what it then is along the inside of each.
+    return {"broadcast_dimensions": _int_array(_flat(target.dims[to][: len(dims)] for dims, to in pairs))}
+
+
+def _slice(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
+    start, limit = (_ints(op, name) for name in ("start_indices", "limit_indices"))
+    return {
+        "start_indices": _int_array(seen[0].in_blocks(start, lambda block: 0)),
+        "limit_indices": _int_array(seen[0].in_blocks(limit, lambda block: block)),
+        "strides": _int_array((1,) * len(seen[0].viewed)),
+    }
+
+
+def _pad(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
+    return {name: _int_array(seen[2].in_blocks(_ints(op, name), lambda block: 0)) for name in _EDGES}
+
+
+def _concatenate(op: ir.Operation, seen: Sequence[Seen]) -> Attributes:
+    dim = seen[-1].dims[_int(op, "dimension")][0]
+    return {"dimension": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
+
+
+def _numbering(name: str) -> Callable[[ir.Operation, Sequence[Seen]], Attributes]:
+    """Returns the handler of an op whose attribute `name` numbers dims of its first operand."""
+    return lambda op, seen: {name: _int_array(seen[0].numbers(_ints(op, name)))}
+
+
+_CUTTING: Final = {_SLICE: _slice, _PAD: _pad, _CONCATENATE: _concatenate}
+_INDEXED: Final = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
+_HANDLERS: Final[dict[str, Callable[[ir.Operation, Sequence[Seen]], Attributes]]] = {
+    **_CUTTING,
+    "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.dot_general": _dot,
+    "stablehlo.reduce": _numbering("dimensions"),
+    RESHAPE: lambda op, seen: {},
+    "stablehlo.transpose": _numbering("permutation"),
+    CONSTRAINT: lambda op, seen: {"sharding": viewed_sharding(op.attributes["sharding"], seen[0])},
+}
+"""The attributes that change with the shapes, by op."""
+
+
+def _flat(parts: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    return tuple(number for part in parts for number in part)
+
+
+def _is_tensor(value: ir.Value[Any]) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
+
+
+def with_shape(kind: ir.Type, shape: Shape) -> ir.Type:
+    """Returns a tensor type with another shape."""
+    ranked = ir.RankedTensorType(kind)
+    return ir.RankedTensorType.get(shape, ranked.element_type, ranked.encoding)
+
+
+def _ints(op: ir.Operation, name: str) -> Shape:
+    return tuple(ir.DenseI64ArrayAttr(op.attributes[name]))
+
+
+def _int(op: ir.Operation, name: str) -> int:
+    return int(ir.IntegerAttr(op.attributes[name]).value)
+
+
+def _int_array(numbers: Sequence[int]) -> ir.Attribute:
+    return ir.Attribute(ir.DenseI64ArrayAttr.get(numbers))

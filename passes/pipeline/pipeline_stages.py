@@ -1,0 +1,321 @@
+"""Write on every op of a training step the pipeline stage that it belongs to.
+
+Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; existing
+          `rhino.stage` on ops, as constraints; `sdy.mesh`, `sdy.sharding` and `rhino.strategy`, by which work and bytes are those of one
+          device; `rhino.stage_boundary` on barriers (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of
+          the pass.
+Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage; `rhino.num_stages` on
+          the module. Without a loop, on each op of the step; those that update arguments have a stage. A loop inside has one stage with
+          all that is in it. Takes the marks out; adds, removes and changes no other op.
+Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing stages cannot be
+          honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent, RHI-CLI-001 a malformed budget,
+          RHI-SCHED-001 no such schedule, or it does not take such stages,
+          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that
+          the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that
+          is larger than the cluster.
+Source    Rhino 5.1, 5.2; strategies/pipeline/stages/cut.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.graph import Graph
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.program.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
+from rhino.ir.program.program import Program
+from rhino.ir.program.staged_module import NUM_STAGES
+from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.frontend.stage_marks import BACK, FORWARD, drop_marks, way_of
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
+from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
+from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
+from rhino.strategies.pipeline.split_backward_cost import ways_apart
+from rhino.strategies.pipeline.stages.graph import Staging, make_staging
+from rhino.strategies.pipeline.stages.marks import marked_stages
+from rhino.strategies.pipeline.stages.places import op_stages
+from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem
+from rhino.strategies.solver.answer import Infeasible, Unsolved
+from rhino.strategies.structure.training_phases import Parts, parts_of
+
+if TYPE_CHECKING:
+    from rhino.strategies.pipeline.stages.cut import StageAnswer
+
+_TOLERANCE = re.compile(r"\d+(\.\d*)?|\.\d+")
+
+MOST_TOLERANCE = 10.0
+
+LARGE_SHARE = 0.2
+"""A loop with more than this share of the work is worth a remark: it cannot be cut."""
+
+
+@dataclass(frozen=True)
+class PipelineStages(Pass):
+    """Write on every op the pipeline stage that it belongs to: transfers that cost least within a tolerance of balance."""
+
+    name: ClassVar[str] = "rhino-pipeline-stages"
+    errors: ClassVar[tuple[str, ...]] = (
+        *(f"RHI-STAGE-00{number}" for number in range(1, 6)),
+        "RHI-CLI-001",
+        "RHI-SCHED-001",
+        "RHI-CLUSTER-001",
+        "RHI-CLUSTER-002",
+        *WHOLE_ERRORS,
+        *SHARDED_ERRORS,
+    )
+
+    stages: int = opt(2, "how many stages")
+    tolerance: str = opt("", "by what share of the best balance the largest work of a stage may be over it; empty chooses one")
+    schedule: str = opt(DEFAULT, "by which a tolerance is chosen")
+    ranks: int = opt(0, "on how many ranks the stages are, where that is not one each")
+    cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
+    budget: str = opt("", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Annotates `module` in place."""
+        tolerance = parse_tolerance(self.tolerance)
+        if self.stages < 1:
+            raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
+        ranks = self.ranks or self.stages
+        if ranks < 1 or self.stages % ranks:
+            raise _bad_number(f"{self.stages} stages were asked for on {ranks} ranks", "ask for a number that the ranks divide")
+        cluster = load_cluster(self.cluster)
+        with whole_program(module, remarks) as program:
+            staging = self._staging(program, module, cluster)
+            count = staging.problem.num_micro_batches
+            order = make_order(self.schedule, Pipeline(self.stages, count, self.stages // ranks))
+            answer = _solve(staging.problem, tolerance, order)
+            if isinstance(answer, Infeasible | Unsolved):
+                raise _unsolved(program, staging, tolerance, order, answer)
+            _write(program, op_stages(staging, answer.stage))
+            module.attributes[NUM_STAGES] = _number(self.stages)
+            for place, text in _said(program, staging, answer):
+                remarks.add(self.name, place, text)
+        drop_marks(module)
+        remarks.statistics.update(stages=answer, staging=staging)
+
+    def _staging(self, program: Program, module: ir.Operation, cluster: Cluster) -> Staging:
+        loop = accumulation_loop(program)
+        count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+        ranks = num_ranks(module, cluster, self.stages)
+        seconds, plan, model = sharded_figures(program, module, cluster, ranks)
+        parts = parts_of(program.graph, loop, seconds)
+        value_bytes = local_bytes(plan)
+        handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
+        apart = ways_apart(plan, model, handing) if self.stages > 1 else None  # the last stage's two ways are one program
+        link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
+        pins = {
+            number: ir.IntegerAttr(op.attributes[STAGE]).value
+            for number, op in enumerate(program.ops)
+            if STAGE in op.attributes and (parts.body[number] or parts.apply[number]) and not parts.free[number]
+        }
+        pins = {**self._marked(program, parts), **pins}
+        _check_range(program, pins, parts.apply, self.stages)
+        budget = float(parse_size(self.budget)) if self.budget else None
+        if self.stages == 1:
+            budget = None  # there is no choice: whether it fits is left to the proof of the plan, which is nearer than rows are
+        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, value_bytes, link, handing, apart)
+        working = int(np.count_nonzero(staging.problem.work))
+        if not working:
+            raise _bad_number("the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard")
+        if working < self.stages:
+            what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
+            raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
+        _check_order(program, staging, pins)
+        return staging
+
+    def _marked(self, program: Program, parts: Parts) -> dict[int, int]:
+        """Returns the virtual stages of ops that follow from the user's boundaries. Raises RHI-STAGE-003 where these do not fit."""
+        marks = {number: way for number, op in enumerate(program.ops) if (way := way_of(op)) is not None}
+        if not marks:
+            return {}
+        forward, back = ([number for number, own in marks.items() if own == way] for way in (FORWARD, BACK))
+        found = marked_stages(program.graph, parts.body, forward, back)
+        for number in found.misplaced:
+            raise RhinoError(
+                "RHI-STAGE-003",
+                "a boundary of stages stands in a loop of the model, or in what runs again on the way back",
+                place_of(program.ops[number].location, program.file),
+                fix="put it between such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
+            )
+        if found.num_stages != self.stages:
+            place = place_of(program.ops[next(iter(marks))].location, program.file)
+            if found.num_stages == 1:
+                what = "boundaries of stages in the model part nothing"
+                fix = "put them on what the model computes of the batch, on its way to the loss"
+                raise RhinoError("RHI-STAGE-003", what, place, fix=fix)
+            what = f"boundaries in the model make {found.num_stages} stages, and {self.stages} were asked for"
+            raise RhinoError("RHI-STAGE-003", what, place, fix=f"ask for {found.num_stages}, or take boundaries out")
+        return {op: stage for op, stage in found.stages.items() if parts.body[op] and not parts.free[op]}
+
+
+def parse_tolerance(text: str) -> float | None:
+    """Returns by what share of the best balance the largest work of a stage may be over it; None where nothing is said.
+
+    Raises:
+        RhinoError: RHI-STAGE-002 where it is no such share.
+    """
+    if not text:
+        return None
+    if not _TOLERANCE.fullmatch(text) or float(text) > MOST_TOLERANCE:
+        raise RhinoError(
+            "RHI-STAGE-002",
+            f"tolerance '{text}' is no number from 0 to {MOST_TOLERANCE:g}",
+            fix="say for example 0.1: the largest work of a stage may be a tenth over the best balance",
+        )
+    return float(text)
+
+
+def _number(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def _bad_number(what: str, fix: str) -> RhinoError:
+    return RhinoError("RHI-STAGE-001", what, fix=fix)
+
+
+def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stages: int) -> None:
+    for op, stage in pins.items():
+        most = num_stages - 1 if apply[op] else 2 * num_stages - 2
+        if not 0 <= stage <= most:
+            raise RhinoError(
+                "RHI-STAGE-003",
+                f"'{program.ops[op].name}' is to be in {'' if apply[op] else 'virtual '}stage {stage}, of 0 to {most}",
+                place_of(program.ops[op].location, program.file),
+                (f"{num_stages} stages were asked for",),
+                f"choose one of these, or remove its {STAGE}",
+            )
+
+
+def _check_order(program: Program, staging: Staging, pins: dict[int, int]) -> None:
+    """Raises RHI-STAGE-003 where a pinned op follows from one that is pinned to a later stage, or a loop has two pins."""
+    problem = staging.problem
+    by: dict[int, int] = {}  # the pinned op that each node follows, of those in the latest stage
+    for op, stage in pins.items():
+        other = by.setdefault(int(staging.node[op]), op)
+        if pins[other] != stage:
+            raise _contradiction(program, pins, other, op, "is in one loop with")
+    order = np.argsort(problem.before, kind="stable")
+    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
+        if source not in by:
+            continue
+        own = by.get(target)
+        if own is not None and problem.pinned[target] != OPEN and pins[own] < pins[by[source]]:
+            raise _contradiction(program, pins, by[source], own, "is needed by")
+        if own is None or pins[own] < pins[by[source]]:
+            by[target] = by[source]
+
+
+def _contradiction(program: Program, pins: dict[int, int], first: int, second: int, relation: str) -> RhinoError:
+    one, other = program.ops[first], program.ops[second]
+    return RhinoError(
+        "RHI-STAGE-003",
+        f"'{one.name}' is to be in virtual stage {pins[first]} and {relation} '{other.name}' in virtual stage {pins[second]}",
+        place_of(other.location, program.file),
+        (f"'{one.name}' is at {place_of(one.location, program.file)}", "along the program virtual stages may only grow"),
+        f"remove the {STAGE} of one of them",
+    )
+
+
+def _solve(problem: StageProblem, tolerance: float | None, order: Order) -> StageAnswer | Infeasible | Unsolved:
+    from rhino.strategies.pipeline.stages.cut import solve_stages  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+
+    return solve_stages(problem, tolerance, order)
+
+
+def _unsolved(program: Program, staging: Staging, tolerance: float | None, order: Order, found: Infeasible | Unsolved) -> RhinoError:
+    """Returns what to say where there is no choice."""
+    problem = staging.problem
+    if problem.budget_bytes is None:
+        return RhinoError("RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none")
+    free = _solve(replace(problem, budget_bytes=None), tolerance, order)
+    notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
+    if not isinstance(free, Infeasible | Unsolved):
+        memory = problem.device_memory(problem.device(free.stage))
+        notes.insert(0, f"without it, the stages need {', '.join(map(format_bytes, memory.tolist()))}")
+    fix = "allow more bytes or more stages, or take the batch in more micro-batches"
+    if isinstance(found, Infeasible):
+        return RhinoError(
+            "RHI-STAGE-004",
+            f"no cut in {problem.num_stages} stages {fits_text(problem.budget_bytes)}",
+            Place(program.file),
+            tuple(notes),
+            fix,
+        )
+    what = f"the steps of the search were spent before a cut was found that {fits_text(problem.budget_bytes)}"
+    return RhinoError("RHI-STAGE-005", what, Place(program.file), tuple(notes), fix)
+
+
+def _largest(graph: Graph, program: Program) -> list[str]:
+    sizes = graph.value_bytes()[: len(graph.arguments)]
+    return [f"{program.describe(value)} of {format_bytes(int(sizes[value]))}" for value in np.argsort(-sizes, kind="stable")[:3].tolist()]
+
+
+def _write(program: Program, stages: Ints) -> None:
+    for number, stage in enumerate(stages.tolist()):
+        if stage != OPEN and program.ops[number].name != "stablehlo.return":
+            program.ops[number].attributes[STAGE] = _number(stage)
+
+
+def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[tuple[Place, str]]:
+    """Yields where and what to say of a choice."""
+    problem, file = staging.problem, Place(program.file)
+    device = problem.device(answer.stage)
+    work, memory = problem.device_work(device), problem.device_memory(device)
+    even = max(float(work.sum()), 1e-300) / problem.num_stages
+    over, allowed = (f"{seconds / even - 1:.1%}" for seconds in (answer.work_s, answer.limit_s))
+    moved, transfers = staging.moved(device)
+    yield (
+        file,
+        f"{format_bytes(moved)} move between stages per step in {transfers:,} transfers, at most {answer.gap:.2%} over the least cost; the "
+        f"largest stage has {over} more than its even share of the work, {allowed} are allowed; found by {answer.method}",
+    )
+    for stage in range(problem.num_stages):
+        share = f"{work[stage] / max(float(work.sum()), 1e-300):.1%}"
+        yield (
+            file,
+            (
+                f"stage {stage}: {format_seconds(float(work[stage]))} per micro-batch ({share} of the work), "
+                f"{format_bytes(float(memory[stage]))} of parameters, sums and what {problem.in_flight()[stage]:.0f} micro-batches save"
+            ),
+        )
+    present = problem.nets.present(device, problem.num_stages)
+    for stage in range(1, problem.num_stages):
+        crossing = present[:, :stage].any(axis=1) & present[:, stage:].any(axis=1)
+        yield file, f"between stages {stage - 1} and {stage}: {format_bytes(float(staging.net_bytes @ crossing))} per step"
+    yield from _idle_stages(file, work)
+    yield from _large_loops(program, staging)
+
+
+def _idle_stages(file: Place, work: Floats) -> Iterator[tuple[Place, str]]:
+    for stage in np.flatnonzero(work <= 0).tolist():
+        yield file, f"stage {stage} has no work: that moves least within the tolerance. Ask for fewer stages, or for a smaller tolerance"
+
+
+def _large_loops(program: Program, staging: Staging) -> Iterator[tuple[Place, str]]:
+    total = float(staging.problem.work.sum())
+    for loop in program.graph.loops:
+        node = int(staging.node[loop.op])
+        if node < 0 or staging.problem.work[node] < LARGE_SHARE * total:
+            continue
+        share = staging.problem.work[node] / total
+        yield (
+            place_of(program.ops[loop.op].location, program.file),
+            (
+                f"this loop is {share:.0%} of the work and all in one stage: nothing is cut inside a loop. Unroll it, or if it is the one "
+                f"over micro-batches, say so with {MICRO_BATCHES}"
+            ),
+        )

@@ -1,0 +1,39 @@
+"""The programs of a step in stages, each as a module of its own that stock XLA compiles."""
+
+from __future__ import annotations
+
+from rhino.ir.mlir.bindings import func, ir, sdy
+from rhino.ir.mlir.manual import wrap_manual
+from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.program.staged_module import STEP
+from rhino.passes.sharding.localize import localized_copy
+
+
+def program_modules(staged: ir.Module) -> dict[str, ir.Module]:
+    """Returns by its function's name the module of each program of `staged`, with its shardings if it has some."""
+    with staged.context, ir.Location.unknown():
+        tops = [view.operation for view in staged.body.operations]
+        found = module_mesh(staged.operation)  # of JAX's own meshes there may be empty ones beside it
+        mesh = next((op for op in tops if found and isinstance(op.opview, sdy.MeshOp) and op.opview.sym_name.value == found[0]), None)
+        functions = {op.opview.name.value: op for op in tops if isinstance(op.opview, func.FuncOp)}
+        return {name: _alone(op, mesh) for name, op in functions.items() if name != STEP}
+
+
+def compiled_form(program: ir.Module, file: str = "") -> ir.Module:
+    """Returns what is compiled of a program: with a mesh, what each device runs, collectives spelled out.
+
+    Raises:
+        RhinoError: RHI-LOCAL-001 where it cannot be localized.
+    """
+    return program if module_mesh(program.operation) is None else wrap_manual(localized_copy(program, file))
+
+
+def _alone(function: ir.Operation, mesh: ir.Operation | None) -> ir.Module:
+    module = ir.Module.create()
+    with ir.InsertionPoint(module.body):
+        for op in (mesh, function):
+            if op is not None:
+                copy = op.clone()
+    copy.attributes["sym_name"] = ir.StringAttr.get("main")
+    copy.attributes["sym_visibility"] = ir.StringAttr.get("public")
+    return module

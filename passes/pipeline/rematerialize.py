@@ -1,0 +1,201 @@
+"""Compute values of the way forward again for the way back, instead of keeping them.
+
+Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; `rhino.stage`
+          on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
+Writes    copies of ops of the way forward, with their attributes, right before the first op of the way back that reads what their piece
+          makes; these reads go to the copies. What a copy reads of the way forward goes through an `optimization_barrier`, with a value of
+          the way back that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of virtual stage v
+          is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
+Errors    RHI-RECOMPUTE-001 `keep` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
+          function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
+          shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
+Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with
+          Sublinear Memory Cost" (2016).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rhino.ir.cluster.cluster import Cluster, load_cluster
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.graph import WHILE, Graph, Loop
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.program.accumulation import MICRO_BATCHES, STAGE, accumulation_loop
+from rhino.ir.program.program import Program, ops_of
+from rhino.ir.program.staged_module import NUM_STAGES
+from rhino.ir.units import format_bytes, format_seconds
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.pipeline.rematerialize_ops import write_blocks
+from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
+from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
+from rhino.strategies.remat.remat_graph import ONE_STAGE, Stash, stash_of
+from rhino.strategies.structure.training_phases import Parts, parts_of
+
+if TYPE_CHECKING:
+    from rhino.strategies.remat.rematerialization import StageChoice
+
+_SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
+
+_MOST_BEGUN: Final = 4
+"""Of how many steps at most it is kept what does not depend on the share: a search of whole plans goes back and forth between few."""
+
+_LARGE_SHARE: Final = 0.2
+"""A loop that makes more than this share of the stash is worth a remark: it is made again as a whole or not at all."""
+
+
+@dataclass(frozen=True)
+class Recompute(Pass):
+    """Compute values of the way forward again for the way back, instead of keeping them."""
+
+    name: ClassVar[str] = "rhino-recompute"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS, *SHARDED_ERRORS)
+
+    keep: str = opt("0", "the largest share of what the way back reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0")
+    cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Rewrites `module` in place."""
+        cluster = load_cluster(self.cluster)
+        with whole_program(module, remarks) as program:
+            self.write(program, begin(program, module, cluster), remarks)
+
+    def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
+        """Writes the copies of which the least has to run again for what is kept."""
+        shares, stash = shares_of(self.keep), begun.stash
+        keep = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
+        from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+
+        choices = choose(stash, keep, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in keep})
+        blocks = [block for choice in choices for block in choice.blocks]
+        write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
+        for place, text in _said(program, stash, choices, staged=begun.is_staged):
+            remarks.add(self.name, place, text)
+        remarks.statistics["recompute"] = choices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """What is known of a step whatever is kept: its graph, what it saves for the way back, and in how many stages it is."""
+
+    graph: Graph
+    parts: Parts
+    stash: Stash
+    num_stages: int
+    is_staged: bool
+    num_micro_batches: int
+
+
+def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
+    """Returns what a step saves for the way back. Raises as the pass does."""
+    loop = accumulation_loop(program)
+    stages = _stages(program, loop)
+    seconds = sharded_figures(program, module, cluster).seconds
+    parts = parts_of(program.graph, loop, seconds)
+    count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
+    return Begun(program.graph, parts, stash_of(program.graph, parts, stages), _num_stages(module, stages), stages is not None, count)
+
+
+@dataclass(eq=False)
+class Recomputer:
+    """Has values of steps computed again, of each in several shares: what these do not change is found once."""
+
+    context: ir.Context
+    begun: dict[bytes, Begun] = field(default_factory=dict)
+
+    def rewritten(self, step: bytes, again: Recompute, remarks: Remarks) -> ir.Module:
+        """Returns the step as `again` makes it. Raises as that does."""
+        module = ir.Module.parse(step, self.context)
+        with self.context, module.operation.location:
+            known = self.begun.get(step)
+            if known is not None:
+                entry = entry_function(module)
+                again.write(Program(known.graph, entry, ops_of(entry), remarks.file), known, remarks)
+                return module
+            with whole_program(module.operation, remarks) as program:
+                known = begin(program, module.operation, load_cluster(again.cluster))
+                again.write(program, known, remarks)
+        self.begun[step] = known
+        if len(self.begun) > _MOST_BEGUN:
+            del self.begun[next(iter(self.begun))]
+        return module
+
+
+def share_of_all(text: str) -> float:
+    """Returns the share that `keep` says for whatever stages there will be.
+
+    Raises:
+        RhinoError: RHI-RECOMPUTE-001 where it is malformed, or says a share for each stage.
+    """
+    shares = shares_of(text)
+    if len(shares) > 1:
+        what = f"keep has {len(shares)} shares, one for each stage, and plans that are searched for are compared before they are in stages"
+        raise _malformed(what, "say one share for all stages; or say stages, micro-batches and the mesh, and nothing is searched for")
+    return shares[0]
+
+
+def shares_of(text: str) -> tuple[float, ...]:
+    """Returns the shares that `keep` says, one or one for each stage. Raises RHI-RECOMPUTE-001 where it is malformed."""
+    shares = []
+    for word in text.split(";"):
+        if not _SHARE.fullmatch(word) or float(word) > 1:
+            raise _malformed(f"keep '{text}' is no share of what the way back reads", "say a number from 0 to 1")
+        shares.append(float(word))
+    return tuple(shares)
+
+
+def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
+    """Returns the share of each stage."""
+    if len(shares) == 1:
+        return shares * (num_stages or 1)
+    if len(shares) != num_stages:
+        found = "the step is in no stages" if num_stages is None else f"the step is in {num_stages} stages"
+        raise _malformed(f"keep has {len(shares)} shares, and {found}", "say one share, or one for each stage")
+    return shares
+
+
+def _malformed(what: str, fix: str) -> RhinoError:
+    return RhinoError("RHI-RECOMPUTE-001", what, fix=fix)
+
+
+def _stages(program: Program, loop: Loop | None) -> list[int] | None:
+    """Returns the virtual stage of each op of a micro-batch, or None where it is in none; ops without one cost nothing."""
+    inside = range(len(program.ops)) if loop is None else range(loop.op + 1, loop.end)
+    found = [ONE_STAGE] * len(program.ops)
+    marked = [number for number in inside if STAGE in program.ops[number].attributes]
+    for number in marked:
+        found[number] = ir.IntegerAttr(program.ops[number].attributes[STAGE]).value
+    return found if marked else None
+
+
+def _num_stages(module: ir.Operation, stages: list[int] | None) -> int:
+    if stages is None:
+        return 1
+    return ir.IntegerAttr(module.attributes[NUM_STAGES]).value if NUM_STAGES in module.attributes else max(stages) // 2 + 1
+
+
+def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, staged: bool) -> list[tuple[Place, str]]:
+    """Returns what there is to say: of each stage, and of loops that make much of the stash."""
+    said = []
+    for one in choices:
+        num_ops = sum(len(block.ops) for block in one.blocks)
+        where = f"stage {one.stage}: " if staged else ""
+        kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} are kept for the way back"
+        again = (
+            f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch (gap {one.gap:.2%})"
+        )
+        said.append((Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.held_bytes)} are held"))
+    for unit in (unit for unit in stash.units if program.graph.cls(unit.op).name == WHILE):
+        size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)
+        whole = max(stash.total_bytes(unit.stage), 1)
+        if size > _LARGE_SHARE * whole:
+            share = f"{size / whole:.0%} of what the way back reads"
+            what = f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at all"
+            said.append((place_of(program.ops[unit.op].location, program.file), what))
+    return said

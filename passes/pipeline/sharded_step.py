@@ -1,0 +1,60 @@
+"""What a step comes to on one device, op by op, as its annotations have it sharded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rhino.ir.arrays import Floats
+from rhino.ir.cluster.cluster import Cluster
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.shardings import module_mesh
+from rhino.ir.program.program import Program
+from rhino.passes.sharding.localize import annotated_plan
+from rhino.passes.sharding.problem import rank_target
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan_costs import op_seconds, states_of
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.sharding.choice_problem import Builder
+
+SHARDED_ERRORS = ("RHI-LOCAL-001", "RHI-MESH-001")
+
+
+def rank_mesh(module: ir.Operation) -> Mesh:
+    """Returns the mesh that a module is sharded on, one device where it has none."""
+    found = module_mesh(module)
+    return found[1] if found is not None else mesh_of_shape((1,))
+
+
+def num_ranks(module: ir.Operation, cluster: Cluster, num_stages: int) -> int:
+    """Returns on how many meshes stages are: one each, as far as the cluster has devices."""
+    return max(1, min(num_stages, cluster.num_devices // rank_mesh(module).num_devices))
+
+
+class ShardedFigures(NamedTuple):
+    """The seconds of each op in a step [ops], with the collectives that it waits for; how everything lies; and the model of costs."""
+
+    seconds: Floats
+    plan: Plan
+    model: CostModel
+
+
+def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ranks: int = 1) -> ShardedFigures:
+    """Returns what a step comes to on one device of a rank's mesh, by the cost model that shardings are chosen by.
+
+    Raises:
+        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than the cluster.
+    """
+    model = rank_target(cluster, rank_mesh(module), ranks).model
+    plan = sharded_plan(program, module)
+    choice = Builder(graph=program.graph, model=model, is_part=True).costs()
+    return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
+
+
+def sharded_plan(program: Program, module: ir.Operation) -> Plan:
+    """Returns the plan that the annotations of a module are. What has no sharding is whole everywhere.
+
+    Raises:
+        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it.
+    """
+    return annotated_plan(program, rank_mesh(module).shape, program.file)

@@ -1,0 +1,292 @@
+"""The best whole plan where its caller leaves something of it open: shapes are compared, and the best have their programs made.
+
+Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found, RHI-MESH-001 more ranks than devices; what reading the module
+          and making a plan raise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, prod
+from typing import Final, Generic, TypeVar
+
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.units import fits_text, format_bytes
+from rhino.passes.planner.autotune_report import MadePlan, Report
+from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
+from rhino.passes.planner.workers import Workers
+from rhino.passes.sharding.problem import to_fit
+from rhino.strategies.autotune import DEFAULT, explore, is_open, reopen
+from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Evaluate, Explored, Outcome, Refused, Shape, Space
+from rhino.strategies.pipeline.schedules import SCHEDULES
+
+T = TypeVar("T")
+
+MOST_MADE: Final = 3
+"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is estimated at; and
+the best without stages, where all of them come to more than that is estimated at."""
+
+MOST_SCHEDULES: Final = 2
+"""How many more plans are made of such shapes, by other schedules, under the same condition."""
+
+MOST_NOTES: Final = 8
+"""How many shapes an error names."""
+
+CLOSE: Final = 1.1
+"""Times the budget: what came so near while shapes were compared may fit once its shardings are searched for as far as they can be."""
+
+NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
+"""Errors of plans that cannot be made, most for they need too much, where another may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is decided of a plan before anything is searched for (None and empty: open), and how the search goes.
+
+    `stages` are those of the model, of which a schedule may put several on a rank; `keep` is the share of what the way back needs that is
+    not recomputed. `most` shapes are planned for a strategy, by `jobs` processes (None: one a core).
+    """
+
+    stages: int | None = None
+    mesh: tuple[int, ...] = ()
+    micro_batches: int | None = None
+    schedule: str = ""
+    keep: float | None = None
+    strategy: str = DEFAULT
+    most: int = MOST
+    jobs: int | None = None
+
+    def schedules(self) -> tuple[str, ...]:
+        """Returns the schedules to choose from; a number of stages that is said means one for each rank."""
+        if self.schedule:
+            return (self.schedule,)
+        return tuple(name for name, schedule in SCHEDULES.items() if self.stages is None or not schedule.chunked)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages."""
+
+    stages: int
+    chunks: int
+    schedule: str
+    mesh: tuple[int, ...]
+    micro_batches: int
+    keep: float
+
+
+@dataclass(frozen=True, slots=True)
+class Made(Generic[T]):
+    """What is made by a plan, and what that is predicted to take."""
+
+    made: T
+    step_s: float
+    peak_bytes: tuple[float, ...]
+
+
+Make = Callable[[Decided], Made[T]]
+"""Makes the programs of a plan; what it raises where they do not fit rules the plan out."""
+
+
+def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
+    """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
+
+    Raises:
+        RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks than devices; what
+                `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and micro-batches that are none.
+    """
+    _check_numbers(said)
+    chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
+    stages = [] if said.stages is None else [max(1, said.stages // chunks)]
+    _check_ranks(setup, stages, said.mesh)
+    processes = said.jobs or os.cpu_count() or 1
+    with closing(Workers(setup, processes)) as workers:
+        setup = workers.setup = folded(setup)
+        space = _space(setup, said, stages)
+        explored = explore(space, workers.evaluate, told, said.strategy, foresee=workers.foresee)
+    end = _End(setup, explored, make)
+    end.make_best()
+    if end.is_open:
+        with closing(Workers(setup, processes)) as workers:
+            end.reopen(space, workers.evaluate, told, said.strategy)
+        end.make_best()
+    made, chosen = end.found()
+    plans, failed = tuple(end.plans), tuple(end.failed)
+    return made.made, Report(end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
+
+
+def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
+    """Returns what is left to choose from. Raises RHI-SOLVE-002 where stages are asked for, and there is no batch."""
+    numbers = [] if said.micro_batches is None else [said.micro_batches]
+    space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
+    if not space.meshes:
+        what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
+        raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
+    return space if said.keep is None else replace(space, keeps=(said.keep,))
+
+
+def _check_numbers(said: Said) -> None:
+    if said.stages is not None and said.stages < 1:
+        raise RhinoError("RHI-STAGE-001", f"{said.stages} stages were asked for", fix="ask for one or more, or leave them out")
+    if said.micro_batches is not None and said.micro_batches < 1:
+        raise RhinoError("RHI-BATCH-001", f"{said.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out")
+
+
+def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
+    """Raises RHI-MESH-001 where more ranks, or more devices in each, are asked for than there are."""
+    there, fix = load_cluster(setup.cluster).num_devices, "ask for fewer stages, or name a larger cluster"
+    for count in ranks or [1]:
+        if count > there:
+            what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
+            raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix=fix)
+        if (needed := count * prod(mesh)) > there:
+            held = f"{count} ranks of {prod(mesh)} devices each need {needed}" if count > 1 else f"{needed} devices are asked for"
+            what = f"{held}, cluster '{setup.cluster}' has {there}"
+            raise RhinoError("RHI-MESH-001", what, Place(setup.file), ("a mesh is that of one rank",), f"leave the mesh out, or {fix}")
+
+
+@dataclass(eq=False)
+class _End(Generic[T]):
+    """Makes the programs of the best shapes, best first. `plans` are those that fit, `failed` the shapes of those that do not.
+
+    `best` is the best of them; `known` are the outcomes of which programs were asked for, if they were worth it.
+    """
+
+    setup: Setup
+    explored: Explored
+    make: Make[T]
+    plans: list[MadePlan] = field(default_factory=list)
+    failed: list[Refused] = field(default_factory=list)
+    best: tuple[Made[T], MadePlan] | None = None
+    known: dict[Shape, Outcome] = field(default_factory=dict)
+
+    def make_best(self) -> None:
+        """Makes the best of what is new; where that is interrupted, with something made, that is all there is.
+
+        Where none fits, what came near is made: the first that fits is taken.
+        """
+        shapes: dict[Shape, int] = {}
+        new = [one for one in self.explored.outcomes if self.known.get(one.shape) is not one]
+        self.known = {one.shape: one for one in self.explored.outcomes}
+        for estimate in self.candidates(new):
+            if self.best and (self.best[0].step_s <= estimate.step_s or not self.is_worth(estimate.shape, shapes)):
+                continue
+            shapes[estimate.shape] = shapes.get(estimate.shape, 0) + 1
+            try:
+                self.take(estimate)
+            except KeyboardInterrupt:
+                if self.best is None:
+                    raise
+                self.explored.is_complete = False
+                break
+        for estimate in self.close(new):
+            if self.best is None:
+                self.take(estimate)
+
+    def found(self) -> tuple[Made[T], MadePlan]:
+        """Returns the best that was made. Raises RHI-SOLVE-001 and -002 where nothing was."""
+        if self.best is None:
+            raise self.none_fits()
+        return self.best
+
+    @property
+    def done(self) -> dict[Shape, None]:
+        """The shapes of which programs were made."""
+        return dict.fromkeys([*(one.estimate.shape for one in self.plans), *(one.shape for one in self.failed)])
+
+    @property
+    def is_open(self) -> bool:
+        """Says whether the search has left something that may take less than what was made; if it came to its end."""
+        return self.best is not None and self.explored.is_complete and is_open(self.explored, self.best[0].step_s, self.done)
+
+    def reopen(self, space: Space, evaluate: Evaluate, told: Callable[[Explored], None], strategy: str) -> None:
+        """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
+        assert self.best is not None, "there is a step to beat"
+        self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, told, strategy)
+
+    def is_worth(self, shape: Shape, made: dict[Shape, int]) -> bool:
+        """Says whether one more may be made, after so many of each shape; without stages there is nothing that estimates leave open."""
+        if shape in made:
+            return sum(made.values()) - len(made) < MOST_SCHEDULES
+        return len(made) < MOST_MADE or shape.stages == 1
+
+    def candidates(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
+        """Returns what may be made, best first: a plan of each shape by each schedule.
+
+        Last comes what by its estimate does not fit, and what was too slow for anybody to ask what it needs.
+        """
+        ranked = [one for one in outcomes if isinstance(one, Estimate)]
+        others = [other for one in ranked for other in (*one.others, *([one.ahead] if one.ahead else []))]
+        nearly = [one for refused in outcomes if isinstance(refused, Refused) for one in refused.nearly]
+        slow = [one for cut_off in outcomes if isinstance(cut_off, CutOff) for one in cut_off.plans]
+        fits = [(max(one.peak_bytes, default=0.0) <= self.setup.budget_bytes, one) for one in (*ranked, *others)]
+        every = [*fits, *((False, one) for one in (*nearly, *slow))]
+        return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].shape))]
+
+    def close(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
+        """Returns the few plans in one stage that needed hardly more than there is, the smallest first; of their step a bound is known."""
+        most = CLOSE * self.setup.budget_bytes
+        found = [one for one in outcomes if isinstance(one, Refused) and one.by_memory and 0 < one.found_bytes <= most]
+        found.sort(key=lambda one: (one.found_bytes, one.shape))
+        return [
+            Estimate(one.shape, "", *(one.free_bound_s,) * 4, collectives_s=0.0, peak_bytes=(one.found_bytes,)) for one in found[:MOST_MADE]
+        ]
+
+    def take(self, estimate: Estimate) -> None:
+        """Makes the programs of a plan, and takes it if it is the best."""
+        try:
+            made = self.make(decided(estimate))
+        except RhinoError as error:
+            if error.id not in NOT_MADE:
+                raise
+            by = f", {estimate.schedule}" if estimate.schedule else ""
+            self.failed.append(Refused(estimate.shape, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT))
+            return
+        plan = MadePlan(estimate, made.step_s, made.peak_bytes)
+        self.plans.append(plan)
+        if self.best is None or made.step_s < self.best[0].step_s:
+            self.best = made, plan
+
+    def none_fits(self) -> RhinoError:
+        """Returns what to say where there is no plan: what is wrong with the step, where that is so in every shape."""
+        refused = [*self.failed, *self.explored.refused]
+        by_memory = any(one.by_memory for one in refused)
+        refused.sort(key=lambda one: (not one.by_memory, one.least_bytes or inf))  # what needs least first, last where that is not known
+        notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
+        if by_memory:
+            what = f"no plan {fits_text(self.setup.budget_bytes)}{self.least_known(refused[0])}"
+            said = " and ".join(f"--{name}" for name in CONSTRAINTS if self.setup.options.get(name))
+            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(said))
+        no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
+        return self.refused_step([one.shape for one in refused]) or no_plan
+
+    def least_known(self, least: Refused) -> str:
+        """Returns what the shape that needs least would have to have, as far as is known, as words behind the budget."""
+        size = least.least_bytes
+        words = format_bytes(size)
+        if words == format_bytes(self.setup.budget_bytes):
+            words += f" ({ceil(size)} bytes)"
+        about = "" if least.found_bytes == size else "about "  # what rows and stages are said to need is no program
+        return f"; of what was looked at the least needs {about}{words}" if size else ""
+
+    def refused_step(self, shapes: Sequence[Shape]) -> RhinoError | None:
+        """Returns why the step itself cannot be had in any of `shapes`, by the first of them; None where in some it can."""
+        errors = []
+        for shape in {(one.micro_batches, one.keep): one for one in shapes}.values():
+            error = refusal(self.setup, shape)
+            if error is None:
+                return None
+            errors.append(error)
+        return errors[0] if errors else None
+
+
+def decided(estimate: Estimate) -> Decided:
+    """Returns the plan that was estimated."""
+    shape = estimate.shape
+    pipeline = pipeline_of(SCHEDULES[estimate.schedule], shape) if estimate.schedule else None
+    stages, chunks = (pipeline.num_stages, pipeline.chunks) if pipeline else (1, 1)
+    return Decided(stages, chunks, estimate.schedule, shape.mesh, shape.micro_batches, shape.keep)

@@ -1,0 +1,220 @@
+"""What a search of whole plans says for itself: the chosen plan, what the others lost by, as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final
+
+from rhino.ir.units import format_seconds, peak_text
+from rhino.strategies.autotune.base import CutOff, Estimate, Explored, Refused, Shape
+
+SHOWN: Final = 5
+"""How many of the shapes that lost are printed, best first, and how many of those that are none; the JSON has them all."""
+
+NOTABLE: Final = 0.001
+"""The share of a step below which a difference in one of its parts is not worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlan:
+    """A plan whose programs were made: as it was estimated, and what it came to once they were there."""
+
+    estimate: Estimate
+    step_s: float
+    peak_bytes: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A plan that could be had and was not taken, and `why`; `made` is what it came to where its programs were made."""
+
+    estimate: Estimate
+    made: MadePlan | None
+    why: str
+
+    @property
+    def step_s(self) -> float:
+        """The seconds of a step: of its programs where they were made, else as it was estimated."""
+        return self.made.step_s if self.made else self.estimate.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A search and its end.
+
+    `made` are the plans whose programs were made and fit, `failed` the shapes of those that did not; `budget_bytes` is per device. Of a
+    deep step, shapes were compared with so many `groups` for the alike `layers` of each stretch, and what is said of plans whose programs
+    were not made is of these. Steps of programs are compared with those of programs, and estimates with estimates.
+    """
+
+    explored: Explored
+    chosen: MadePlan
+    made: tuple[MadePlan, ...]
+    failed: tuple[Refused, ...]
+    cluster: str
+    budget_bytes: float
+    layers: tuple[int, ...] = ()
+    groups: int = 0
+
+    def text(self) -> str:
+        """Returns the summary."""
+        one = self.chosen.estimate
+        bound_s = min(self.explored.bound_s, self.chosen.step_s)
+        gap = _part(self.chosen.step_s - bound_s, self.chosen.step_s)
+        ended = "" if self.explored.is_complete else "; the search was ended before its end"
+        lines = [
+            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than {format_seconds(bound_s)} "
+            f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
+            f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
+            f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that were planned "
+            f"({_counts(self.explored)}){ended}",
+        ]
+        lines += [
+            f"  compared with {count:,} alike layers in {self.groups} groups, each as if its layers lay alike" for count in self.layers
+        ]
+        lost = self.lost()
+        lines += [f"  {_named(other.estimate)}: {_step(other)}, {other.why}" for other in lost[:SHOWN]]
+        if len(lost) > SHOWN:
+            lines.append(f"  and {len(lost) - SHOWN} more that are slower")
+        if cut_off := self.cut_off():
+            lines.append(f"  {len(cut_off)} were not planned to their end:")
+            lines += [f"    {_cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
+            if len(cut_off) > SHOWN:
+                lines.append(f"    and {len(cut_off) - SHOWN} more, from {format_seconds(cut_off[SHOWN][0].step_s)} on")
+        none = self.refused()
+        lines += [f"  {other.shape}: {other.why}" for other in none[:SHOWN]]
+        if len(none) > SHOWN:
+            lines.append(f"  and {len(none) - SHOWN} more that cannot be had")
+        return "\n".join(lines)
+
+    def lost(self) -> list[Lost]:
+        """Returns the shapes that could be had and were not taken, each as its best plan, best first."""
+        best: dict[Shape, MadePlan] = {}
+        for plan in sorted(self.made, key=lambda one: one.step_s):
+            best.setdefault(plan.estimate.shape, plan)
+        gone = {self.chosen.estimate.shape, *best, *(one.shape for one in self.failed)}
+        found = [Lost(plan.estimate, plan, self.made_loss(plan)) for shape, plan in best.items() if shape != self.chosen.estimate.shape]
+        found += [Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.shape not in gone]
+        return sorted(found, key=lambda one: (one.step_s, one.estimate.shape))
+
+    def made_loss(self, plan: MadePlan) -> str:
+        """Returns by what a plan loses whose programs were made."""
+        return f"{_part(plan.step_s - self.chosen.step_s, self.chosen.step_s):.1%} slower once its programs were made"
+
+    def loss(self, one: Estimate) -> str:
+        """Returns by what a plan loses as it was estimated, against what was chosen as that was."""
+        left = "; its programs were not made" if one.step_s < self.chosen.step_s else ""
+        return f"{_loss(one, self.chosen.estimate)}{left}"
+
+    def cut_off(self) -> list[tuple[CutOff, str]]:
+        """Returns the shapes that were not planned to their end, the fastest first, with why; without those whose programs were made."""
+        gone = {*(one.estimate.shape for one in self.made), *(one.shape for one in self.failed)}
+        every = sorted(self.explored.cut_off, key=lambda one: one.step_s)
+        return [(one, self.cut(one)) for one in every if one.shape not in gone]
+
+    def cut(self, one: CutOff) -> str:
+        """Returns why a shape was not planned to its end."""
+        if one.plans:
+            about = f"about {format_seconds(one.plans[0].step_s)} without regard to memory"
+            return f"{about}, {self.loss(one.plans[0])}"
+        memory = " in the memory there is" if one.by_memory else ""
+        slower = _part(one.bound_s - self.chosen.step_s, self.chosen.step_s)
+        than = f"{slower:.1%} slower" if slower >= 0 else "no less than the best was estimated at when it was looked at"
+        return f"at least {format_seconds(one.bound_s)}{memory}, {than}"
+
+    def refused(self) -> list[Refused]:
+        """Returns the shapes that cannot be had, those first whose programs were made and did not fit."""
+        made = {one.estimate.shape for one in self.made}
+        failed = [one for one in self.failed if one.shape not in made]
+        gone = made | {one.shape for one in failed}
+        return [*failed, *(one for one in self.explored.refused if one.shape not in gone)]
+
+    def json(self) -> dict[str, Any]:
+        """Returns what a program reads."""
+        one = self.chosen.estimate
+        return {
+            "version": 1,
+            "cluster": self.cluster,
+            "budget_bytes": self.budget_bytes,
+            "plan": _plan_json(one),
+            "predicted_step_s": self.chosen.step_s,
+            "predicted_peak_bytes": list(self.chosen.peak_bytes),
+            **_estimate_json(one),
+            "bound_s": min(self.explored.bound_s, self.chosen.step_s),
+            "is_complete": self.explored.is_complete,
+            "grouped": [{"layers": count, "groups": self.groups} for count in self.layers],
+            "found_by": self.explored.asked_by[one.shape],
+            "num_planned": self.explored.num_asked,
+            "alternatives": [_lost_json(other) for other in self.lost()],
+            "cut_off": [_cut_json(other) | {"why": why} for other, why in self.cut_off()],
+            "refused": [_shape_json(other.shape) | {"why": other.why} for other in self.refused()],
+            "passed_over": [_shape_json(shape) | {"bound_s": bound_s} for shape, bound_s in sorted(self.explored.passed_over.items())],
+        }
+
+
+def _shape_json(shape: Shape) -> dict[str, Any]:
+    found: dict[str, Any] = {"stages": shape.stages, "mesh": list(shape.mesh), "micro_batches": shape.micro_batches, "keep": shape.keep}
+    return found if shape.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
+
+
+def _plan_json(one: Estimate) -> dict[str, Any]:
+    """Returns what says a plan, as options of the command line do."""
+    return _shape_json(one.shape) | {"schedule": one.schedule}
+
+
+def _estimate_json(one: Estimate) -> dict[str, Any]:
+    """Returns the figures of a plan as it was estimated; the peaks of the ranks where it was told what they need."""
+    peaks = {"estimated_peak_bytes": [ceil(size) for size in one.peak_bytes]} if len(one.peak_bytes) == one.shape.stages else {}
+    return {"estimated_step_s": one.step_s, **peaks}
+
+
+def _lost_json(one: Lost) -> dict[str, Any]:
+    """Returns an alternative: what its programs are predicted to take, where they were made, and what it was estimated at."""
+    made = {"predicted_step_s": one.made.step_s, "predicted_peak_bytes": list(one.made.peak_bytes)} if one.made else {}
+    return _plan_json(one.estimate) | made | _estimate_json(one.estimate) | {"bound_s": one.estimate.bound_s, "why": one.why}
+
+
+def _cut_json(one: CutOff) -> dict[str, Any]:
+    """Returns a shape that was not planned to its end: its bound, and what a pipeline was estimated at where that is what was too much."""
+    found = _shape_json(one.shape) | {"bound_s": one.bound_s}
+    return found | {"estimated_step_s": one.estimated_s} if one.estimated_s else found
+
+
+def _counts(explored: Explored) -> str:
+    return ", ".join(f"{count} for {name}" for name, count in explored.num_asked.items())
+
+
+def _named(one: Estimate) -> str:
+    return f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape)
+
+
+def _cut_name(one: CutOff) -> str:
+    return _named(one.plans[0]) if one.plans else str(one.shape)
+
+
+def _step(one: Lost) -> str:
+    """Returns the step of a plan that was not taken; `about` says that it is an estimate."""
+    return format_seconds(one.step_s) if one.made else f"about {format_seconds(one.step_s)}"
+
+
+def _parts(one: Estimate) -> str:
+    parts = (("compute", one.compute_s), ("collectives", one.collectives_s), ("idle", one.idle_s))
+    return ", ".join(f"{_part(seconds, one.step_s):.0%} {name}" for name, seconds in parts)
+
+
+def _part(seconds: float, step_s: float) -> float:
+    """Returns what part of a step some time is; none, where nothing is computed and the step takes no time."""
+    return seconds / step_s if step_s else 0.0
+
+
+def _loss(one: Estimate, best: Estimate) -> str:
+    """Returns by what a plan loses to another, both as they were estimated."""
+    pairs = (
+        ("compute", one.compute_s - best.compute_s),
+        ("collectives", one.collectives_s - best.collectives_s),
+        ("idle time", one.idle_s - best.idle_s),
+    )
+    words = [f"{_part(seconds, best.step_s):+.1%} {name}" for name, seconds in pairs if abs(seconds) > NOTABLE * best.step_s]
+    slower = _part(one.step_s - best.step_s, best.step_s)
+    return f"by estimates {abs(slower):.1%} {'slower' if slower >= 0 else 'faster'}: {', '.join(words) or 'hardly'}"

@@ -1,0 +1,504 @@
+"""Evaluate the shapes of whole plans: what each comes to, by planning its shardings and estimating its stages.
+
+A step is normalized once, taken in micro-batches once for each number of them, and planned once for each mesh of a rank. What a shape comes
+to is the search's own cost and memory of that plan; if it is a pipeline, as its stages and schedule have it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.ir.cluster.cluster import Cluster, load_cluster, mesh_axes
+from rhino.ir.cluster.mesh import mesh_of_shape
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import Graph, Loop
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.program.accumulation import accumulation_loop
+from rhino.ir.program.program import Program, read_program
+from rhino.ir.units import PEAK, format_bytes
+from rhino.passes.base import Remarks
+from rhino.passes.frontend.stage_marks import BOUNDARY
+from rhino.passes.pipeline.divider import Divider
+from rhino.passes.pipeline.fold_layers import STRETCHES, FoldLayers
+from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
+from rhino.passes.pipeline.rematerialize import Recompute, Recomputer
+from rhino.passes.registry import Item, before_choice
+from rhino.passes.sharding.problem import Target, begin_choice, rank_target
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.strategies.autotune.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.choice.plan_costs import op_seconds
+from rhino.strategies.memory.peak import predicted_peak
+from rhino.strategies.pipeline.in_flight import several_in_flight
+from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
+from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule
+from rhino.strategies.pipeline.stages.balance import TOLERANCES
+from rhino.strategies.pipeline.stages.estimate import Sharded, StageEstimate, StageEstimates
+from rhino.strategies.pipeline.step_time import step_seconds
+from rhino.strategies.sharding.choice_problem import build
+from rhino.strategies.sharding.memory_fitting import fit
+from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.problem import Problem
+from rhino.strategies.solver.search import Limits, Search
+
+LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
+"""How far shardings are searched for while shapes are compared: where memory binds, to about a hundredth."""
+
+
+GROUPS: Final = 64
+"""In how many groups alike layers are planned at least, where there are twice as many or more; and in two for each device."""
+
+CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
+"""Options that are constraints on how tensors lie and ops run."""
+
+_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
+"""Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
+
+Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
+"""What a pipeline takes by some schedules, best first: the seconds of a step, the schedule, its tasks, and what its stages come to."""
+
+MOST_OPS: Final = 500_000
+"""How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What shapes are evaluated for: the step as bytecode, and the options of the passes, by name, as `before_choice` takes them.
+
+    `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded. Stages are cut within
+    one of `tolerances` of the best balance.
+    """
+
+    module: bytes
+    file: str
+    cluster: str
+    budget_bytes: float
+    options: dict[str, str]
+    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    layers: tuple[int, ...] = ()
+    groups: int = 0
+    tolerances: tuple[float, ...] = TOLERANCES
+
+
+def folded(setup: Setup) -> Setup:
+    """Returns a setup in which one layer of a deep step stands for several; the same where there are few, or names are spoken of."""
+    if any(setup.options.get(name) for name in _BY_NAME) or BOUNDARY.encode() in setup.module:
+        return setup
+    context, remarks = make_context(), Remarks(setup.file)
+    module = ir.Module.parse(setup.module, context)
+    groups = max(GROUPS, 2 * load_cluster(setup.cluster).num_devices)
+    build_pass_manager([FoldLayers(num_groups=groups)], context, remarks).run(module.operation)
+    layers = remarks.statistics.get(STRETCHES, ())
+    return replace(setup, module=bytecode(module), layers=layers, groups=groups) if layers else setup
+
+
+@dataclass(eq=False)
+class Evaluator:
+    """Evaluates shapes one after the other, and keeps what several have in common; in `folder`, for other processes too."""
+
+    setup: Setup
+    folder: Path | None = None
+    limits: Limits = LIMITS
+    cluster: Cluster = field(init=False)
+    context: ir.Context = field(init=False)
+    modules: dict[str, bytes | RhinoError] = field(default_factory=dict)
+    programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
+    ops_read: int = 0
+    divider: Divider = field(init=False)
+    recomputer: Recomputer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cluster = load_cluster(self.setup.cluster)
+        self.context = make_context()
+        self.divider = Divider(self.context)
+        self.recomputer = Recomputer(self.context)
+
+    def outcome(self, shape: Shape, cutoff_s: float = inf) -> Outcome:
+        """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
+        try:
+            target = self.target(shape)
+            with self.context:
+                step = self.program(shape, target)
+                return self.planned(shape, step[1], target, cutoff_s)
+        except RhinoError as error:
+            return Refused(shape, error.what, by_memory=False)
+
+    def program(self, shape: Shape, target: Target) -> tuple[ir.Module, Program]:
+        """Returns the step of a shape, which lasts as long as its module; one in which no axis is spoken of is read once for all meshes."""
+        key = (shape.micro_batches, shape.keep)
+        found = self.programs.pop(key, None)
+        if found is None:
+            module = self.prepared(shape)
+            found = module, read_program(entry_function(module), target.mesh, self.setup.file)
+            self.ops_read += found[1].graph.num_ops
+        if _says_nothing_of_axes(found[1].graph):
+            self.programs[key] = found
+        while len(self.programs) > 1 and sum(program.graph.num_ops for _, program in self.programs.values()) > MOST_OPS:
+            del self.programs[next(iter(self.programs))]
+        return found
+
+    def prepared(self, shape: Shape) -> ir.Module:
+        """Returns the step in so many micro-batches, ready for the choice of shardings.
+
+        To divide it is most of the work, and the same whatever is kept for the way back. What is pinned comes last and is not kept, so that
+        evaluators that differ in it may share a folder.
+        """
+        *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
+        again = [one for one in rewriting if isinstance(one, Recompute)]
+        others = [one for one in rewriting if not isinstance(one, Recompute)]
+        at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
+        step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
+        divided = self.made(f"{shape.micro_batches}", step, others[at:])
+        module = ir.Module.parse(self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate]), self.context)
+        build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
+        return module
+
+    def made(self, name: str, start: bytes, items: Sequence[Item]) -> bytes:
+        """Returns what `items` make of a module; what another process has put in the folder is not made again."""
+        if name not in self.modules:
+            file = self.folder / f"{name}.mlirbc" if self.folder else None
+            self.modules[name] = file.read_bytes() if file and file.exists() else self.rewritten(start, items, file)
+        found = self.modules[name]
+        if isinstance(found, RhinoError):
+            raise found
+        return found
+
+    def rewritten(self, start: bytes, items: Sequence[Item], file: Path | None) -> bytes | RhinoError:
+        """Returns what `items` make of a module, and puts it into `file`."""
+        first, *rest = items
+        remarks = Remarks(self.setup.file)
+        try:
+            if isinstance(first, MicroBatch):
+                module = self.divider.divided(start, first, remarks)
+            elif isinstance(first, Recompute):
+                module = self.recomputer.rewritten(start, first, remarks)
+            else:
+                module, rest = ir.Module.parse(start, self.context), [first, *rest]
+            manager = build_pass_manager(rest, self.context, remarks)
+            manager.enable_verifier(False)  # who parses what comes out verifies it
+            manager.run(module.operation)
+        except RhinoError as error:
+            return error
+        found = bytecode(module)
+        if file:
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_bytes(found)
+            part.replace(file)  # whole or not at all: others may look at any time
+        return found
+
+    def target(self, shape: Shape) -> Target:
+        """Returns the mesh of a rank, on the links that it has where every rank has one."""
+        return rank_target(self.cluster, mesh_of_shape(shape.mesh), shape.stages)
+
+    def planned(self, shape: Shape, program: Program, target: Target, cutoff_s: float) -> Outcome:
+        """Returns what the best shardings of a step come to."""
+        least_s = arithmetic_s(program.graph, self.cluster)
+        if least_s >= cutoff_s:
+            return CutOff(shape, least_s, least_s, by_memory=False, arithmetic_s=least_s)
+        choice = begin_choice(program, target)
+        loop = accumulation_loop(program)
+        ranks, budget = shape.stages, self.setup.budget_bytes * shape.stages
+        ops_s = _least_cost_s(choice.problem) / ranks
+        if ops_s >= cutoff_s:
+            return CutOff(shape, ops_s, ops_s, by_memory=False)
+        held = None
+        if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
+            held = self.with_memory(shape, choice, loop, ops_s)
+            if isinstance(held, Refused):
+                return held
+        search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * ranks))
+        begun_s = search.begin() / ranks
+        if cutoff_s <= begun_s < inf:
+            return CutOff(shape, begun_s, begun_s, by_memory=False)
+        begun = search.first
+        assert begun is not None, "it has begun"
+        timed: Timed = []
+        ahead: Timed = []
+        is_slow = False
+        if loop is not None and ranks > 1 and begun.value < inf and cutoff_s < inf:
+            timed, ahead = self.timed(shape, choice, begun.states, loop)
+            is_slow = self.is_slow(timed, ahead, cutoff_s)
+            if is_slow:  # idle time and all, and what memory adds is long to find
+                plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
+                return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
+        held = held or self.with_memory(shape, choice, loop, begun_s)
+        if isinstance(held, Refused):
+            return held
+        choice, problem = held
+        search.remember(problem)
+        free = _heard(search.free(budget))
+        if isinstance(free, Infeasible):
+            return Refused(shape, "no choice of shardings was found", by_memory=False)
+        free_s = free.bound / ranks
+        if free_s >= cutoff_s:
+            return CutOff(shape, free_s, free_s, by_memory=False)
+        if isinstance(free, Unsolved):
+            return Refused(shape, "no choice of shardings was found", by_memory=False)
+        if ranks == 1:
+            answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)), cutoff_s))
+        else:  # rows count the micro-batches in flight
+            answer = _heard(search.within(budget, free))
+        if not isinstance(answer, Answer):
+            if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
+                return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
+            return _none_that_fits(shape, answer, free_s)
+        bounds = (answer.bound / ranks, free_s)
+        if ranks == 1:
+            compute_s, collectives_s = _shares(problem, answer.states)
+            return Estimate(shape, "", answer.cost, *bounds, compute_s, collectives_s, (answer.peak_bytes,))
+        assert loop is not None, "a pipeline has micro-batches"
+        if not timed or not np.array_equal(answer.states, begun.states):
+            timed, ahead = self.timed(shape, choice, answer.states, loop)
+            is_slow = self.is_slow(timed, ahead, cutoff_s)
+        is_for_ahead = timed and timed[0][0] >= cutoff_s and not is_slow
+        outcome = self.in_stages(shape, problem, answer, bounds, timed, inf if is_for_ahead else cutoff_s)
+        if isinstance(outcome, Estimate):
+            return self.with_ahead(outcome, _estimates(shape, problem, answer.states, ahead, bounds), ahead)
+        return outcome
+
+    def is_slow(self, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
+        """Says whether a pipeline takes `cutoff_s` or longer by every schedule, but for those that run ahead and need too much for that."""
+        if not timed or timed[0][0] < cutoff_s:
+            return False
+        quick = [(order, cut.needs) for step_s, _, order, cut in ahead if step_s < cutoff_s]
+        budget_bytes = self.setup.budget_bytes
+        return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
+
+    def with_memory(self, shape: Shape, choice: Choice, loop: Loop | None, free_bound_s: float) -> tuple[Choice, Problem] | Refused:
+        """Returns a choice with what it keeps in memory, and as a problem with what all ranks hold; not where that cannot fit."""
+        ranks = shape.stages
+        choice = choice.with_memory()
+        problem = choice.problem
+        if ranks > 1 and loop is not None:
+            problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
+        least = float(problem.least_memory().max(initial=0.0)) / ranks
+        if least > self.setup.budget_bytes * (1 if ranks > 1 else NEARLY):  # of one stage programs are told, which may need less than rows
+            return Refused(shape, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
+        return choice, problem
+
+    def in_stages(
+        self, shape: Shape, problem: Problem, answer: Answer, bounds: tuple[float, float], timed: Timed, cutoff_s: float
+    ) -> Outcome:
+        """Returns what a sharded step comes to as a pipeline, with the best of the schedules that fit.
+
+        What a schedule needs is most of the work to tell. It is not told where the step takes `cutoff_s` or longer.
+        """
+        if not timed:
+            return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
+        budget_bytes = self.setup.budget_bytes
+        found = _estimates(shape, problem, answer.states, timed, bounds)
+        quick = [one for one in timed if one[0] < cutoff_s]
+        for number, (*_, order, cut) in enumerate(quick):
+            found[number] = replace(found[number], peak_bytes=cut.needs.peak_bytes(order, NEARLY * budget_bytes))
+            if max(found[number].peak_bytes) <= budget_bytes:
+                others = tuple([one for one in found if one is not found[number] and may_fit(one, budget_bytes)])
+                return replace(found[number], others=others)
+        needed = min((max(one.peak_bytes) for one in found[: len(quick)]), default=0.0)
+        why = f"its largest stage needs about {format_bytes(needed)} per device"
+        nearly = tuple([one for one in found if may_fit(one, budget_bytes)])
+        if len(quick) == len(timed):
+            return Refused(shape, why, True, bounds[1], needed, nearly)
+        if quick and needed * KEPT <= budget_bytes:  # what others need is not known, so that more micro-batches may fit at once
+            return Refused(shape, f"{why} by a schedule that is quick enough", True, bounds[1], nearly=nearly)
+        estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
+        return CutOff(shape, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
+
+    def with_ahead(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate:
+        """Returns the estimate of a shape with what was `found` by schedules that run ahead: the best that is quicker and fits, and others.
+
+        Those are made where the programs of better ones come to more than they are estimated at.
+        """
+        others = list(plain.others)
+        for one, (_, _, order, cut) in zip(found, ahead, strict=True):
+            if plain.ahead is None and one.step_s < plain.step_s:
+                told = replace(one, peak_bytes=cut.needs.peak_bytes(order, NEARLY * self.setup.budget_bytes))
+                if max(told.peak_bytes) <= self.setup.budget_bytes:
+                    plain = replace(plain, ahead=told)
+                    continue
+            else:
+                told = one
+            if may_fit(told, self.setup.budget_bytes):
+                others.append(told)
+        return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
+
+    def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
+        """Returns what a sharded step takes as a pipeline by each schedule, none where it cannot be cut; those apart that run ahead.
+
+        Shapes are compared by the others. What runs ahead needs so much that most that it would keep in the race are too large in the end.
+        Where it is all that is asked for it is no other's.
+        """
+        outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
+        sharded = Sharded(make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states))
+        cuts = StageEstimates(sharded, shape.micro_batches, outer.link, self.setup.tolerances)
+        found: Timed = []
+        ahead: Timed = []
+        is_apart = any(not SCHEDULES[name].runs_ahead for name in self.setup.schedules)
+        for name in self.setup.schedules:
+            if pipeline := pipeline_of(SCHEDULES[name], shape):
+                order, every = make_order(name, pipeline), cuts.cuts(pipeline.num_stages)
+                best = min(((step_seconds(order, cut.times), name, order, cut) for cut in every), key=_seconds)
+                (ahead if is_apart and SCHEDULES[name].runs_ahead else found).append(best)
+        return sorted(found, key=_seconds), sorted(ahead, key=_seconds)
+
+
+def refusal(setup: Setup, shape: Shape) -> RhinoError | None:
+    """Returns the error of the step itself, in so many micro-batches and recomputed so, whatever the devices; None where there is none."""
+    try:
+        Evaluator(setup).prepared(shape)
+    except RhinoError as error:
+        return error
+    return None
+
+
+def _estimates(shape: Shape, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
+    """Returns what a shape comes to by each schedule, best first, without what that needs."""
+    _, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
+    found = []
+    for step_s, name, _, cut in timed:
+        compute_s = cut.times.busy_s(shape.micro_batches) / shape.stages - collectives_s
+        found.append(Estimate(shape, name, step_s, *bounds, compute_s, collectives_s, ()))
+    return found
+
+
+def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:
+    return timed[0]
+
+
+def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:
+    """Returns the pipeline that a schedule runs for a shape; None where it takes none."""
+    chunks = 2 if schedule.chunked else 1
+    if chunks > 1 and shape.micro_batches % shape.stages:
+        return None
+    return Pipeline(shape.stages * chunks, shape.micro_batches, chunks)
+
+
+def named_options(shape: Shape) -> dict[str, str]:
+    """Returns the options of the passes before the choice of shardings that make a step of this shape."""
+    found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
+    return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
+
+
+def _none_that_fits(shape: Shape, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
+    """Returns the refusal of a shape of which no choice fits, with the least program that was found, which one stage alone has."""
+    why = "no choice of shardings that is predicted to fit was found"
+    least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if shape.stages == 1 else None
+    if least is None:
+        return Refused(shape, why, True, free_bound_s)
+    return Refused(shape, f"{why}; the least has a {PEAK} of {format_bytes(least)} per device", True, free_bound_s, found_bytes=least)
+
+
+def _says_nothing_of_axes(graph: Graph) -> bool:
+    """Says whether a graph is the same whatever the mesh: nobody has said how anything lies."""
+    said = (graph.fixed, graph.roles, graph.choices, any(limit is not None for limit in graph.return_fixed))
+    return not any(said) and all(cls.held is None for cls in graph.classes)
+
+
+def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
+    """Returns the seconds of ops and of ways between them."""
+    nodes = float(problem.node_entries(problem.node_table, np.arange(problem.num_nodes), states).sum())
+    return nodes, problem.cost(states) - nodes
+
+
+def _least_cost_s(problem: Problem) -> float:
+    """Returns a bound on every choice that takes no search: what each node and each edge takes at least."""
+    least = np.array([table.min(initial=inf) for table in problem.tables])
+    return float(least[problem.node_table].sum() + least[problem.edge_table].sum())
+
+
+def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
+    """Returns what the search of shardings came to. If it was interrupted it made do with what it had: the search of shapes ends, too."""
+    if isinstance(found, Answer) and found.is_interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def make_space(
+    setup: Setup,
+    stages: Sequence[int] = (),
+    meshes: Sequence[tuple[int, ...]] = (),
+    micro_batches: Sequence[int] = (),
+    most: int = MOST,
+) -> Space:
+    """Returns what there is to choose from; what the caller leaves empty is every possibility.
+
+    Raises:
+        RhinoError: RHI-READ-005 and -006 for a module that cannot be read.
+    """
+    cluster, context = load_cluster(setup.cluster), make_context()
+    module = ir.Module.parse(setup.module, context)
+    possible = tuple(micro_batches) or _numbers(module, setup)
+    numbers = _apart(possible)
+    build_pass_manager(before_choice({}), context, Remarks(setup.file)).run(module.operation)
+    with context:
+        program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
+        whole = build(program.graph, rank_target(cluster, mesh_of_shape((1,)), cluster.num_devices).model).problem
+    held = sum(program.graph.type_of(value).num_bytes for value in range(len(program.graph.arguments)))
+    passing = max(0.0, float(whole.least_memory().max(initial=0.0)) - held)
+    counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
+    found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
+    return Space(
+        found,
+        numbers,
+        arithmetic_s(program.graph, cluster),
+        most=most,
+        budget_bytes=setup.budget_bytes,
+        finer=possible,
+        held_bytes=held / cluster.num_devices,
+        passing_bytes=passing / cluster.num_devices,
+        has_kin=not meshes,
+    )
+
+
+def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
+    """Returns the numbers of micro-batches that there may be: the divisors of the batch; 1 alone if there is no batch."""
+    try:
+        with module.context, ir.Location.unknown():
+            size = batch_size(module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options})
+    except RhinoError:
+        return (1,)
+    return tuple(number for number in range(1, size + 1) if size % number == 0)
+
+
+def _apart(possible: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers to step in, each about twice the one before."""
+    numbers = [possible[0]]
+    for number in possible:
+        if number >= APART * numbers[-1]:
+            numbers.append(number)
+    return tuple(numbers)
+
+
+APART: Final = 1.9
+"""At least how many times the number before is the next number of micro-batches that is tried."""
+
+
+def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the meshes that are searched for a rank, where each rank has as many devices: of two axes, if there are such.
+
+    On devices of one level the order of the axes says little, and two axes do whatever one does: then it is one mesh for each way to write
+    the number as a product. What one axis, or the other order, has in its favour is looked at for the best plans (`Space.kin`).
+    """
+    size = cluster.num_devices // num_ranks
+    pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]
+    if not pairs:
+        return ((size,),)
+    spans = size > cluster.levels[-1].size
+    return tuple([pair for pair in pairs if spans or pair[0] <= pair[1]])
+
+
+def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
+    """Returns the seconds of a step's products, each at the full rate of all devices: no plan is faster."""
+    counts: list[float] = np.bincount(graph.op_class, graph.times(), len(graph.classes)).tolist()
+    works = [(count * cls.flops, cls.operands[0].dtype) for count, cls in zip(counts, graph.classes, strict=True) if cls.operands]
+    return sum(flops / cluster.device.matmul_flops_per_s(dtype) for flops, dtype in works if flops) / cluster.num_devices

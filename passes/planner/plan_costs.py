@@ -1,0 +1,260 @@
+"""What a plan costs, op by op and tensor by tensor, in the words of the program's owner; rows that are alike but for numbers are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.graph import TensorType
+from rhino.ir.graph.spec import num_parts
+from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.plan.spmd_plan import Cost, Held, Memory, Predicted, Rival, Work, folded, layout_text
+from rhino.ir.program.program import Program
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.plan import Plan, Transfer
+from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.nodes import Node
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.problem import Problem
+
+_Row = TypeVar("_Row", Cost, Held, Work)
+
+MOST_POINTS: Final = 240
+"""Points of a curve of memory: enough for a drawing as wide as a page."""
+
+MOST_HELD: Final = 60
+"""Rows of what is alive at the peak; the others are one row."""
+
+
+class Named(NamedTuple):
+    """What an op is called: its scope (or its kind where it has none), and its line in the user's source."""
+
+    name: str
+    line: str
+
+
+@dataclass(frozen=True, eq=False)
+class PlanCosts:
+    """A plan whose costs are asked for. `states` [nodes] is the choice that it spells out."""
+
+    choice: Choice
+    states: Ints
+    plan: Plan
+    program: Program
+    known: dict[int, Named] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the mesh axes."""
+        return tuple(axis.name for axis in self.choice.model.axes)
+
+    @cached_property
+    def transfers(self) -> tuple[tuple[Transfer, float], ...]:
+        """The collectives, with their seconds in a step."""
+        model = self.choice.model
+        return tuple((one, one.times * model.move_s(one.move)) for one in self.plan.transfers())
+
+    @cached_property
+    def kept(self) -> tuple[Problem, Ints]:
+        """What the choice keeps in memory, as `Choice.kept` tells."""
+        return self.choice.kept(self.states)
+
+    def predicted(self, answer: Answer, budget_bytes: int) -> Predicted:
+        """Returns the totals, under a budget of memory."""
+        sent_s = sum(seconds for _, seconds in self.transfers)
+        return Predicted(answer.cost, answer.bound, sum(self.compute_s()), sent_s, int(answer.peak_bytes), budget_bytes, 0)
+
+    def costs(self) -> tuple[Cost, ...]:
+        """Returns the collectives, the costliest first."""
+        found: dict[tuple[str, str, str, str, int], list[Cost]] = {}
+        for one, seconds in self.transfers:
+            cost = self._cost(one, seconds)
+            key = (cost.kind, folded(cost.tensor), folded(cost.reader), cost.line, cost.num_bytes // cost.count)
+            found.setdefault(key, []).append(cost)
+        together = [_together(ones, ("count", "num_bytes", "seconds"), tensor=key[1], reader=key[2]) for key, ones in found.items()]
+        return tuple(sorted(together, key=lambda one: (-one.seconds, one.tensor, one.reader, one.kind, one.line)))
+
+    def works(self) -> tuple[Work, ...]:
+        """Returns the ops that take time, with the collectives that they wait for, those that take most first."""
+        compute_s, collectives_s = self.compute_s(), [0.0] * self.plan.graph.num_ops
+        for one, seconds in self.transfers:
+            op = int(self.plan.graph.value_op[one.value]) if one.reader is None else one.reader
+            if op >= 0:  # what is made of an argument, and returned, is no op's
+                collectives_s[op] += seconds
+        found: dict[tuple[str, str, str, int, str], list[Work]] = {}
+        times = self.plan.graph.times().tolist()
+        for op, (alone_s, moved_s) in enumerate(zip(compute_s, collectives_s, strict=True)):
+            if alone_s or moved_s:
+                work = self._work(op, times[op], alone_s, moved_s)
+                found.setdefault((work.kind, folded(work.name), work.line, work.shares, work.how), []).append(work)
+        sums = ("count", "compute_s", "collectives_s", "num_bytes")
+        together = [_together(ones, sums, name=key[1]) for key, ones in found.items()]
+        return tuple(sorted(together, key=lambda one: (-one.compute_s - one.collectives_s, one.name, one.kind, one.line, one.how)))
+
+    def compute_s(self) -> list[float]:
+        """Returns the seconds in which each op computes, in a step [ops]; a scalar's sum, which the search counts there, is none of it.
+
+        What a loop starts with that depends on constants alone is written by the loop.
+        """
+        problem, graph, found = self.choice.problem, self.plan.graph, [0.0] * self.plan.graph.num_ops
+        for number, (node, table) in enumerate(zip(self.choice.nodes, problem.node_table.tolist(), strict=True)):
+            if node.kind in ("op", "value"):
+                op = node.number if node.kind == "op" else int(graph.value_op[node.number])
+                found[op] += float(problem.tables[table][self.states[number]])
+        if self.choice.nodes and self.choice.nodes[0].kind == "op":  # the first node has what launching takes
+            found[self.choice.nodes[0].number] -= self.choice.model.launch_s(len(graph.arguments) + len(graph.returns))
+        for one, seconds in self.transfers:
+            if one.reader is None and not graph.type_of(one.value).shape:
+                found[int(graph.value_op[one.value])] -= seconds
+        return [max(0.0, seconds) for seconds in found]
+
+    def memory(self) -> Memory:
+        """Returns the bytes alive over the schedule, and what they are at the peak."""
+        problem, states = self.kept
+        alive = problem.memory(states)
+        peak = int(alive.argmax())
+        rows: dict[tuple[str, str], list[Held]] = {}
+        for one in self._alive(peak):
+            rows.setdefault((folded(one.name), one.kind), []).append(one)
+        together = [_together(ones, ("count", "num_bytes"), name=key[0]) for key, ones in rows.items()]
+        held = sorted(together, key=lambda one: (-one.num_bytes, one.name, one.kind))
+        if len(held) > MOST_HELD:
+            rest = replace(_together(held[MOST_HELD:], ("count", "num_bytes")), name="others", kind="")
+            held = [*held[:MOST_HELD], rest]
+        starts = np.unique(np.linspace(0, len(alive), min(MOST_POINTS, len(alive)), endpoint=False, dtype=np.int64)).tolist()
+        points = [start + int(alive[start:end].argmax()) for start, end in zip(starts, [*starts[1:], len(alive)], strict=True)]
+        return Memory(len(alive), peak, self._running(peak), tuple((time, int(alive[time])) for time in points), tuple(held))
+
+    def named(self, op: int) -> Named:
+        """Returns what an op is called."""
+        if op not in self.known:
+            operation = self.program.ops[op]
+            place = place_of(operation.location)
+            line = f"{PurePath(place.file).name}:{place.line}" if place.line else ""
+            self.known[op] = Named(name_of(operation.location) or _kind(operation.name), line)
+        return self.known[op]
+
+    def tensor(self, value: int) -> str:
+        """Returns what a value is called: an argument's path, or its op's name."""
+        op = int(self.plan.graph.value_op[value])
+        return self.plan.graph.arguments[value].name if op < 0 else self.named(op).name
+
+    def how(self, op: int, state: State) -> str:
+        """Returns how an op's operands are needed (those of a fusible one as its results come), and how its results come."""
+        cls = self.plan.graph.cls(op)
+        results = self._layouts(state.comes, cls.results)
+        return results if cls.fusible else f"{self._layouts(state.needs, cls.operands)} -> {results}"
+
+    def how_stored(self, node: Node, state: State) -> str:
+        """Returns how an argument, a value or a result lies in a state of its node."""
+        return layout_text(state.comes[0], self.axes, len(self._value_type(node).shape))
+
+    def type_of(self, node: Node) -> str:
+        """Returns the type of what a node stands for, of the first result of an op; empty where it has none."""
+        return _type(self._value_type(node)) if node.kind != "op" or self.plan.graph.results(node.number) else ""
+
+    def local_bytes(self, value: int) -> int:
+        """Returns the bytes of a value on a device, as it is stored."""
+        return self.plan.graph.type_of(value).num_bytes // num_parts(self.plan.specs[value], self.plan.sizes)
+
+    def _value_type(self, node: Node) -> TensorType:
+        graph = self.plan.graph
+        match node.kind:
+            case "op":
+                return graph.type_of(graph.results(node.number).start)
+            case "return":
+                return graph.type_of(graph.returns[node.number])
+            case _:
+                return graph.type_of(node.number)
+
+    def _layouts(self, specs: Iterable[int], kinds: Iterable[TensorType]) -> str:
+        return ", ".join(layout_text(spec, self.axes, len(kind.shape)) for spec, kind in zip(specs, kinds, strict=True))
+
+    def _cost(self, one: Transfer, seconds: float) -> Cost:
+        op = int(self.plan.graph.value_op[one.value]) if one.reader is None else one.reader
+        reader = self.named(one.reader).name if one.reader is not None else ""
+        line = self.named(op).line if op >= 0 else ""
+        return Cost(one.move.kind, one.times, one.times * one.move.num_bytes, seconds, self.tensor(one.value), reader, line)
+
+    def _work(self, op: int, times: int, compute_s: float, collectives_s: float) -> Work:
+        graph, state = self.plan.graph, self.plan.ops[op]
+        name, line = self.named(op)
+        local = sum(self.local_bytes(value) for value in graph.results(op))
+        kind = _kind(self.program.ops[op].name)
+        shares = state.num_shares(self.plan.sizes) if state.strategy else 1
+        return Work(kind, name, line, times, shares, self.how(op, state), compute_s, collectives_s, times * local)
+
+    def _alive(self, time: int) -> Iterator[Held]:
+        """Yields what is alive at a time."""
+        problem, states = self.kept
+        nodes, edges = problem.node_residents, problem.edge_residents
+        for row in np.flatnonzero((nodes.start <= time) & (nodes.end >= time)).tolist():
+            owner = int(nodes.owner[row])
+            name, kind = self._node(self.choice.nodes[owner])
+            if self.choice.nodes[owner].kind == "argument" and (nodes.start[row], nodes.end[row]) != (0, problem.num_times - 1):
+                kind = f"{kind}, beside the old one"
+            yield Held(name, kind, 1, int(problem.tables[nodes.table[row]][states[owner]]))
+        for row in np.flatnonzero((edges.start <= time) & (edges.end >= time)).tolist():
+            u, v = int(problem.edge_u[edges.owner[row]]), int(problem.edge_v[edges.owner[row]])
+            name, kind = self._node(self.choice.nodes[u])
+            num_bytes = int(problem.tables[edges.table[row]][states[u], states[v]])
+            if num_bytes:
+                yield Held(name, f"{kind}, moved", 1, num_bytes)
+
+    def _node(self, node: Node) -> tuple[str, str]:
+        graph = self.plan.graph
+        if node.kind == "argument":
+            return graph.arguments[node.number].name, f"argument {self.type_of(node)}"
+        if node.kind == "return":
+            return f"result {node.number}", self.type_of(node)
+        op = node.number if node.kind == "op" else int(graph.value_op[node.number])
+        return self.named(op).name, f"{_kind(self.program.ops[op].name)} {self.type_of(node)}".strip()
+
+    def _running(self, time: int) -> str:
+        """Returns the op that computes at a time, where the residents tell."""
+        residents = self.kept[0].node_residents
+        for row in np.flatnonzero((residents.start <= time) & (residents.end >= time) & (residents.end <= time + 1)).tolist():
+            node = self.choice.nodes[int(residents.owner[row])]
+            if node.kind == "op":
+                return " at ".join(part for part in self.named(node.number) if part)
+        return ""
+
+
+def plan_costs(statistics: Mapping[str, Any]) -> PlanCosts:
+    """Returns the costs of the plan behind what `ChooseShardings` left in `Remarks.statistics`."""
+    return PlanCosts(statistics["choice"], statistics["answer"].states, statistics["plan"], statistics["program"])
+
+
+def rivals(statistics: Mapping[str, Any]) -> tuple[Rival, ...]:
+    """Returns the meshes that `ChooseShardings` looked at and did not take, best first; what it left in `Remarks.statistics` tells."""
+    found = []
+    for target, outcome in statistics["tried"]:
+        if isinstance(outcome, Answer) and outcome is not statistics["answer"]:
+            slower = outcome.cost / statistics["answer"].cost - 1
+            found.append(Rival(str(target.mesh), outcome.cost, outcome.bound, f"{slower:.1%} slower"))
+        elif isinstance(outcome, RhinoError):
+            found.append(Rival(str(target.mesh), None, 0.0, outcome.what))
+    return tuple(sorted(found, key=lambda one: (one.step_s is None, one.step_s or 0.0, one.mesh)))
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _type(kind: TensorType) -> str:
+    return f"{kind.dtype}[{','.join(map(str, kind.shape))}]"
+
+
+def _together(rows: Sequence[_Row], sums: Sequence[str], **names: str) -> _Row:
+    """Returns rows that are alike as one, with what they differ in left out of its names."""
+    if len(rows) == 1:
+        return rows[0]
+    changed: dict[str, Any] = {**names, **{one: sum(getattr(row, one) for row in rows) for one in sums}}
+    return replace(rows[0], **changed)

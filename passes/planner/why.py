@@ -1,0 +1,344 @@
+"""Why a plan is as it is: the same search again, with some tensors held elsewhere, or under one more pin.
+
+A plan does not hold its program, so both take the module that it was made of. Questions are asked of a choice that was made again
+(`Asked`), which plans of one program and of stages (`rhino.passes.planner.staged_why`) have alike.
+
+Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks of nothing that is there; and what the search raises.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.spmd_diff import diff_text
+from rhino.ir.plan.spmd_plan import SpmdPlan, Tensor, folded
+from rhino.ir.plan.spmd_text import more, signed_bytes, signed_seconds, table
+from rhino.ir.request.constraints import parse_pin
+from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
+from rhino.ir.units import PEAK, format_bytes, format_seconds
+from rhino.passes.base import Remarks
+from rhino.passes.planner.plan_costs import PlanCosts
+from rhino.passes.planner.spmd_search import Found, Whole, digest, search
+from rhino.passes.sharding.choose_shardings import LEVELS
+from rhino.strategies.choice.plan import make_plan
+from rhino.strategies.cost.candidates import State, strategy_name
+from rhino.strategies.cost.nodes import Node
+from rhino.strategies.memory.peak import predicted_peak
+from rhino.strategies.sharding.what_if import Alternative, Alternatives
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.problem import PeakOf
+from rhino.strategies.solver.search import Limits
+from rhino.strategies.solver.solver import Solver
+
+MOST_SUBJECTS: Final = 8
+"""How many tensors or ops that are not alike a question is answered for."""
+
+ROUNDING: Final = 1e-7
+"""The share of a step below which a difference is one of rounding."""
+
+NOTABLE: Final = 5
+"""How many arguments, and how many ops, a report has reasons for."""
+
+_CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002")
+_SHAPE: Final = re.compile(r".*\[(.*)\]")
+_PLACE = "loc:"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Tensors or ops that are alike, and were decided alike: nodes of the problem, by what they are called and are."""
+
+    name: str
+    what: str
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way in which a subject could be, in words; `alternative` is what changes then."""
+
+    how: str
+    alternative: Alternative
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What was chosen for a subject, and what else there is, what adds least first. `num_bytes` are on a device, of arguments alone.
+
+    `notes` are lines that say more of what was chosen. `step_s` is what everything takes, for what is too little to be said.
+    """
+
+    subject: Subject
+    chosen: str
+    num_bytes: int | None
+    notes: tuple[str, ...]
+    step_s: float
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A choice that was made again, to be asked about: what `solver` found under limits and a budget, and what that costs.
+
+    `results` are the names of results, `peak_of` as in `Alternatives`. `place` says where a node is (nothing where all are in one), and
+    `notes` what else is to be said of a subject. `head` names the columns of what alternatives add.
+    """
+
+    costs: PlanCosts
+    answer: Answer
+    solver: Solver
+    limits: Limits
+    budget_bytes: float
+    results: tuple[str, ...]
+    peak_of: PeakOf | None = None
+    place: Callable[[int], str] = lambda _: ""
+    notes: Callable[[Subject], tuple[str, ...]] = lambda _: ()
+    head: tuple[str, ...] = ("step", "compute", "collectives", PEAK)
+
+
+def asked_of(found: Found, plan: SpmdPlan) -> Asked:
+    """Returns what the search for `plan`, made again, can be asked."""
+    limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
+    budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
+    choice, results = found.costs.choice, tuple(one.path for one in found.plan.results)
+    return Asked(found.costs, found.answer, found.solver, limits, budget, results, lambda states: predicted_peak(make_plan(choice, states)))
+
+
+@contextmanager
+def cluster_file(lines: Iterable[str]) -> Iterator[str]:
+    """Gives the name of a file of a cluster, while it is entered."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        yield file.name
+
+
+def other_program(function: str, asked: str, planned: str) -> RhinoError:
+    """Returns what to say where a plan is asked about a program of another hash than it was made for."""
+    what = f"the plan was made for another program than this: {function}"
+    notes = (f"the program's hash is {asked[:12]}..., and the plan's {planned[:12]}...",)
+    return RhinoError("RHI-PLAN-004", what, Place(function), notes, "give what rhino-opt was given, or what save_program wrote")
+
+
+def pins_of(asked: Mapping[str, str], pins: Sequence[str]) -> str:
+    """Returns the pins that were asked for, and more."""
+    return "; ".join(filter(None, (asked.get("pin", ""), *pins)))
+
+
+def again(module: ir.Module, plan: SpmdPlan, pins: Sequence[str] = ()) -> Found:
+    """Returns what the search finds for the program of `plan`, asked as it was then, and to keep to `pins`; annotates `module` with it."""
+    if digest(module) != plan.source.sha256:
+        raise other_program(plan.source.function, digest(module), plan.source.sha256)
+    asked = {**plan.asked, "pin": pins_of(plan.asked, pins)}
+    with cluster_file(plan.cluster) as cluster:
+        mesh = ",".join(f"{name}={size}" for name, size in plan.mesh)
+        budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
+        options = {**asked, "cluster": cluster, "mesh": mesh, "budget": str(budget)}
+        whole: Whole = {"arg": _held(plan.arguments), "res": _held(plan.results)}
+        given = {name: text for name, text in options.items() if text}
+        found = search(module, plan.source.function, given, Remarks(plan.source.function), whole)
+    return replace(found, plan=_in_words_of(plan, found.plan))
+
+
+def why_not_text(module: ir.Module, plan: SpmdPlan, pin: str) -> str:
+    """Returns what would be different if `pin` held too, and what that costs; or why it cannot be. Raises RHI-PIN-002, RHI-PLAN-004."""
+    parse_pin(pin)
+    try:
+        other = again(module, plan, (pin,)).plan
+    except RhinoError as error:
+        if error.id not in _CANNOT_BE:
+            raise
+        return "\n".join([f"{pin} cannot be: {error.what}", *(f"  {note}" for note in error.notes)])
+    found = diff_text(replace(plan, asked=other.asked), other)
+    return f"with {pin}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
+
+
+def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
+    """Returns what was chosen for what `name` speaks of, and what each alternative would add."""
+    return reasons_text(asked_of(again(module, plan), plan), name)
+
+
+def reasons_text(asked: Asked, name: str) -> str:
+    """Returns why what `name` speaks of is as it is."""
+    every = reasons(asked, name)
+    return "\n".join([line for one in every[:MOST_SUBJECTS] for line in _lines(asked, one)] + more(len(every), MOST_SUBJECTS))
+
+
+def reasons(asked: Asked, name: str) -> list[Why]:
+    """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
+    subjects = sorted(_meant(asked, name), key=lambda one: -_seconds(asked, one))
+    return [*_answered(asked, subjects[:MOST_SUBJECTS]), *(_why(asked, one, []) for one in subjects[MOST_SUBJECTS:])]
+
+
+def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
+    """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
+    return notable(asked_of(again(module, plan), plan))
+
+
+def notable(asked: Asked) -> list[Why]:
+    """Returns the reasons for the arguments that take most memory, and for the ops that take most time."""
+    costs, nodes = asked.costs, list(enumerate(asked.costs.choice.nodes))
+    arguments = _grouped(asked, [number for number, node in nodes if node.kind == "argument"])
+    ops = _grouped(asked, [number for number, node in nodes if node.kind == "op"])
+    largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
+    longest = sorted(ops, key=lambda one: -_seconds(asked, one))
+    return _answered(asked, (*largest[:NOTABLE], *longest[:NOTABLE]))
+
+
+def _answered(asked: Asked, subjects: Sequence[Subject]) -> list[Why]:
+    """Returns why subjects are as they are, and what else each could be."""
+    if prod(asked.costs.choice.model.sizes) == 1:
+        return [_why(asked, one, []) for one in subjects]
+    alternatives = Alternatives(
+        asked.costs.choice.with_memory().problem, asked.limits, asked.answer, asked.budget_bytes, asked.solver, asked.peak_of
+    )
+    left = range(len(subjects), 0, -1)
+    return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
+
+
+def _seconds(asked: Asked, subject: Subject) -> float:
+    """Returns what the nodes of a subject take by themselves, in a step."""
+    problem, nodes = asked.costs.choice.problem, np.array(subject.nodes)
+    return float(problem.node_entries(problem.node_table[nodes], nodes, asked.answer.states).sum())
+
+
+def _why(asked: Asked, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
+    costs, first = asked.costs, subject.nodes[0]
+    node = costs.choice.nodes[first]
+    chosen = _how(costs, node, node.states[int(asked.answer.states[first])])
+    options: dict[str, Option] = {}
+    for one in alternatives:
+        how = _how(costs, node, node.states[one.state])
+        options.setdefault(how, Option(how, one))  # ways that read alike differ inside alone, and the first adds least
+    options.pop(chosen, None)
+    local = costs.local_bytes(node.number) if node.kind == "argument" else None
+    return Why(subject, chosen, local, asked.notes(subject), asked.answer.cost, tuple(options.values()))
+
+
+def _how(costs: PlanCosts, node: Node, state: State) -> str:
+    if node.kind != "op":
+        return costs.how_stored(node, state)
+    return f"{costs.how(node.number, state)}  ({strategy_name(costs.plan.graph.cls(node.number), state.strategy)})"
+
+
+def _lines(asked: Asked, one: Why) -> list[str]:
+    count = f" ({len(one.subject.nodes)} of them, together)" if len(one.subject.nodes) > 1 else ""
+    size = "" if one.num_bytes is None else f", {format_bytes(one.num_bytes)} on a device each"
+    lines = [f"{one.subject.name}{count}, {one.subject.what}", f"  chosen: {one.chosen}{size}", *(f"  {note}" for note in one.notes)]
+    sent = [cost for cost in asked.costs.costs() if one.subject.name in (cost.tensor, cost.reader)]
+    lines += [f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}" for cost in sent[:MOST_SUBJECTS]]
+    rows = [(*added(option.alternative, one.step_s), option.how) for option in one.options]
+    return [*lines, *(table([(*asked.head, "known", "instead"), *rows]) if rows else ["  nothing else is possible"])]
+
+
+def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
+    """Returns what an alternative adds to the step, its compute, its collectives and the peak, and how that is known."""
+    if one.parts is None:
+        return "-", "-", "-", "-", one.why
+    times = (one.parts.step_s, one.parts.compute_s, one.parts.collectives_s)
+    shown = [signed_seconds(seconds if abs(seconds) > ROUNDING * step_s else 0.0) for seconds in times]
+    known = "exact"
+    if one.at_least_s < one.parts.step_s:
+        known = f"at least {signed_seconds(one.at_least_s)}" if one.at_least_s > ROUNDING * step_s else "at most"
+    peak = signed_bytes(one.parts.peak_bytes)
+    return shown[0], shown[1], shown[2], peak if one.is_peak_exact else f"about {peak}", known
+
+
+def _meant(asked: Asked, name: str) -> list[Subject]:
+    """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
+    nodes = asked.costs.choice.nodes
+    pattern, scopes = name.removeprefix(RESULT).removeprefix(_PLACE), ("op", "value")
+    arguments = [(number, node.kind, _names(asked, node)) for number, node in enumerate(nodes) if node.kind == "argument"]
+    ops = [(number, node.kind, names) for number, node in enumerate(nodes) if node.kind in scopes and (names := _names(asked, node))]
+    results = [(number, "return", names) for number, node in enumerate(nodes) if (names := _result_names(asked, node))]
+    by_number = [(number, kind, names[:1]) for number, kind, names in results]
+    by_path = [(number, kind, names[1:]) for number, kind, names in results]
+    sides = [by_path, by_number] if name.startswith(RESULT) else [ops] if name.startswith(_PLACE) else [arguments, by_path, ops]
+    for some in sides:
+        found = [number for number, kind, names in some if _is_meant(pattern, kind, names)]
+        if found:
+            return _grouped(asked, found)
+    close = nearest(dotted(pattern), (names[0] for _, _, names in sides[0]), "/" if sides == [ops] else ".")
+    fix = f"did you mean {' or '.join(close)}?" if close else "docs/explain.md says what a name is"
+    raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
+
+
+def _grouped(asked: Asked, nodes: Sequence[int]) -> list[Subject]:
+    """Returns nodes in groups of those that are alike, and were decided alike."""
+    costs = asked.costs
+    groups: dict[tuple[str, str, str, object, int], list[int]] = {}
+    for number in nodes:
+        node = costs.choice.nodes[number]
+        what = " on ".join(filter(None, (_what(costs, node), asked.place(number))))
+        key = (node.kind, folded(_names(asked, node)[-1]), what, node.states, int(costs.states[number]))
+        groups.setdefault(key, []).append(number)
+    return [
+        Subject(shown if len(ones) > 1 else _names(asked, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
+        for (_, shown, what, _, _), ones in groups.items()
+    ]
+
+
+def _names(asked: Asked, node: Node) -> tuple[str, ...]:
+    """Returns what a node goes by; the last name is the one that is shown."""
+    costs, graph = asked.costs, asked.costs.plan.graph
+    match node.kind:
+        case "argument":
+            name = graph.arguments[node.number].name
+            return dotted(name), name
+        case "return":
+            return _result_names(asked, node)
+    op = node.number if node.kind == "op" else int(graph.value_op[node.number])
+    if op < 0:
+        return ()
+    scope, line = costs.named(op)
+    return f"{scope}:{costs.program.ops[op].name.rpartition('.')[2]}", line, scope
+
+
+def _result_names(asked: Asked, node: Node) -> tuple[str, ...]:
+    """Returns what the result goes by that a node is; an argument is the result that is its next value."""
+    number = node.number if node.kind == "return" else None
+    if node.kind == "argument":
+        number = asked.costs.plan.graph.arguments[node.number].alias
+    if number is None:
+        return ()
+    path = asked.results[number]
+    return str(number), dotted(path), path, f"result {number}"
+
+
+def _is_meant(pattern: str, kind: str, names: Iterable[str]) -> bool:
+    by_path = kind in ("argument", "return")
+    wanted, separator = (dotted(pattern), ".") if by_path else (pattern, "/")
+    return any(matches(wanted, name, separator) for name in names if name)
+
+
+def _what(costs: PlanCosts, node: Node) -> str:
+    if node.kind == "op":
+        _, line = costs.named(node.number)
+        kind = costs.program.ops[node.number].name.rpartition(".")[2]
+        return " at ".join(filter(None, (f"{kind} {costs.type_of(node)}".strip(), line)))
+    return f"{'stored result' if node.kind == 'value' else node.kind} {costs.type_of(node)}"
+
+
+def _held(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Returns of typed keys, by number, how many dims they have behind their own: these stay whole."""
+    ranks = [len(shape[1].split(",")) if (shape := _SHAPE.fullmatch(one.kind)) and shape[1] else 0 for one in tensors]
+    return {n: len(one.dims) - rank for n, (one, rank) in enumerate(zip(tensors, ranks, strict=True)) if len(one.dims) > rank}
+
+
+def _in_words_of(plan: SpmdPlan, other: SpmdPlan) -> SpmdPlan:
+    """Returns another plan of the same program with arguments and results called as in `plan`."""
+    sides = [
+        tuple(replace(old, dims=new.dims) for old, new in zip(before, after, strict=True))
+        for before, after in ((plan.arguments, other.arguments), (plan.results, other.results))
+    ]
+    return replace(other, arguments=sides[0], results=sides[1], form=plan.form, versions=plan.versions, source=plan.source)

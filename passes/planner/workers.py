@@ -1,0 +1,204 @@
+"""Processes that evaluate shapes: each a Python of its own, which knows of its caller nothing but what it is sent.
+
+Those of `multiprocessing` would not do. Whatever starts them, they run the caller's main module again before they work: a training script
+that has no guard would train in each, and a notebook, a prompt or a script on stdin has no file to run.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
+
+from rhino.passes.planner.evaluate import MOST_OPS, Evaluator, Setup
+from rhino.strategies.autotune.base import ROUND, Outcome, Shape
+
+_SERVE: Final = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from rhino.passes.planner.workers import serve
+serve(int(sys.argv[1]))
+"""
+
+
+MOST_PROCESSES: Final = 2 * ROUND
+"""How many processes there are at most: a round, and as many to begin with what is foreseen. Each has the steps that it has read."""
+
+COLLECTED: Final = MOST_OPS // 4
+"""After how many ops that were read garbage is collected: there is little of it, and to look for it after each step takes long."""
+
+Asked: TypeAlias = tuple[Shape, float]
+"""A shape, and the seconds that cut it off: all that its outcome depends on."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A process, this end of the line to it, and what it is at."""
+
+    process: subprocess.Popen[bytes]
+    line: Connection[Any, Any]
+    asked: Asked | None = None
+    has_read: set[tuple[int, float]] = field(default_factory=set)
+    """The steps that the process had to read."""
+
+    def ask(self, asked: Asked) -> None:
+        """Has the process evaluate a shape."""
+        self.line.send(asked)
+        self.asked = asked
+        self.has_read.add(_step_of(asked))
+
+    def answer(self) -> tuple[Asked, Outcome]:
+        """Returns what was asked last, and what that comes to."""
+        asked, self.asked = self.asked, None
+        assert asked is not None, "nothing comes that was not asked for"
+        return asked, self.line.recv()
+
+    def end(self) -> None:
+        """Ends the process, whatever it is at."""
+        self.line.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+class Workers:
+    """Up to so many processes that evaluate shapes; with one, or where one of them dies (of lack of memory), this process does.
+
+    They start at once, and are told what for (`setup`, which may be set until then) when they are first asked. To be closed.
+    """
+
+    def __init__(self, setup: Setup, num_processes: int) -> None:
+        self.setup = setup
+        self.local: Evaluator | None = None
+        self.most = min(num_processes, MOST_PROCESSES) if num_processes > 1 and sys.executable else 0
+        self.folder = TemporaryDirectory(prefix="rhino-") if self.most else None
+        self.workers: list[_Worker] = []
+        self.are_told = False
+        self.foreseen: Iterable[Shape] = ()
+        self.early: dict[Asked, Outcome] = {}
+        """What came of shapes that were not asked for yet."""
+
+        try:
+            for _ in range(self.most):
+                self.workers.append(_started())
+        except OSError:
+            self.most = 0
+
+    def foresee(self, shapes: Iterable[Shape]) -> None:
+        """Takes shapes that are likely to be asked for after those of the next round: processes that have nothing to do begin with them."""
+        self.foreseen = shapes
+
+    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float = inf) -> list[Outcome]:
+        """Returns the outcomes of shapes, in their order; a shape is cut off where it is proven to take no less than `cutoff_s`."""
+        if self.most:
+            try:
+                return self._shared(shapes, cutoff_s)
+            except (OSError, EOFError):
+                self.most = 0
+        self.local = self.local or Evaluator(self.setup)
+        return [self.local.outcome(shape, cutoff_s) for shape in shapes]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for worker in self.workers:
+            worker.end()
+        if self.folder is not None:
+            self.folder.cleanup()
+
+    def _shared(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        """Returns the outcomes of shapes, each evaluated by a process that is free. Raises OSError or EOFError where one is gone."""
+        self._tell()
+        asked = [(shape, cutoff_s) for shape in shapes]
+        found = {one: self.early[one] for one in asked if one in self.early}
+        while len(found) < len(asked):
+            waiting = [one for one in asked if one not in found]
+            for worker in self.workers:
+                if worker.asked is None and (one := self._next(worker, waiting, cutoff_s)) is not None:
+                    worker.ask(one)
+            busy = {worker.line: worker for worker in self.workers if worker.asked is not None}
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                one, outcome = busy[ready].answer()
+                (found if one in asked else self.early)[one] = outcome
+        return [found[one] for one in asked]
+
+    def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
+        """Returns what a process does next: of what waits, first what it has read the step for, and last what another has read it for.
+
+        Where nothing waits, that is what is foreseen and not known, first what it has read the step for; what comes of it is of use while
+        the cutoff is the same. For others the step is made and read, and no more: a process must not be long at what may be in vain.
+        """
+        at = [worker.asked for worker in self.workers if worker.asked is not None]
+        read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
+
+        def turn(one: Asked) -> int:
+            return 0 if _step_of(one) in free.has_read else 2 if _step_of(one) in read_by_others else 1
+
+        for one in sorted((one for one in waiting if one not in at), key=turn):
+            return one
+        self.foreseen = tuple(self.foreseen)
+        under_way = [shape for shape, _ in at]
+        new = [(shape, cutoff_s) for shape in self.foreseen if shape not in under_way and (shape, cutoff_s) not in self.early]
+        for one in sorted(new, key=turn):
+            if turn(one) > 0:
+                return one[0], 0.0
+            if cutoff_s < inf:
+                return one
+        return None
+
+    def _tell(self) -> None:
+        """Tells the processes what shapes are evaluated for."""
+        if not self.are_told:
+            assert self.folder is not None
+            for worker in self.workers:
+                worker.line.send((self.setup, Path(self.folder.name)))
+            self.are_told = True
+
+
+def _started() -> _Worker:
+    ours, theirs = Pipe()
+    paths = json.dumps([str(path) for path in sys.path])
+    command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), paths]
+    with theirs, _interrupts_held():
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    return _Worker(process, ours)
+
+
+def serve(descriptor: int) -> None:
+    """In a worker process: evaluates what comes on the line of that number, until the line ends."""
+    gc.disable()  # as in rhino-opt: much is made while planning, and hardly a cycle
+    gc.freeze()  # what is imported stays
+    with Connection(descriptor) as line:
+        try:
+            evaluator, collected = Evaluator(*line.recv()), 0
+            while True:
+                line.send(evaluator.outcome(*line.recv()))
+                if evaluator.ops_read >= collected + COLLECTED:
+                    gc.collect()  # what MLIR holds for modules that are gone
+                    collected = evaluator.ops_read
+        except (OSError, EOFError):
+            return  # who asked is gone
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """What is started within hears of no Ctrl-C, which is for the process that asked: that one ends the others."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _step_of(asked: Asked) -> tuple[int, float]:
+    """Returns what the step depends on that shardings are chosen for."""
+    return asked[0].micro_batches, asked[0].keep

@@ -1,0 +1,323 @@
+"""Choose one sharding for every tensor: the cheapest that fits the memory of a device, with a proven bound.
+
+Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh`, `sdy.sharding` and `rhino.scopes` (as constraints).
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for which the shardings
+          of their operands and results do not say it: for each axis the factor of the sharding rule that is split, "replicate", or
+          "partial" and the operands that are sums. Adds, removes and changes no op.
+Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger
+          than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level, RHI-PIN-002 a scope has no axes, or nothing to share.
+Source    Rhino 4.2 to 4.4; the formulation is in strategies/solver/problem.py and strategies/solver/search.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import ClassVar
+
+from rhino.ir.arrays import Ints
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.collective_stats import EMPTY, Tally, one_collective
+from rhino.ir.graph.graph import BARRIER, WHILE, YIELD
+from rhino.ir.graph.spec import Spec, spec_text
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.fixed_region import MANUAL
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.shardings import SHARDING, per_value_attribute, sharding_attribute
+from rhino.ir.program.accumulation import accumulation_loop
+from rhino.ir.program.named_tensors import words_on
+from rhino.ir.program.program import CARRIED, Program
+from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
+from rhino.passes.base import Remarks, opt
+from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, Target, begin_choice, rank_target, to_fit, write_mesh
+from rhino.passes.sharding.uneven import uneven_arguments
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.plan import Plan, implied, make_plan
+from rhino.strategies.cost.candidates import strategy_name
+from rhino.strategies.cost.nodes import Node
+from rhino.strategies.memory.peak import predicted_peak
+from rhino.strategies.pipeline.in_flight import several_in_flight
+from rhino.strategies.sharding.memory_fitting import find_fitting
+from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
+from rhino.strategies.solver.search import Limits, Search
+from rhino.strategies.solver.solver import Solver
+
+STRATEGY = "rhino.strategy"
+
+LEVELS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_below_states=1000)}
+"""What a search may spend, by `level`."""
+
+_UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
+"""Ops without `sdy.sharding`: a constraint and a manual computation say it already. On a loop it makes XLA's import fail where a carried
+value that nobody reads is dropped (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`), so the specs stand in an attribute of ours, and
+XLA propagates from around the loop and from its body."""
+
+
+@dataclass(frozen=True)
+class ChooseShardings(PlanningPass):
+    """Choose the cheapest sharding of every tensor that fits the memory of a device."""
+
+    name: ClassVar[str] = "rhino-choose-shardings"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-PASS-001", "RHI-PIN-002", *PLANNING_ERRORS)
+
+    budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
+    ranks: int = opt(1, "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive")
+    level: int = opt(3, "2 = content with a gap of 0.1 % where memory binds, 3 = with 0.01 %, and more steps to reach it")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Chooses, and writes the choice onto `module`."""
+        if self.level not in LEVELS:
+            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}")
+        clock = _Clock(remarks)
+        targets = self.targets(module, remarks)
+        if self.ranks > 1:
+            cluster = load_cluster(self.cluster)
+            targets = tuple(rank_target(cluster, one.mesh, self.ranks, one.mesh_name) for one in targets)
+        tried = [self.plan(module, target, clock, remarks) for target in targets]
+        planned = [one for one in tried if isinstance(one, _Planned)]
+        if not planned:
+            raise next(one for one in tried if isinstance(one, RhinoError))
+        best = min(planned, key=lambda one: one.answer.cost)
+        write_plan(module, best.program, best.plan, best.target)
+        if len(targets) > 1:
+            _remark_meshes(targets, tried, remarks)
+        _remark(best.program, best.plan, best.answer, best.target, best.budget, remarks)
+        statistics = {
+            "answer": best.answer,
+            "search": best.solver.statistics,
+            "solver": best.solver,
+            "plan": best.plan,
+            "choice": best.choice,
+            "program": best.program,
+            "target": best.target,
+            "tried": tuple(zip(targets, [one.answer if isinstance(one, _Planned) else one for one in tried], strict=True)),
+        }
+        remarks.statistics.update(statistics, budget_bytes=best.budget)
+        clock.lap("write")
+
+    def plan(self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks) -> _Planned | RhinoError:
+        """Returns the plan for one mesh, or why there is none. `module` gets sharding rules, nothing else."""
+        program = self.read(module, target, remarks)
+        clock.lap("graph")
+        try:
+            choice = begin_choice(program, target)
+        except RhinoError as error:
+            if error.id != "RHI-PIN-002":
+                raise
+            return error  # this mesh has no axes for a scope; another may have
+        clock.lap("candidates")
+        budget = self.ranks * (parse_size(self.budget) if self.budget else target.model.device.usable_hbm_bytes)
+        if self.ranks > 1:
+            choice, loop = choice.with_memory(), accumulation_loop(program)
+            if loop is not None:
+                choice = replace(choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks)))
+        search = Search(choice.problem, LEVELS[self.level])
+        first = search.reduce()
+        clock.lap("reduce")
+        if self.ranks == 1:
+            outcome = find_fitting(search, budget, first, partial(_peak, choice), lambda: choice.with_memory().problem)
+        else:  # several micro-batches are in flight, which rows count
+            outcome = search.run(budget, first)
+        clock.lap("solve")
+        if isinstance(outcome, Answer):
+            return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver)
+        return does_not_fit(choice.with_memory(), program, budget, outcome)
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A plan for one mesh, and how it was found."""
+
+    target: Target
+    program: Program
+    choice: Choice
+    plan: Plan
+    answer: Answer
+    budget: float
+    solver: Solver
+
+
+def _remark_meshes(targets: Sequence[Target], tried: Sequence[_Planned | RhinoError], remarks: Remarks) -> None:
+    """Says what each mesh came to."""
+    for target, one in zip(targets, tried, strict=True):
+        if isinstance(one, _Planned):
+            result = f"step {format_seconds(one.answer.cost)}, at least {format_seconds(one.answer.bound)}"
+        else:
+            result = one.what
+        remarks.add(ChooseShardings.name, Place(remarks.file), f"mesh {target.mesh}: {result}")
+
+
+def _peak(choice: Choice, states: Ints) -> float:
+    return predicted_peak(make_plan(choice, states))
+
+
+class _Clock:
+    """Notes how long each phase of a pass took, in seconds."""
+
+    def __init__(self, remarks: Remarks) -> None:
+        self._phases: dict[str, float] = remarks.statistics.setdefault("phases", {})
+        self._since = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._since
+        self._since = now
+
+
+def predicted_tally(plan: Plan) -> Tally:
+    """Returns the collectives of a plan, by kind."""
+    graph, total = plan.graph, EMPTY
+    unknown = [loop for loop in graph.loops if loop.trips is None]
+    for transfer in plan.transfers():
+        where = int(graph.value_op[transfer.value]) if transfer.reader is None else transfer.reader
+        exact = not any(loop.op < where <= loop.end for loop in unknown)
+        one = one_collective(transfer.move.kind, transfer.move.num_bytes).times(transfer.times)
+        total = total + replace(one, exact=exact)
+    return total
+
+
+def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Target) -> None:
+    """Writes a plan onto the module that it was made for."""
+    graph = program.graph
+    write_mesh(module, target)
+    shardings: dict[tuple[Spec, int], ir.Attribute] = {}
+
+    def sharding(spec: Spec, rank: int) -> ir.Attribute:
+        key = (spec, rank)
+        if key not in shardings:
+            shardings[key] = sharding_attribute(target.mesh_name, target.names, spec, rank)
+        return shardings[key]
+
+    def of_value(value: int) -> ir.Attribute:
+        return sharding(plan.specs[value], len(graph.type_of(value).shape))
+
+    per_value: dict[tuple[ir.Attribute, ...], ir.Attribute] = {}
+    for number, op in enumerate(program.ops):
+        results = tuple(of_value(value) for value in graph.results(number))
+        if results and op.name not in _UNANNOTATED:
+            if results not in per_value:
+                per_value[results] = per_value_attribute(list(results))
+            op.attributes[SHARDING] = per_value[results]
+        if op.name == WHILE:
+            op.attributes[CARRIED] = ir.ArrayAttr.get(list(results))
+        elif op.name not in (YIELD, BARRIER) and plan.ops[number] != implied(graph, number, plan.specs, plan.sizes):
+            op.attributes[STRATEGY] = ir.StringAttr.get(strategy_name(graph.cls(number), plan.ops[number].strategy))
+    entry = program.entry
+    ranks = [len(graph.type_of(value).shape) for value in graph.returns]
+    sides: dict[Side, list[ir.Attribute]] = {
+        "arg": [of_value(value) for value in range(len(graph.arguments))],
+        "res": [sharding(spec, rank) for spec, rank in zip(plan.returned, ranks, strict=True)],
+    }
+    for side, new in sides.items():
+        present = boundary_attributes(entry, side)
+        set_boundary_attributes(entry, side, [{**old, SHARDING: one} for old, one in zip(present, new, strict=True)])
+
+
+def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget: float, remarks: Remarks) -> None:
+    name = ChooseShardings.name
+    remarks.add(
+        name,
+        Place(remarks.file),
+        f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%}); "
+        f"{peak_text(answer.peak_bytes, budget)}; found by {answer.method}",
+    )
+    for place, what in uneven_arguments(program, target):
+        remarks.add(name, place, what)
+    for loop in program.graph.loops:
+        if loop.trips is None:
+            place = place_of(program.ops[loop.op].location, remarks.file)
+            remarks.add(name, place, "how often this loop runs is not known: its body is planned for as if it ran once")
+    for number, op in enumerate(program.ops):
+        cls = program.graph.cls(number)
+        if (
+            cls.rule is None
+            and cls.name not in (WHILE, BARRIER)
+            and cls.held is None
+            and not cls.free
+            and cls.results
+            and any(t.shape for t in cls.results)
+        ):
+            remarks.add(name, place_of(op.location, remarks.file), f"'{op.name}' has no sharding rule: it runs whole on every device")
+    for transfer in plan.transfers():
+        where = program.ops[transfer.reader] if transfer.reader is not None else None
+        reason = f"for '{where.name}'" if where is not None else "where it arises"
+        place = place_of(where.location, remarks.file) if where is not None else Place(remarks.file)
+        way = f"{spec_text(transfer.source, target.names)} to {spec_text(transfer.target, target.names)}"
+        what = f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {way}, {reason}: {program.describe(transfer.value)}"
+        remarks.add(name, place, what)
+
+
+def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
+    """Returns the error for a budget that cannot be met, or was not: the largest tensors, each at the least size that it can have."""
+    worst, floor, culprits = _least_sizes(choice)
+    said = [words_on(program, value) for _, _, value in culprits]
+    notes = [
+        f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
+        for (size, beside, value), words in zip(culprits, said, strict=True)
+    ]
+    fix = to_fit("what is said of these tensors" if any(said) else "")
+    notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
+    if isinstance(outcome, Infeasible):
+        what = f"no choice of shardings {fits_text(budget)}; {_needed(outcome, budget, floor)}"
+        return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
+    found = f"; the smallest found needs {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes is not None else ""
+    what = f"no choice of shardings that {fits_text(budget)} was found within the steps of the search{found}"
+    return RhinoError("RHI-SOLVE-002", what, Place(program.file), tuple(notes), fix)
+
+
+def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
+    """Returns what is known of the memory that is needed: as proven, or the least program found and, if that is less, what rows say."""
+    if outcome.found_bytes is None:
+        return f"at least {_size_over(floor if outcome.peak_bytes is None else outcome.peak_bytes, budget)} are needed"
+    found = f"the least that was found needs {_size_over(outcome.found_bytes, budget)}"
+    if outcome.peak_bytes is None or not budget < outcome.peak_bytes < outcome.found_bytes:
+        return found
+    return f"about {_size_over(outcome.peak_bytes, budget)} are needed, {found}"
+
+
+def _under(words: Sequence[str]) -> str:
+    """Returns which constraints something is under, as words behind it."""
+    return f", under {', '.join(words)}" if words else ""
+
+
+def _size_over(size: float, budget: float) -> str:
+    """Returns a size, with its bytes where it reads as the budget does."""
+    words = format_bytes(size)
+    return f"{words} ({ceil(size)} bytes)" if words == format_bytes(budget) else words
+
+
+def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, str, int]]]:
+    """Returns the time at which the least sizes of all tensors add up to most, that sum, and the five largest tensors then, with sizes.
+
+    What there is of an argument beside itself, for a part of the step, is told apart from it in words.
+    """
+    problem = choice.problem
+    residents = problem.node_residents
+    columns = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
+    least = [(float(problem.tables[table].min()), owner, start, end) for owner, table, start, end in columns]
+    alive = problem.least_memory()
+    worst = int(alive.argmax())
+    largest = sorted((row for row in least if row[2] <= worst <= row[3]), key=lambda row: -row[0])[:5]
+    found = []
+    for size, owner, start, end in largest:
+        node = choice.nodes[owner]
+        beside = f"kept from time {start} to {end} beside " if node.kind == "argument" and start > 0 else ""
+        found.append((size, beside, _value_of(choice, node)))
+    return worst, float(alive[worst]), found
+
+
+def _value_of(choice: Choice, node: Node) -> int:
+    """Returns the value that a node decides on, the first of several."""
+    match node.kind:
+        case "op":
+            return choice.graph.results(node.number).start
+        case "return":
+            return choice.graph.returns[node.number]
+        case _:
+            return node.number

@@ -1,0 +1,69 @@
+"""Give custom calls the sharding rules that their owner says they have.
+
+Reads     a file of rules by target, and `sdy.sharding_rule` on custom calls of the input (JAX writes it on its own linear algebra).
+Writes    `sdy.sharding_rule` on the custom calls of these targets, marked as custom, and so marks the rules of the input; `rhino.cost`
+          where the file says what a call costs. A rule in the file goes before one in the input.
+Errors    RHI-CLI-002 the file cannot be read, RHI-RULE-001 it is malformed, RHI-RULE-002 a rule does not fit a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.rules import RULE
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.reader import walk
+from rhino.ir.program.program import COST, CUSTOM_CALL, is_custom
+from rhino.ir.request.op_rules import OpRule, read_op_rules
+from rhino.passes.base import Pass, Remarks, opt
+
+
+@dataclass(frozen=True)
+class OpRules(Pass):
+    """Give custom calls the sharding rules of a file, and mark those that they have as their owner's."""
+
+    name: ClassVar[str] = "rhino-op-rules"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-002", "RHI-RULE-001", "RHI-RULE-002")
+
+    op_rules: str = opt("", "a TOML file of rules for custom calls, see docs/constraints.md")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Writes rules onto `module`."""
+        rules = read_op_rules(self.op_rules) if self.op_rules else {}
+        used = set()
+        for op in walk(module):
+            if op.name != CUSTOM_CALL:
+                continue
+            target = ir.StringAttr(op.attributes["call_target_name"]).value
+            if target in rules:
+                _give(op, rules[target], f"the rule for @{target}", remarks.file)
+                used.add(target)
+            elif RULE in op.attributes:
+                _mark(op)
+        for target in rules:
+            if target not in used:
+                remarks.add(self.name, Place(remarks.file), f"no custom call takes the rule for @{target}")
+
+
+def _mark(op: ir.Operation) -> None:
+    rule = op.attributes[RULE]
+    if not is_custom(rule):
+        op.attributes[RULE] = ir.Attribute.parse(f"{str(rule).removesuffix('>')}, custom>")
+
+
+def _give(op: ir.Operation, rule: OpRule, what: str, file: str) -> None:
+    try:
+        shapes = [[tuple(ir.RankedTensorType(value.type).shape) for value in side] for side in (op.operands, op.results)]
+        sizes = rule.fitted(*shapes)
+        cost = rule.cost(sizes)
+        op.attributes[RULE] = ir.Attribute.parse(rule.text(sizes))
+        op.verify()
+    except (ValueError, ir.MLIRError) as error:
+        why = str(error.error_diagnostics[0].message) if isinstance(error, ir.MLIRError) and error.error_diagnostics else str(error)
+        raise RhinoError("RHI-RULE-002", f"{what} does not fit the call: {why}", place_of(op.location, file), fix="mend the rule") from None
+    if cost:
+        count = ir.IntegerType.get_signless(64)
+        op.attributes[COST] = ir.DictAttr.get({key: ir.IntegerAttr.get(count, value) for key, value in cost.items()})

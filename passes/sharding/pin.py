@@ -1,0 +1,235 @@
+"""Write what the user says of tensors and axes onto the module, as constraints that the search must keep.
+
+Reads     arguments and results by name, ops by the names of their locations, in which scopes may be said already; existing shardings,
+          with which constraints must agree.
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis speaks of (existing and new ones taken together),
+          `rhino.forbidden` where a sharding is banned, `rhino.scopes` on ops in scopes, `rhino.said` beside these: the user's words, for
+          messages. `rhino.axis_roles` on the module. Where nothing is asked for, nothing is written.
+Errors    RHI-CLI-001 a constraint does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a
+          constraint speaks of nothing that is there, RHI-SHARD-001 constraints that contradict each other or what the mesh can do,
+          RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
+          malformed file, RHI-READ-005 no entry function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.graph import YIELD
+from rhino.ir.graph.spec import REPLICATED, fits, pack, split
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.boundary import entries
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import ROLES, NamedMesh, allowed_specs
+from rhino.ir.program.named_tensors import (
+    Spot,
+    argument_spots,
+    both,
+    dims_attribute,
+    op_spots,
+    result_spots,
+    without_axis,
+    write_boundary,
+    write_op,
+)
+from rhino.ir.program.program import Program
+from rhino.ir.request.constraints import (
+    AxisBan,
+    AxisRole,
+    Ban,
+    Constraint,
+    Pin,
+    Said,
+    parse_forbid,
+    parse_pin,
+    parse_role,
+    parse_scope,
+    read_constraints,
+)
+from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
+from rhino.passes.base import Remarks, opt
+from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, Target, write_mesh
+from rhino.passes.sharding.scopes import write_scopes
+from rhino.passes.with_rules import with_rules
+from rhino.strategies.structure.axis_roles import Roles
+
+_PLACE: Final = "loc:"
+_MODULE: Final = "the module"
+_SHOWN: Final = 5
+"""How many of the tensors that a pattern matches a remark names."""
+
+
+@dataclass(frozen=True)
+class PinShardings(PlanningPass):
+    """Write the user's constraints onto arguments, results, ops and axes."""
+
+    name: ClassVar[str] = "rhino-pin"
+    errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-001", "RHI-CLI-002", "RHI-PIN-001", "RHI-PIN-002", *PLANNING_ERRORS)
+
+    pin: str = opt("", "NAME=SHARDING, several with ; between: these tensors lie so")
+    forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: these tensors do not lie so")
+    axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
+    scope: str = opt("", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope")
+    constraints: str = opt("", "a TOML file of the same, see docs/constraints.md")
+
+    def run(self, module: ir.Operation, remarks: Remarks) -> None:
+        """Writes the constraints onto `module`."""
+        said = self.said()
+        if said.constraints or said.roles:
+            self.write(module, said, remarks)
+        write_scopes(module, said.scopes, self.name, remarks)
+
+    def write(self, module: ir.Operation, said: Said, remarks: Remarks) -> None:
+        """Writes what is said of tensors and axes."""
+        target = self.target(module, remarks)
+        _check_axes(said, target)
+        entry_function(module, remarks.file)
+        write_mesh(module, target)
+        _Boundary(module, target, remarks).write(said.constraints)
+        places = [one for one in said.constraints if one.pattern.startswith(_PLACE)]
+        if places or said.roles:
+            with with_rules(module):
+                program = self.read(module, target, remarks)
+                _write_ops(program, places, target, remarks)
+                _write_roles(module, program, said.roles, remarks)
+
+    def said(self) -> Said:
+        """Returns what all options say."""
+        file = read_constraints(self.constraints) if self.constraints else Said()
+        own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
+        roles = (*map(parse_role, _each(self.axis_role)), *file.roles)
+        return Said((*own, *file.constraints), roles, (*map(parse_scope, _each(self.scope)), *file.scopes))
+
+
+def _each(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _check_axes(said: Said, target: Target) -> None:
+    used = [(axis, one.said) for one in said.constraints for axis in _axes_of(one)] + [(role.axis, role.said) for role in said.roles]
+    for axis, words in used:
+        if axis not in target.names:
+            what = f'{words}: the mesh has no axis "{axis}"; it is {target.mesh}'
+            raise RhinoError("RHI-PIN-002", what, fix=f"name one of {', '.join(target.names)}, or say --mesh")
+    known: dict[str, AxisRole] = {}
+    for role in said.roles:
+        if known.setdefault(role.axis, role).role != role.role:
+            what = f"{role.said} contradicts {known[role.axis].said}"
+            raise RhinoError("RHI-SHARD-001", what, fix="leave one out: an axis has one role")
+
+
+def _axes_of(constraint: Constraint) -> Iterator[str]:
+    match constraint:
+        case AxisBan(axis=axis):
+            yield axis
+        case Pin(dims=dims) | Ban(dims=dims):
+            yield from (axis for dim in dims for axis in dim.axes)
+
+
+class _Boundary:
+    """The arguments and results of the entry."""
+
+    def __init__(self, module: ir.Operation, target: Target, remarks: Remarks) -> None:
+        self.target, self.remarks = target, remarks
+        self.entry = entry_function(module, remarks.file)
+        self.arguments = argument_spots(self.entry, remarks.file)
+        self.results = result_spots(self.entry, remarks.file)
+
+    def write(self, constraints: Sequence[Constraint]) -> None:
+        for one in constraints:
+            if one.pattern.startswith(_PLACE):
+                continue
+            is_result = one.pattern.startswith(RESULT)
+            pattern = dotted(one.pattern.removeprefix(RESULT))
+            _constrain(one, pattern, ".", self.results if is_result else self.arguments, self.target, self.remarks)
+        write_boundary(self.entry, "arg", self.arguments)
+        write_boundary(self.entry, "res", self.results)
+
+
+def _write_ops(program: Program, constraints: Sequence[Constraint], target: Target, remarks: Remarks) -> None:
+    """Writes what is said of ops. Those that depend on constants alone have no place of their own: nothing is said of them."""
+    graph = program.graph
+    numbers = [op for op in range(graph.num_ops) if constraints and not graph.cls(op).free and graph.cls(op).name != YIELD]
+    spots = {op: op_spots(program, op) for op in numbers}
+    every = [spot for op in numbers for spot in spots[op]]
+    for one in constraints:
+        _constrain(one, one.pattern.removeprefix(_PLACE), "/", every, target, remarks)
+    for op in numbers:
+        if any(spot.said for spot in spots[op]):
+            write_op(program.ops[op], spots[op], target.mesh_name)
+
+
+def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRole], remarks: Remarks) -> None:
+    if not roles:
+        return
+    graph = program.graph
+    found = Roles(graph)
+    batch = [(argument.name, dims) for number, argument in enumerate(graph.arguments) if (dims := found.batch_dims(number))]
+    if not batch:
+        carried = sum(argument.alias is not None for argument in graph.arguments)
+        why = f"of {len(graph.arguments)} arguments {carried} are carried from step to step, and no other has a dim that these lack"
+        fix = "donate the state (tf.aliasing_output tells it from the inputs), or pin arguments instead"
+        raise RhinoError("RHI-PIN-002", f"{roles[0].said}: the program has no batch dim", Place(remarks.file), (why,), fix)
+    words = ", ".join(f'"{name}" {"dim" if len(dims) == 1 else "dims"} {", ".join(map(str, sorted(dims)))}' for name, dims in batch)
+    remarks.add(PinShardings.name, Place(remarks.file), f"of the batch are {words}")
+    old = entries(module.attributes[ROLES]) if ROLES in module.attributes else {}
+    module.attributes[ROLES] = ir.DictAttr.get({**old, **{role.axis: ir.StringAttr.get(role.role) for role in roles}})
+
+
+def _constrain(one: Constraint, pattern: str, separator: str, spots: Sequence[Spot], target: Target, remarks: Remarks) -> None:
+    """Notes one constraint on all tensors that it speaks of."""
+    found = [spot for spot in spots if any(matches(pattern, name, separator) for name in spot.names)]
+    if not found:
+        close = nearest(pattern, (spot.names[-1 if separator == "." else 0] for spot in spots), separator)
+        fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
+        raise RhinoError("RHI-PIN-002", f"{one.said} matches no tensor", Place(remarks.file), fix=fix)
+    different = list(dict.fromkeys(spot.what for spot in found))
+    shown = ", ".join(different[:_SHOWN]) + (", ..." if len(different) > _SHOWN else "")
+    remarks.add(PinShardings.name, Place(remarks.file), f"{one.said} speaks of {shown} ({len(found)} in all)")
+    for spot in found:
+        _note(one, spot, target)
+
+
+def _note(one: Constraint, spot: Spot, target: Target) -> None:
+    mesh, rank = NamedMesh(target.mesh_name, target.mesh), len(spot.shape)
+    if not isinstance(one, AxisBan) and len(one.dims) != rank:
+        what = f"the sharding of {spot.what} cannot be honoured: it lists {len(one.dims)} dims, and the tensor has {rank}"
+        raise RhinoError("RHI-SHARD-001", what, spot.place, (f"{one.said} says so",), "list every dim, or say more exactly which tensors")
+    match one:
+        case AxisBan(axis=axis):
+            if rank:
+                _limit(one, without_axis(target.mesh_name, axis, rank), spot, mesh)
+        case Pin(dims=dims):
+            _limit(one, dims_attribute(target.mesh_name, dims), spot, mesh)
+        case Ban(dims=dims):
+            if _divides(one, spot, target):
+                spot.forbidden.append(dims_attribute(target.mesh_name, dims))
+                spot.said.append(one.said)
+
+
+def _limit(one: Constraint, sharding: ir.Attribute, spot: Spot, mesh: NamedMesh) -> None:
+    """Makes a tensor lie as `sharding` leaves open, and as it had to lie before."""
+    try:
+        allowed_specs(sharding, mesh, spot.shape, spot.place, spot.what)
+    except RhinoError as error:
+        error.notes = (f"{one.said} says so",)
+        raise
+    if spot.sharding is not None and not spot.said:
+        spot.said.append(_MODULE)
+    together = sharding if spot.sharding is None else both(spot.sharding, sharding, mesh, spot)
+    if together is None:
+        notes = (f"{one.said} asks for {sharding}", f"against it stands {spot.sharding}, of {' and '.join(spot.said)}")
+        raise RhinoError(
+            "RHI-SHARD-001", f"the sharding of {spot.what} contradicts what else is said of it", spot.place, notes, "leave one out"
+        )
+    spot.sharding = together
+    spot.said.append(one.said)
+
+
+def _divides(one: Ban, spot: Spot, target: Target) -> bool:
+    """Says whether a tensor could lie so: if not, there is nothing to forbid."""
+    used = {target.names.index(axis): split(number) for number, dim in enumerate(one.dims) for axis in dim.axes}
+    return fits(pack(used.get(axis, REPLICATED) for axis in range(len(target.names))), spot.shape, target.mesh.shape)

@@ -1,0 +1,189 @@
+"""What passes that plan have in common: the mesh and cluster they plan for, and the module read as a choice problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from rhino.ir.cluster.age import stale_now
+from rhino.ir.cluster.cluster import Cluster, default_mesh, load_cluster, mesh_axes, possible_meshes
+from rhino.ir.cluster.mesh import Mesh, parse_mesh
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.spec import spec_text
+from rhino.ir.mlir.bindings import ir, passmanager
+from rhino.ir.mlir.boundary import boundary_attributes
+from rhino.ir.mlir.locations import place_of
+from rhino.ir.mlir.reader import entry_function
+from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
+from rhino.ir.program.named_tensors import said_words
+from rhino.ir.program.program import Program, is_ruled, read_program
+from rhino.passes.base import Pass, Remarks, opt
+from rhino.passes.sharding.scopes import cannot_run, held, scope_meshes, scoped_graph
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, NoChoiceError
+from rhino.strategies.structure.axis_roles import Roles
+
+PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-READ-005", "RHI-SHARD-001")
+
+
+DEFAULT_CLUSTER = "cpu8"
+"""What is planned for if nothing is said."""
+
+AUTO = "auto"
+"""The mesh option that leaves the mesh to the search."""
+
+WHOLE_NEEDS_LESS = "micro-batches, stages and recomputation need less"
+"""What may do where only shardings were searched for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is planned for: the mesh by its name in the module, and the cost model of its axes on the cluster."""
+
+    mesh_name: str
+    mesh: Mesh
+    model: CostModel
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the mesh axes."""
+        return self.mesh.names
+
+
+@dataclass(frozen=True)
+class PlanningPass(Pass):
+    """A pass that plans: its options say for which cluster and mesh."""
+
+    errors: ClassVar[tuple[str, ...]] = PLANNING_ERRORS
+
+    cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
+    mesh: str = opt(
+        "",
+        "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of all with one or two axes; empty takes the module's mesh, or else an "
+        "axis for each level of the cluster",
+    )
+
+    def targets(self, module: ir.Operation, remarks: Remarks) -> tuple[Target, ...]:
+        """Returns what may be planned for: one mesh, or with `auto` those of one or two axes over the cluster, and what scopes want."""
+        if self.mesh != AUTO:
+            return (self.target(module, remarks),)
+        if module_mesh(module) is not None:
+            return (replace(self, mesh="").target(module, remarks),)
+        cluster = self.load(remarks)
+        meshes = dict.fromkeys([*possible_meshes(cluster), *scope_meshes(module, cluster.num_devices)])
+        return tuple(_target(cluster, MESH_NAME, mesh) for mesh in meshes)
+
+    def load(self, remarks: Remarks) -> Cluster:
+        """Returns the cluster that is planned for, with a remark for each reason why its measurements may not hold."""
+        cluster = load_cluster(self.cluster)
+        for why in stale_now(cluster):
+            remarks.add(self.name, Place(self.cluster), why)
+        return cluster
+
+    def target(self, module: ir.Operation, remarks: Remarks) -> Target:
+        """Returns what to plan for; the module's own mesh must agree with the one asked for."""
+        cluster = self.load(remarks)
+        present = module_mesh(module)
+        asked = parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
+        if present is not None and asked is not None and asked.shape != present[1].shape:
+            raise RhinoError(
+                "RHI-MESH-002",
+                f"the module has mesh @{present[0]} ({present[1]}), and {asked} was asked for",
+                Place(remarks.file),
+                fix="leave the mesh out, or remove the module's shardings first",
+            )
+        name, mesh = present or (MESH_NAME, asked or default_mesh(cluster))
+        return _target(cluster, name, mesh)
+
+    def read(self, module: ir.Operation, target: Target, remarks: Remarks) -> Program:
+        """Returns the program behind the module, whose ops get their rules if they have none."""
+        entry = entry_function(module, remarks.file)
+        if not any(is_ruled(op.operation) for op in entry.regions[0].blocks[0].operations):
+            passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+        return read_program(entry, target.mesh, remarks.file)
+
+
+def _target(cluster: Cluster, name: str, mesh: Mesh) -> Target:
+    return Target(name, mesh, CostModel(cluster.device, mesh_axes(cluster, mesh.shape, mesh.names)))
+
+
+def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_NAME) -> Target:
+    """Returns the mesh of a rank as what is planned for, on the links that it has where each of `num_ranks` uses as many.
+
+    Raises:
+        RhinoError: RHI-MESH-001 where the cluster has too few devices.
+    """
+    if num_ranks == 1:
+        return _target(cluster, name, mesh)
+    _, *axes = mesh_axes(cluster, (num_ranks, *mesh.shape))
+    named = tuple(replace(axis, name=own) for axis, own in zip(axes, mesh.names, strict=True))
+    return Target(name, mesh, CostModel(cluster.device, named))
+
+
+def write_mesh(module: ir.Operation, target: Target) -> None:
+    """Writes the mesh that is planned for onto a module that has none."""
+    if module_mesh(module) is None:
+        axes = ", ".join(f'"{name}"={size}' for name, size in target.mesh.axes)
+        mesh = ir.Module.parse(f"sdy.mesh @{target.mesh_name} = <[{axes}]>").body.operations[0].operation
+        mesh.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
+
+
+def to_fit(said: str = "") -> str:
+    """Returns what to do where no plan fits; `said` is what may be why, of the user's words."""
+    room = "raise --budget, use more devices, or a smaller batch"
+    return f"{room}, or take back {said}" if said else room
+
+
+def build_choice(program: Program, target: Target) -> Choice:
+    """Returns the choice problem of a program. Raises as `begin_choice` does."""
+    return begin_choice(program, target).with_memory()
+
+
+def begin_choice(program: Program, target: Target) -> Choice:
+    """Returns the choice problem of a program, so far without regard to memory.
+
+    Raises:
+        RhinoError: RHI-SHARD-001 where what the user says of shardings and scopes contradicts itself, RHI-PIN-002 where a scope wants
+            devices that the mesh has not.
+    """
+    scoped = scoped_graph(program, target.mesh)
+    try:
+        return Builder(graph=scoped.graph, model=target.model).costs()
+    except NoChoiceError as error:
+        raise cannot_run(program, scoped, target.mesh, error.op) from None
+    except ContradictionError as contradiction:
+        value = contradiction.value
+        graph = program.graph
+        said = [*(f"{words} says so" for words in _said(program, value)), *held(program, scoped, value)]
+        if contradiction.by_role:
+            roles = ", ".join(f"{name}={role}" for name, role in zip(target.names, graph.roles, strict=True) if role)
+            said.append(f"axis-role {roles} leaves none of these: its dims of the batch are {_listed(Roles(graph).batch_dims(value))}")
+        given = [graph.fixed.get(value), *(limit for v, limit in zip(graph.returns, graph.return_fixed, strict=True) if v == value)]
+        if value < len(graph.arguments) and (alias := graph.arguments[value].alias) is not None:
+            given.append(graph.return_fixed[alias])  # the result that takes over its buffer lies as it does
+        limits = ", and ".join(" or ".join(spec_text(spec, target.names) for spec in sorted(limit)) for limit in given if limit is not None)
+        op = int(program.graph.value_op[value])
+        place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
+        why = "cannot be reached from how its op can run" if op >= 0 and limits and not said else "contradicts what else is said of it"
+        raise RhinoError(
+            "RHI-SHARD-001",
+            f"the sharding of {program.describe(value)} {why}",
+            place,
+            (f"it allows {limits or 'nothing'} (R: whole on every device, P: partial sums, S0: split along dim 0)", *said),
+            "leave the sharding open, or choose a dim that the op can split",
+        ) from None
+
+
+def _said(program: Program, value: int) -> list[str]:
+    """Returns the user's words about a value, and about the results that it is."""
+    op = int(program.graph.value_op[value])
+    attributes = [boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes]
+    alias = program.graph.arguments[value].alias if op < 0 else None
+    results = boundary_attributes(program.entry, "res")
+    attributes += [results[n] for n, returned in enumerate(program.graph.returns) if returned == value or n == alias]
+    return [words for one in attributes for words in said_words(one)]
+
+
+def _listed(dims: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(dims))) or "none"

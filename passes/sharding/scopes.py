@@ -1,0 +1,269 @@
+"""Scopes between IR and search: written on the ops that are in them, and read as what these ops, and the arguments they read, may do.
+
+On an op stands `rhino.scopes = ["replicate(2)", "split(4)"]`, outermost first, and no axis: which axes a scope gets is settled for each
+mesh that is planned for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Choices, Graph
+from rhino.ir.graph.rules import RULE
+from rhino.ir.graph.spec import REPLICATED, all_specs, entry
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.mlir.locations import name_of, place_of
+from rhino.ir.mlir.reader import entry_function, walk
+from rhino.ir.mlir.shardings import SAID
+from rhino.ir.program.loop_conditions import condition_reads
+from rhino.ir.program.named_tensors import said_words
+from rhino.ir.program.numerics import SOURCES
+from rhino.ir.program.program import Program
+from rhino.ir.program.scopes import SCOPES, depth_in, names_scopes, scope_path
+from rhino.ir.request.constraints import Scope
+from rhino.ir.request.patterns import nearest
+from rhino.ir.request.sharing import REPLICATE, SPLIT, Way, parse_way, way_of_name
+from rhino.passes.base import Remarks
+from rhino.strategies.choice.scopes import Axes, is_product, mesh_for, op_choices, possible_counts, read_whole, stored_entries, take_axes
+from rhino.strategies.microbatch.batch_dims import batch_roles
+from rhino.strategies.structure.axis_roles import Roles
+
+_MOVES: Final = (WHILE, YIELD, BARRIER)
+"""Ops that hand on what they read: nothing is shared in them."""
+
+_UNFIT: Final = {REPLICATE: "model", SPLIT: "batch"}
+"""The role of an axis that a scope cannot have."""
+_SHOWN: Final = 5
+
+Chain = tuple[Way, ...]
+"""The ways of the scopes that an op is in, outermost first."""
+
+
+def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remarks: Remarks) -> None:
+    """Writes on every op the scopes that it is in: `scopes`, and those that its location has of `rhino.replicate` and `rhino.split`.
+
+    Raises:
+        RhinoError: RHI-PIN-002 where one of `scopes` finds no op.
+    """
+    if not scopes and not names_scopes(module):
+        return
+    count = dict.fromkeys([one.said for one in scopes], 0)
+    paths: dict[tuple[str, ...], None] = {}
+    for op in _ops(entry_function(module, remarks.file).regions[0].blocks[0]):
+        path = scope_path(op.location)
+        paths[path] = None
+        found = _around(path, scopes)
+        if found:
+            op.attributes[SCOPES] = _texts(str(way) for way, _ in found)
+            op.attributes[SAID] = _texts(dict.fromkeys([*said_words(op.attributes), *(said for _, said in found)]))
+            for _, said in found:
+                count[said] = count.get(said, 0) + 1
+    for one in scopes:
+        if not count[one.said]:
+            raise _finds_nothing(one, paths, remarks.file)
+    for said, number in count.items():
+        remarks.add(name, Place(remarks.file), f"{said} speaks of {number} ops")
+
+
+def scopes_text(module: ir.Operation) -> str:
+    """Returns which ops of `module` are in `rhino.replicate` and `rhino.split` by their locations: what else tells two programs apart."""
+    if not names_scopes(module):
+        return ""
+    ways = ((number, tuple(way for _, way in _named_on(scope_path(op.location)))) for number, op in enumerate(walk(module)))
+    return "".join(f"{number} {_listed(found)}\n" for number, found in ways if found)
+
+
+def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
+    """Returns the meshes of so many devices that the scopes on the ops of `module` want, an axis for each number of devices."""
+    chains = dict.fromkeys(_chain(op) for op in walk(module) if SCOPES in op.attributes)
+    shapes = dict.fromkeys(shape for chain in chains if (shape := mesh_for(chain, num_devices)) is not None)
+    return tuple(mesh_of_shape(shape) for shape in shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoped:
+    """A graph with what scopes leave open. `by` has, for the values whose specs they limit, an op of theirs that reads or gives each."""
+
+    graph: Graph
+    by: dict[int, int]
+
+
+def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
+    """Returns the graph of a program, with what scopes leave its ops and arguments on a mesh.
+
+    Raises:
+        RhinoError: RHI-PIN-002 where a number of devices is of no axes, or scopes find nothing to share; RHI-SHARD-001 where they
+            contradict each other or the roles of axes.
+    """
+    graph = program.graph
+    chains = {number: _chain(op) for number, op in enumerate(program.ops) if SCOPES in op.attributes}
+    chains = {op: chain for op, chain in chains.items() if not graph.cls(op).free and graph.cls(op).name not in _MOVES}
+    if not chains:
+        return Scoped(graph, {})
+    first = {chain: op for op, chain in reversed(chains.items())}
+    axes_of = {chain: _axes(program, mesh, chain, op) for chain, op in sorted(first.items(), key=lambda item: item[1])}
+    kinds = {chain: {axis: way.kind for way, axes in zip(chain, taken, strict=True) for axis in axes} for chain, taken in axes_of.items()}
+    roles = batch_roles(Roles(graph), condition_reads(program))
+    choices = {op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()}
+    for way in dict.fromkeys(way for chain in chains.values() for way in chain if way.kind in kinds[chain].values()):
+        _check_shared(program, roles, way, {op: choices[op] for op, chain in chains.items() if way in chain})
+    limits = _Limits(graph, mesh)
+    for axis in range(len(mesh.axes)):
+        read = read_whole(roles, [op for op, chain in chains.items() if kinds[chain].get(axis) == REPLICATE])
+        for value, op in read.items():
+            limits.add(value, op, axis, frozenset({REPLICATED}))
+        for op, chain in chains.items():
+            if choices[op][axis] is not None and is_product(graph.cls(op)):
+                value = graph.results(op).start
+                entries = stored_entries(kinds[chain][axis], len(graph.type_of(value).shape), roles.batch_dims(value))
+                if entries is not None:
+                    limits.add(value, op, axis, entries)
+    return Scoped(replace(graph, choices=choices, fixed=limits.fixed), limits.by)
+
+
+class _Limits:
+    """The specs that are left of values, and an op by which each is limited."""
+
+    def __init__(self, graph: Graph, mesh: Mesh) -> None:
+        self.graph, self.mesh = graph, mesh
+        self.fixed, self.by = dict(graph.fixed), dict[int, int]()
+
+    def add(self, value: int, op: int, axis: int, entries: frozenset[int]) -> None:
+        """Leaves of the specs of a value those with one of `entries` along an axis."""
+        sums = range(len(self.mesh.axes)) if self.graph.value_op[value] >= 0 else ()
+        every = self.fixed.get(value, all_specs(self.graph.type_of(value).shape, self.mesh.shape, tuple(sums)))
+        self.fixed[value] = frozenset(spec for spec in every if entry(spec, axis) in entries)
+        self.by.setdefault(value, op)
+
+
+def held(program: Program, scoped: Scoped, value: int) -> tuple[str, ...]:
+    """Returns why scopes limit how a value is stored, in a line if they do."""
+    if value not in scoped.by:
+        return ()
+    op = scoped.by[value]
+    how = "keeps whole what is read by" if value < len(program.graph.arguments) else "keeps split what is given by"
+    return (f"{_listed(_chain(program.ops[op]))} {how} {_words(program, op)}",)
+
+
+def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoError:
+    """Returns the error for an op that no way is left to."""
+    cls, choices = program.graph.cls(op), scoped.graph.choices[op]
+    rule = cls.rule
+    assert rule is not None
+    notes = []
+    for (name, size), may in zip(mesh.axes, choices, strict=True):
+        if may is not None:
+            sizes = [f"{rule.names[factor]} of {rule.sizes[factor]}" for factor in sorted(may) if factor >= 0]
+            notes.append(f'along "{name}" ({size}) it may be split by {", ".join(sizes) or "nothing"}')
+    notes.append(f"its rule is {program.ops[op].attributes[RULE]}")
+    notes += [f"{words} says so" for words in said_words(program.ops[op].attributes)]
+    roles = ", ".join(f"{name}={role}" for (name, _), role in zip(mesh.axes, program.graph.roles, strict=False) if role)
+    notes += [f"axis-role {roles} says what is split along these"] if roles else []
+    what = f"{_words(program, op)} cannot be shared as {_listed(_chain(program.ops[op]))} says"
+    place = place_of(program.ops[op].location, program.file)
+    return RhinoError("RHI-SHARD-001", what, place, tuple(notes), "choose sizes that the axes divide, or take the op out of the scope")
+
+
+def _ops(block: ir.Block) -> Iterator[ir.Operation]:
+    """Yields the ops of a block and of the loops in it that have a place of their own."""
+    for view in block.operations:
+        op = view.operation
+        if op.name not in SOURCES and len(op.results):
+            yield op
+        if op.name == WHILE:
+            yield from _ops(op.regions[1].blocks[0])
+
+
+def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[Way, str]]:
+    """Returns the scopes that lie on a path, outermost first, each with the words that it comes from."""
+    found = [(path.index(name), way, f"rhino.{way}") for name, way in _named_on(path)]
+    named = [way for _, way, _ in found]
+    asked = [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
+    found += [one for number, one in enumerate(asked) if one[1] not in [*named, *(way for _, way, _ in asked[:number])]]
+    return [(way, said) for _, way, said in sorted(found, key=lambda one: one[0])]
+
+
+def _named_on(path: tuple[str, ...]) -> list[tuple[str, Way]]:
+    """Returns the scopes that a path names, outermost first, by name: JAX may write a name again, where it computes something again."""
+    return [(name, way) for name in dict.fromkeys(path) if (way := way_of_name(name))]
+
+
+def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> RhinoError:
+    names = dict.fromkeys("/".join(path[:count]) for path in paths for count in range(1, len(path) + 1))
+    close = nearest(one.pattern, names, "/")
+    fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a scope is"
+    return RhinoError("RHI-PIN-002", f"{one.said} matches no scope", Place(file), fix=fix)
+
+
+def _texts(words: Iterable[str]) -> ir.Attribute:
+    return ir.ArrayAttr.get([ir.StringAttr.get(one) for one in words])
+
+
+def _chain(op: ir.Operation) -> Chain:
+    texts = [ir.StringAttr(one).value for one in ir.ArrayAttr(op.attributes[SCOPES])]
+    ways = [way for text in texts if (way := parse_way(text))]
+    if len(ways) != len(texts):
+        what = f"{SCOPES} of '{op.name}' says {op.attributes[SCOPES]}"
+        raise RhinoError("RHI-SHARD-001", what, place_of(op.location), fix='write it as ["replicate(2)", "split"], outermost first')
+    return tuple(ways)
+
+
+def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ...]:
+    """Returns the axes of each scope of a chain, which is around `op`."""
+    roles = program.graph.roles
+    barred = [frozenset(axis for axis, role in enumerate(roles) if role == _UNFIT[way.kind]) for way in chain]
+    found = take_axes(mesh.shape, chain, barred)
+    if found is not None:
+        return found
+    place, none = place_of(program.ops[op].location, program.file), [frozenset[int]()]
+    for way in chain:
+        if take_axes(mesh.shape, [way], none) is None:
+            counts = ", ".join(map(str, possible_counts(mesh.shape)))
+            what = f"{way} around {_words(program, op)}: no axes of the mesh {mesh} have {way.num} devices"
+            fix = f"say one of these, or name a mesh with such axes{_as_mesh(chain, mesh)}"
+            raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
+    notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
+    what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
+    other = f"name another mesh{_as_mesh(chain, mesh)}"
+    fix = f"scopes in each other have axes of their own: {other}, say fewer devices, or close one scope before the other"
+    is_barred = take_axes(mesh.shape, chain, none * len(chain)) is not None
+    if is_barred:
+        what += " that have no other role"
+        notes += [f"axis-role {name}={role} says so" for (name, _), role in zip(mesh.axes, roles, strict=True) if role]
+        fix = "leave the role out, or the scope"
+    is_possible = not is_barred and mesh_for(chain, mesh.num_devices) is not None
+    raise RhinoError("RHI-PIN-002" if is_possible else "RHI-SHARD-001", what, place, tuple(notes), fix)
+
+
+def _as_mesh(chain: Chain, mesh: Mesh) -> str:
+    """Returns the mesh of as many devices that has axes for the scopes of a chain, in words; nothing where there is none."""
+    shape = mesh_for(chain, mesh.num_devices)
+    return f", as {'x'.join(map(str, shape))}" if shape is not None else ""
+
+
+def _check_shared(program: Program, roles: Roles, way: Way, within: Mapping[int, Choices]) -> None:
+    """Refuses a scope that has nothing to share; `within` are its ops, with what they may do."""
+    first, arguments, why = next(iter(within)), program.graph.arguments, tuple[str, ...]()
+    if way.kind == SPLIT and not any(is_product(program.graph.cls(op)) and any(choices) for op, choices in within.items()):
+        what = "has no product in it that has another dim than the batch: nothing is there to be split"
+    elif way.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
+        batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(arguments) for dim in sorted(roles.batch_dims(n))]
+        what = "has nothing in it with a dim of the batch"
+        why = (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",)
+    else:
+        return
+    place, fix = place_of(program.ops[first].location, program.file), "see docs/constraints.md for what a scope asks"
+    raise RhinoError("RHI-PIN-002", f"{way} around {_words(program, first)} {what}", place, why, fix)
+
+
+def _words(program: Program, op: int) -> str:
+    operation = program.ops[op]
+    return f"'{operation.name}' in '{name_of(operation.location)}'"
+
+
+def _listed(chain: Chain) -> str:
+    return " and ".join(map(str, chain))

@@ -1,0 +1,129 @@
+"""The processes of a job of `jax.distributed` as a team that runs steps in stages: which ranks each holds, and how they meet.
+
+They meet once, at a coordination service of their own, which the first process hosts: that of JAX names nobody when a process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax._src import distributed
+from jax.experimental import multihost_utils
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.runtime.distributed.processes import DEFAULT_HEARTBEAT_S, ProcessJob, Team, join, share_ranks, start_service
+from rhino.runtime.executor.devices import pick_devices
+from rhino.runtime.executor.executor import Executor
+from rhino.runtime.executor.rank_program import RankDevices
+from rhino.runtime.executor.transport import SocketTransport
+
+_LONGEST_ADDRESS: Final = 128
+
+
+def deal_devices(num_ranks: int, size: int) -> tuple[jax.Device, ...]:
+    """Returns devices for ranks of `size` each, one rank after another: JAX's first ones, or in a job the first ones of each process.
+
+    Raises:
+        RhinoError: RHI-RUN-004 where there are too few, or fewer ranks than processes.
+    """
+    if jax.process_count() == 1:
+        return pick_devices(num_ranks * size)
+    team = share_ranks(num_ranks, jax.process_count())
+    dealt: list[jax.Device] = []
+    for process, ranks in enumerate(team.ranks):
+        there = [device for device in jax.devices() if device.process_index == process]
+        needed = size * len(ranks)
+        if len(there) < needed:
+            what = f"{team.name(process)} needs {needed} devices, and has {len(there)}"
+            fix = "start processes with more devices, or plan for a smaller mesh: the devices of a rank are of one process"
+            raise RhinoError("RHI-RUN-004", what, fix=fix)
+        dealt += there[:needed]
+    return tuple(dealt)
+
+
+def team_of(ranks: Sequence[RankDevices]) -> Team | None:
+    """Returns the processes that hold the ranks; None where this one holds all.
+
+    Raises:
+        RhinoError: RHI-RUN-004 where the devices of a rank are of two processes, or a process has no rank.
+    """
+    holders = [sorted({device.process_index for device in rank.devices}) for rank in ranks]
+    if all(one == [jax.process_index()] for one in holders):
+        return None
+    for rank, processes in zip(ranks, holders, strict=True):
+        if len(processes) > 1:
+            where = ", ".join(f"{device.id} of process {device.process_index}" for device in rank.devices)
+            what = f"rank {rank.rank} is spread over processes {' and '.join(map(str, processes))}"
+            fix = "give devices in an order in which those of a rank are of one process, or plan for a mesh that a process can hold"
+            raise RhinoError("RHI-RUN-004", what, notes=(f"its devices are {where}",), fix=fix)
+    held = [
+        tuple(rank.rank for rank, (one,) in zip(ranks, holders, strict=True) if one == process) for process in range(jax.process_count())
+    ]
+    if not all(held):
+        what = f"process {held.index(())} holds none of {len(ranks)} ranks"
+        raise RhinoError("RHI-RUN-004", what, fix="give each process a rank: plan for as many stages as processes, or more")
+    return Team(tuple(held))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meeting:
+    """This process among the others of its job: `service` is theirs, where this one hosts it; `executors` are those on `transport`."""
+
+    job: ProcessJob
+    service: Any
+    transport: SocketTransport
+    executors: list[weakref.ref[Executor]] = field(default_factory=list)
+
+    def leave(self) -> None:
+        """Waits until all have finished, for until then they may fetch from each other; the last thing that a process does."""
+        for one in self.executors:
+            if (executor := one()) is not None:
+                with suppress(RhinoError):  # it was said where the result was read, or nobody reads it
+                    executor.wait()
+        self.job.finish()
+        self.transport.close()
+        if self.service is not None:
+            self.service.shutdown()
+
+
+_met: Final[list[Meeting]] = []
+"""The meeting of this process, once there was one: a process is in one job, of which JAX keeps the state for it too."""
+
+
+def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
+    """Returns this process among the others of its job; the first time each of them has to call this. It leaves when it ends.
+
+    Raises:
+        RhinoError: RHI-RUN-007 where some process does not come.
+    """
+    if not _met:
+        team, process, host = Team(((),) * jax.process_count()), jax.process_index(), own_host()
+        service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
+        job = join(_said_by_first(address), process, team, heartbeat_s=heartbeat_s, host=host)
+        _met.append(Meeting(job, service, SocketTransport(job, ())))
+        atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
+    return _met[0]
+
+
+def own_host() -> str:
+    """Returns the address at which the others reach this process: its own one on the way to the coordinator of JAX's job."""
+    address = distributed.global_state.coordinator_address
+    assert address is not None, "a job has a coordinator"
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
+def _said_by_first(text: str) -> str:
+    """Returns what the first process says, in every process."""
+    said = np.frombuffer(text.encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(said))).rstrip(b"\0").decode()

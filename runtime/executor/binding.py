@@ -1,0 +1,254 @@
+"""A process's list of instructions as functions of nothing: each knows its slots, its program, its peer before the first step.
+
+The list is run in one or more *lanes*, each a thread that follows the list's order among the instructions of its ranks. What passes from
+one lane to another goes through a copy, and the lane that takes it waits right before the copy's first use. The order of the whole list is
+one in which the lanes can always go on, so they cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Protocol, TypeAlias, assert_never
+
+import jax
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, rank_of, reads, writes
+from rhino.runtime.executor.executable import same_placement
+from rhino.runtime.executor.rank_program import RankDevices, RankProgram, dtype_of
+from rhino.runtime.executor.transport import Transport, bind_copy
+
+Action: TypeAlias = Callable[[], None]
+Take: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class Observer(Protocol):
+    """Sees what an executor does."""
+
+    def attach(self, step: Step, instructions: Sequence[Local]) -> None:
+        """Called first: the step, and the list of this process."""
+
+    def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
+        """Returns `action` noted: `number` gives the step's number, `started` what it started, as something to wait for."""
+
+
+class Stopped(Exception):  # noqa: N818 - no error of its own
+    """Another lane has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """What the instructions of a process work on.
+
+    `slots` are indexed as the step's; `tokens` hold, for each place in the list, what tells when its run is over.
+    """
+
+    slots: list[Any]
+    arguments: list[Any]
+    results: list[Any]
+    tokens: list[Any]
+    step: int = 0
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """One thread's part of the list: `places[i]` is where action i comes from in the process's list."""
+
+    places: list[int] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+    def add(self, place: int, action: Action) -> None:
+        """Appends an action."""
+        self.places.append(place)
+        self.actions.append(action)
+
+    def place(self, position: int) -> int | None:
+        """Returns where action `position` comes from; None past the end."""
+        return self.places[position] if position < len(self.places) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binder:
+    """What instructions are bound to. `lane_of` says in which lane each rank's instructions run."""
+
+    step: Step
+    ranks: Mapping[int, RankDevices]
+    programs: Mapping[tuple[int, int], RankProgram]
+    lane_of: Mapping[int, int]
+    transport: Transport | None
+    memory: Memory
+    recorder: Observer | None = None
+
+    def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[Lane], list[threading.Lock]]:
+        """Returns the lanes of a list, and the locks that they wait at; if `checked`, every array is looked at before it is used."""
+        lanes = [Lane() for _ in range(max(self.lane_of.values()) + 1)]
+        locks: list[threading.Lock] = []
+        awaited: dict[int, tuple[int, Action]] = {}  # by slot: what must be done before its first use, and for which place
+        for place, one in enumerate(instructions):
+            for lane, part in self._by_lane(one):
+                for slot in sorted({*reads(part), *(part.slots if isinstance(part, Free) else ())} & awaited.keys()):
+                    lanes[lane].add(*awaited.pop(slot))
+                action = self._noted(place, part, self._action(place, part, checked=checked))
+                if isinstance(part, Receive) and self._transport.waits:
+                    awaited[part.target] = place, action
+                    continue
+                if isinstance(part, Copy) and self._lane(part.target) != lane:
+                    lock = threading.Lock()
+                    lock.acquire()
+                    locks.append(lock)
+                    awaited[part.target] = place, self._wait(lock)
+                    action = _then(action, lock.release)
+                lanes[lane].add(place, action)
+        for slot, (place, action) in awaited.items():
+            lanes[self._lane(slot)].add(place, action)
+        return lanes, locks
+
+    @property
+    def _transport(self) -> Transport:
+        if self.transport is None:
+            raise RhinoError(
+                "RHI-RUN-004", "the step has ranks that this process has no devices for", fix="give devices for all ranks, or a transport"
+            )
+        return self.transport
+
+    def _lane(self, slot: int) -> int:
+        return self.lane_of[self.step.slots[slot].rank]
+
+    def _by_lane(self, one: Local) -> Iterable[tuple[int, Local]]:
+        """The instruction, or its part of each lane; a copy runs in the lane that gives."""
+        if not isinstance(one, Free):
+            yield self._lane((*reads(one), *writes(one))[0]), one
+            return
+        for lane in sorted({self._lane(slot) for slot in one.slots}):
+            yield lane, Free(tuple(slot for slot in one.slots if self._lane(slot) == lane))
+
+    def _layout(self, slot: int) -> Layout:
+        return self.step.slots[slot].layout
+
+    def _target(self, slot: int) -> RankDevices:
+        return self.ranks[self.step.slots[slot].rank]
+
+    def _action(self, place: int, one: Local, *, checked: bool) -> Action:
+        memory, slots = self.memory, self.memory.slots
+        match one:
+            case Run():
+                return self._run(place, one, checked=checked)
+            case Copy(_, source, target):
+                copy = bind_copy(self._target(target), self._layout(source))
+
+                def action() -> None:
+                    slots[target] = copy(slots[source])
+
+                return _then(self._check(source), action) if checked else action
+            case Send(uid, source, peer):
+                send = self._transport.sender(uid, peer, self._layout(source))
+
+                def action() -> None:
+                    send(memory.step, slots[source])
+
+                return _then(self._check(source), action) if checked else action
+            case Receive():
+                return self._receive(one)
+            case Free(freed):
+
+                def action() -> None:
+                    for slot in freed:
+                        slots[slot] = None
+
+                return action
+            case Feed(argument, target):
+                arguments = memory.arguments
+
+                def action() -> None:
+                    slots[target], arguments[argument] = arguments[argument], None
+
+                return action
+            case Fetch(source, result):
+                return lambda: memory.results.__setitem__(result, slots[source])
+            case _:
+                assert_never(one)
+
+    def _noted(self, place: int, one: Local, action: Action) -> Action:
+        """The action, and what it starts, noted by the recorder."""
+        memory = self.memory
+        match one:
+            case Run():
+                return self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.tokens[place]) if self.recorder else action
+            case Copy(target=slot) | Receive(target=slot) | Send(source=slot):
+                return self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.slots[slot]) if self.recorder else action
+            case Free() | Feed() | Fetch():
+                return action
+            case _:
+                assert_never(one)
+
+    def _run(self, place: int, one: Run, *, checked: bool) -> Action:
+        program = self.programs[one.program, rank_of(self.step, one)]
+        slots, tokens = self.memory.slots, self.memory.tokens
+        launch, handlers, take, outputs = program.executable.launch, list(program.handlers), _taker(one.inputs), one.outputs
+        gone = tuple(one.inputs[source] for source, _ in self.step.programs[one.program].donated)
+
+        def action() -> None:
+            launched = launch(take(slots), True)
+            tokens[place] = launched.consume_token()
+            for slot, array in zip(outputs, launched.consume_with_handlers(handlers), strict=True):
+                slots[slot] = array
+            for slot in gone:
+                slots[slot] = None
+
+        return _then(lambda: program.executable.check(take(slots)), action) if checked else action
+
+    def _receive(self, one: Receive) -> Action:
+        memory, slots, target = self.memory, self.memory.slots, one.target
+        receive = self._transport.receiver(one.uid, one.peer, self._target(target), self._layout(target))
+
+        def action() -> None:
+            slots[target] = receive(memory.step)
+
+        return action
+
+    def _wait(self, lock: threading.Lock) -> Action:
+        memory = self.memory
+
+        def action() -> None:
+            lock.acquire()
+            if memory.stopped:
+                raise Stopped
+
+        return action
+
+    def _check(self, slot: int) -> Action:
+        """Looks at the array in a slot before it is moved: nothing else does, and a wrong one would give wrong numbers elsewhere."""
+        slots, layout, sharding = self.memory.slots, self._layout(slot), self._target(slot).sharding(self._layout(slot))
+
+        def action() -> None:
+            array = slots[slot]
+            if not isinstance(array, jax.Array) or array.is_deleted():
+                raise RhinoError("RHI-RUN-002", f"slot {slot} is moved to another rank, and holds no array, or one that is gone")
+            same = (array.shape, array.dtype) == (layout.shape, dtype_of(layout))
+            if not same or not same_placement(array.sharding, sharding, array.ndim):
+                raise RhinoError("RHI-RUN-002", f"slot {slot} is moved to another rank: got {array.aval} on {array.sharding}, not {layout}")
+
+        return action
+
+
+def _taker(slots: tuple[int, ...]) -> Take:
+    """What picks the arrays of some slots."""
+    match slots:
+        case ():
+            return lambda _: ()
+        case (slot,):
+            return lambda held: (held[slot],)
+        case _:
+            return itemgetter(*slots)
+
+
+def _then(first: Action, second: Action) -> Action:
+    def both() -> None:
+        first()
+        second()
+
+    return both

@@ -1,0 +1,301 @@
+"""Run a step: everything is compiled, bound and connected before the first time, and nothing is decided while it runs.
+
+A step is dispatched as fast as Python calls the bound instructions; the devices follow. A step starts when the one before has ended on the
+devices of this process, so that two never hold memory at the same time. The first step looks at every argument of every program, later
+ones rely on the proof that the step was given and on that look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project, rank_of
+from rhino.runtime.executor.binding import Binder, Memory, Observer
+from rhino.runtime.executor.compile_cache import CompileCache
+from rhino.runtime.executor.dispatch_threads import Lanes
+from rhino.runtime.executor.executable import Host, failed_run, same_placement
+from rhino.runtime.executor.rank_program import RankDevices, compile_programs, dtype_of
+from rhino.runtime.executor.transport import Transport
+from rhino.runtime.executor.verify import verify
+
+Argument = Host | jax.Array | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A slot that a step argument is fed to, and how it lies there."""
+
+    argument: int
+    layout: Layout
+    sharding: jax.sharding.NamedSharding
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an executor is: in step `step` (from 0, -1 before the first), each lane at the place of the list in `places`, None at its end.
+
+    Not `running` is between steps, as far as dispatch goes.
+    """
+
+    step: int
+    running: bool
+    places: tuple[int | None, ...]
+
+
+class Executor:
+    """A step on the devices of this process's ranks.
+
+    Shapes: arguments and results are global, in their stored shape.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        modules: Mapping[str, ir.Module | str],
+        devices: Mapping[int, Sequence[jax.Device]],
+        transport: Transport | None = None,
+        *,
+        cache: CompileCache | None = None,
+        threads: bool = True,
+        recorder: Observer | None = None,
+    ) -> None:
+        """Compiles, binds and connects.
+
+        Args:
+            step: what to run.
+            modules: the programs' modules, by the names that the step has for them.
+            devices: the ranks of this process, and the devices of each in its mesh's order.
+            transport: moves arrays to and from ranks of other processes.
+            cache: what has been compiled before.
+            threads: whether each rank of one device is dispatched by a thread of its own. Those of several devices never are: XLA's CPU
+                client launches one program on several devices at a time, so any other order than the list's could wait in a circle.
+            recorder: notes what is done; it costs time and memory.
+
+        Raises:
+            RhinoError: RHI-STEP-001 to RHI-STEP-007 where the step is not safe to run, RHI-RUN-001 and RHI-RUN-006 for a program,
+                RHI-RUN-004 for the devices.
+        """
+        num_results = _count(one.result for one in step.instructions if isinstance(one, Fetch))
+        verify(step, _count(one.argument for one in step.instructions if isinstance(one, Feed)), num_results)
+        self.step = step
+        self.ranks = tuple(sorted(devices))
+        self.instructions = project(step, self.ranks)
+        self.transport = transport
+        held = {rank: RankDevices(rank, step.mesh, devices[rank]) for rank in self.ranks}
+        runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
+        pairs = list(dict.fromkeys(runs))
+        compiled = compile_programs([(step.programs[program], held[rank]) for program, rank in pairs], modules, cache or CompileCache())
+        self.programs = dict(zip(pairs, compiled, strict=True))
+        self._targets = [
+            Target(one.argument, step.slots[one.target].layout, held[step.slots[one.target].rank].sharding(step.slots[one.target].layout))
+            for one in self.instructions
+            if isinstance(one, Feed)
+        ]
+        self._num_results = num_results
+        self._empty = [None] * len(step.slots)
+        for slot, number in step.constants:
+            if step.slots[slot].rank in held:
+                self._empty[slot] = _constant(number, step.slots[slot].layout, held[step.slots[slot].rank])
+        self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
+        lane_of = {rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)}
+        if recorder is not None:
+            recorder.attach(step, self.instructions)
+        binder = Binder(step, held, self.programs, lane_of, transport, self.memory, recorder)
+        self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
+        self._lanes = Lanes(len(self._fast[0]), self.memory)
+        self._num_steps = 0
+        self._broken = False
+        self._running = False
+
+    def _numbered(self) -> tuple[Local, ...]:
+        """The list with each feed's argument numbered as this process places it."""
+        number = iter(range(len(self._targets)))
+        return tuple(Feed(next(number), one.target) if isinstance(one, Feed) else one for one in self.instructions)
+
+    def run(self, arguments: Sequence[Argument]) -> list[jax.Array | None]:
+        """Dispatches one step and returns its results, which may not be computed yet; None is a result of another process.
+
+        Arguments that only other processes are fed may be None. An array that lies as the step wants it is used as it is, and is gone if
+        the step donates it; anything else is placed first.
+
+        Raises:
+            RhinoError: RHI-RUN-002 where an argument does not match, RHI-RUN-005 where a program of this step or of the one before fails.
+        """
+        if self._broken:
+            raise RhinoError("RHI-RUN-005", "an earlier step failed, and left its arrays in no known state", fix="make a new executor")
+        placed = self._place(arguments)
+        self.wait()
+        memory = self.memory
+        memory.arguments[:] = placed
+        memory.results[:] = [None] * self._num_results
+        memory.tokens[:] = [None] * len(memory.tokens)
+        memory.step = self.transport.next_step() if self.transport else self._num_steps
+        del placed
+        lanes, locks = self._fast if self._num_steps else self._checked
+        self._num_steps += 1
+        self._running, self._broken = True, True
+        try:
+            failure = self._lanes.run(lanes, locks)
+        finally:
+            self._running = False
+        if failure is not None:
+            self._fail(failure.place, failure.error)
+        self._broken = False
+        results = list(memory.results)
+        memory.results.clear()
+        memory.slots[:] = self._empty
+        return results
+
+    def place(self, arguments: Sequence[Argument]) -> list[Argument]:
+        """Returns `arguments` with those that ranks of this process are fed where the step wants them, so that `run` moves nothing.
+
+        Raises:
+            RhinoError: RHI-RUN-002 where one does not match.
+        """
+        placed = list(arguments)
+        for target, array in zip(reversed(self._targets), reversed(self._place(arguments)), strict=True):
+            placed[target.argument] = array
+        return placed
+
+    def wait(self) -> None:
+        """Returns when the last step has ended on the devices of this process.
+
+        Raises:
+            RhinoError: RHI-RUN-005 where one of its programs failed.
+        """
+        for place, token in enumerate(self.memory.tokens):
+            if token is not None:
+                try:
+                    token.block_until_ready()
+                except jax.errors.JaxRuntimeError as error:
+                    self._fail(place, error)
+
+    def close(self) -> None:
+        """Ends the executor's threads and drops its arrays; the transport stays."""
+        self._broken = True
+        self._lanes.close()
+        self.memory.slots.clear()
+        self.memory.tokens.clear()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def progress(self) -> Progress:
+        """Returns where the executor is; from any thread."""
+        lanes = self._fast[0]  # of the same places as the checked ones
+        places = tuple(lane.place(position) for lane, position in zip(lanes, self._lanes.positions, strict=True))
+        return Progress(self._num_steps - 1, self._running, places)
+
+    def launched(self) -> dict[int, list[tuple[int, Any]]]:
+        """Returns, by rank, the place of each run dispatched in the step at hand, and the token that tells when it has ended."""
+        runs: dict[int, list[tuple[int, Any]]] = {rank: [] for rank in self.ranks}
+        for place, (one, token) in enumerate(zip(self.instructions, list(self.memory.tokens), strict=False)):
+            if isinstance(one, Run) and token is not None:
+                runs[rank_of(self.step, one)].append((place, token))
+        return runs
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Returns what each program takes of one device's memory, as XLA has assigned its buffers."""
+        return {self.step.programs[program].name: one.executable.memory_bytes() for (program, _), one in self.programs.items()}
+
+    def _fail(self, place: int, error: Exception) -> None:
+        """Raises what went wrong at a place of the list."""
+        self._broken = True
+        if isinstance(error, RhinoError):
+            raise error
+        if not isinstance(error, jax.errors.JaxRuntimeError | OSError):
+            raise error
+        if self.transport is not None:
+            self.transport.explain()
+        failed = failed_run(error)
+        raise RhinoError(failed.id, failed.what, notes=(f"it was {describe(self.step, self.instructions[place])}",)) from None
+
+    def _place(self, arguments: Sequence[Argument]) -> list[jax.Array]:
+        """The array of each feed. All are placed before the step starts: a program may take an argument that is fed twice."""
+        placed: list[jax.Array | None] = []
+        late: list[tuple[int, Host | jax.Array, jax.sharding.Sharding]] = []
+        seen: set[int] = set()
+        for target in self._targets:
+            value = _checked_argument(target, arguments)
+            if isinstance(value, jax.Array) and id(value) not in seen and _lies(value, target):
+                seen.add(id(value))
+                placed.append(value)
+            else:
+                late.append((len(placed), value, target.sharding))
+                placed.append(None)
+        if late:
+            with jax.enable_x64(True):  # else 64-bit host values would be narrowed
+                arrays = jax.device_put([value for _, value, _ in late], [sharding for _, _, sharding in late], may_alias=False)
+            for (number, _, _), array in zip(late, arrays, strict=True):
+                placed[number] = array
+        return placed  # type: ignore[return-value]
+
+
+def devices_of_ranks(step: Step, devices: Sequence[jax.Device], ranks: Sequence[int] | None = None) -> dict[int, tuple[jax.Device, ...]]:
+    """Returns the devices of each of `ranks` (None is all), taken from `devices` one rank after another.
+
+    Raises:
+        RhinoError: RHI-RUN-004 where there are too few.
+    """
+    held = range(step.num_ranks) if ranks is None else ranks
+    size = step.mesh.num_devices
+    if len(devices) < size * len(held):
+        raise RhinoError("RHI-RUN-004", f"{len(held)} ranks with a mesh of {step.mesh} need {size * len(held)} devices, not {len(devices)}")
+    return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(held)}
+
+
+def describe(step: Step, one: Local) -> str:
+    """Returns an instruction in words."""
+    match one:
+        case Run(program, task=task):
+            return f"program {step.programs[program].name} on rank {rank_of(step, one)}, {task}"
+        case Copy(uid, source, target):
+            return f"transfer {uid} from rank {step.slots[source].rank} to rank {step.slots[target].rank}"
+        case Send(uid, source, peer):
+            return f"transfer {uid} from rank {step.slots[source].rank} to rank {peer}"
+        case Receive(uid, target, peer):
+            return f"transfer {uid} from rank {peer} to rank {step.slots[target].rank}"
+        case Free(slots):
+            return f"the end of slots {', '.join(map(str, slots))}"
+        case Feed(argument, target):
+            return f"argument {argument} for rank {step.slots[target].rank}"
+        case Fetch(source, result):
+            return f"result {result} of rank {step.slots[source].rank}"
+
+
+def _count(numbers: Iterable[int]) -> int:
+    return 1 + max(numbers, default=-1)
+
+
+def _constant(number: int, layout: Layout, rank: RankDevices) -> Any:  # noqa: ANN401
+    with jax.enable_x64(True):
+        return jax.device_put(np.full(layout.shape, number, dtype_of(layout)), rank.sharding(layout))
+
+
+def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | jax.Array:
+    """The argument that is fed; one that does not match, or is gone, would end the process."""
+    number, layout = target.argument, target.layout
+    value = arguments[number] if number < len(arguments) else None
+    if value is None:
+        raise RhinoError("RHI-RUN-002", f"argument {number} of the step is missing, and a rank of this process is fed it")
+    if tuple(value.shape) != layout.shape or value.dtype != dtype_of(layout):
+        wanted = f"{dtype_of(layout)}{list(layout.shape)}"
+        raise RhinoError("RHI-RUN-002", f"argument {number} of the step: got {value.dtype}{list(value.shape)}, expected {wanted}")
+    if isinstance(value, jax.Array) and value.is_deleted():
+        raise RhinoError("RHI-RUN-002", f"argument {number} of the step was deleted or donated")
+    return value
+
+
+def _lies(value: jax.Array, target: Target) -> bool:
+    return value.sharding is target.sharding or same_placement(value.sharding, target.sharding, value.ndim)

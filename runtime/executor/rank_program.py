@@ -1,0 +1,119 @@
+"""A step's programs on the devices of a rank: their modules made to donate what the step says, compiled, and held to their layouts.
+
+Errors    RHI-RUN-006 a program and its module disagree; RHI-RUN-001 and RHI-RUN-002 as `compile_module`; RHI-READ-002.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import numpy as np
+
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
+from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.manual import copy_module
+from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.plan.instructions import Layout, Program
+from rhino.ir.program.program_signature import check_signature, disagreement
+from rhino.runtime.executor.compile_cache import CompileCache, Request
+from rhino.runtime.executor.executable import Executable, Handler, array_handler, same_placement
+from rhino.runtime.executor.signature import array_dtype
+
+_DONOR: Final = "jax.buffer_donor"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankProgram:
+    """A program on one rank: `handlers` make its results arrays of the rank's mesh."""
+
+    executable: Executable
+    handlers: tuple[Handler, ...]
+
+
+class RankDevices:
+    """One rank's mesh of devices; each layout's sharding is one object, so that arrays of it are told by identity."""
+
+    def __init__(self, rank: int, mesh: Mesh, devices: Sequence[jax.Device]) -> None:
+        """Raises RHI-RUN-004 where the mesh wants another number of devices."""
+        if len(devices) != mesh.num_devices:
+            raise RhinoError("RHI-RUN-004", f"rank {rank} has {len(devices)} devices, and a rank's mesh is {mesh}")
+        self.rank = rank
+        self.mesh = mesh
+        self.devices = tuple(devices)
+        self._jax_mesh = jax.sharding.Mesh(np.array(self.devices).reshape(mesh.shape), mesh.names)
+        self._shardings: dict[tuple[tuple[str, ...], ...], jax.sharding.NamedSharding] = {}
+
+    def sharding(self, layout: Layout) -> jax.sharding.NamedSharding:
+        """Returns how an array of `layout` lies on the rank's devices."""
+        if layout.dims not in self._shardings:
+            spec = jax.sharding.PartitionSpec(*(axes or None for axes in layout.dims))
+            self._shardings[layout.dims] = jax.sharding.NamedSharding(self._jax_mesh, spec)
+        return self._shardings[layout.dims]
+
+    def handler(self, layout: Layout) -> Handler:
+        """Returns what makes an array of `layout` of its parts."""
+        return array_handler(layout.shape, dtype_of(layout), self.sharding(layout))
+
+
+def dtype_of(layout: Layout) -> np.dtype[np.generic]:
+    """Returns the dtype of arrays of a layout; RHI-RUN-006 where no array has it."""
+    dtype = array_dtype(layout.dtype)
+    if dtype is None:
+        raise RhinoError("RHI-RUN-006", f"the step has a slot of element type {layout.dtype}, which no array has")
+    return dtype
+
+
+def compile_programs(
+    programs: Sequence[tuple[Program, RankDevices]], modules: Mapping[str, ir.Module | str], cache: CompileCache
+) -> list[RankProgram]:
+    """Returns each program compiled for the rank beside it; a program that stands with several ranks is compiled once."""
+    parsed: dict[str, ir.Module] = {}
+    for program, rank in programs:
+        if program.name not in parsed:
+            parsed[program.name] = _with_donations(program, _module(program, modules, rank.mesh))
+    executables = cache.compile([Request(parsed[program.name], rank.devices) for program, rank in programs])
+    return [_checked(program, rank, one) for (program, rank), one in zip(programs, executables, strict=True)]
+
+
+def _module(program: Program, modules: Mapping[str, ir.Module | str], mesh: Mesh) -> ir.Module:
+    if program.module not in modules:
+        raise RhinoError("RHI-RUN-006", f"program {program.name} is of module {program.module}, which is not there")
+    given = modules[program.module]
+    # Each in a context of its own: they are compiled at the same time.
+    module = read_module(given.encode(), program.module, make_context()) if isinstance(given, str) else copy_module(given)
+    check_signature(program, module, mesh, program.module)
+    return module
+
+
+def _with_donations(program: Program, module: ir.Module) -> ir.Module:
+    """Makes the module donate what the program does, and nothing else."""
+    with module.context:
+        entry = entry_function(module)
+        attributes = boundary_attributes(entry, "arg")
+        for given in attributes:
+            given.pop(ALIAS, None)
+            given.pop(_DONOR, None)
+        for source, target in program.donated:
+            attributes[source][ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), target)
+        set_boundary_attributes(entry, "arg", attributes)
+    return module
+
+
+def _checked(program: Program, rank: RankDevices, executable: Executable) -> RankProgram:
+    signature = executable.signature
+    sides = (
+        ("argument", signature.arguments, executable.in_shardings, program.inputs),
+        ("result", signature.results, executable.out_shardings, program.outputs),
+    )
+    for side, values, shardings, layouts in sides:
+        for value, sharding, layout in zip(values, shardings, layouts, strict=True):
+            if not same_placement(rank.sharding(layout), sharding, len(layout.shape)):
+                what = f"{side} {value.label} is compiled for {sharding}, the program has {rank.sharding(layout)}"
+                raise disagreement(program, what, program.module)
+    return RankProgram(executable, tuple(rank.handler(layout) for layout in program.outputs))

@@ -1,0 +1,325 @@
+"""The proof that a step's instructions can run: what stands between a wrong list and a crash of the process.
+
+One pass over the global list, and one instruction is named where it fails. Proven are
+
+- that every reference is to something there, every array what its reader takes, and on the reader's rank;
+- that each slot is written once, before it is read, and not touched once freed or taken over;
+- that no buffer is taken over that is a constant, was sent (the other rank may fetch it later than the list says) or is a result;
+- that each slot written is freed, taken over or fetched, and each result fetched once;
+- that transfers are numbered differently, between two ranks, with one layout on both;
+- that no rank holds more than its memory, counted as the executor holds it.
+
+From this follows what need not be checked. Every instruction stands behind those that it waits for, and each process runs its part of the
+list in the list's order, so the first instruction that is not done waits for nothing: the step ends however many processes there are, and
+however few launches a device's queue takes (32 on XLA's CPU client) before the next one waits. That holds for `project`'s lists;
+`verify_parts` proves that lists from elsewhere are these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final, Literal, TypeAlias
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.elements import element_bytes
+from rhino.ir.plan.folder import Boundary, WholePlan
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Local, Program, Run, Step, Transfer, project, reads, writes
+from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
+from rhino.ir.units import PEAK, format_bytes
+
+_State: TypeAlias = Literal["empty", "constant", "held", "freed", "taken over", "fetched"]
+
+_GONE: Final = ("empty", "freed", "taken over")
+
+_NUM_LARGEST: Final = 3
+"""How many of the largest arrays an error about memory names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device has for a step: `budget_bytes`, of which each program takes its `temp_bytes` [programs] while it runs.
+
+    `names` are the arguments', for the message.
+    """
+
+    budget_bytes: int
+    temp_bytes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+def verify(step: Step, num_arguments: int, num_results: int, limits: Limits | None = None) -> None:
+    """Proves that `step` can run with so many arguments and results, and within `limits`.
+
+    Raises:
+        RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot, RHI-STEP-008 where memory does not suffice.
+    """
+    _check_layouts(step)
+    _check_programs(step)
+    _check_slots(step)
+    _Walk(step, num_arguments, num_results).run()
+    if limits is not None:
+        _check_memory(step, limits)
+
+
+def verify_plan(plan: WholePlan) -> None:
+    """Proves that a plan's step can run with the arguments and results that the plan has.
+
+    Raises:
+        RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot.
+    """
+    step = plan.step
+    verify(step, len(plan.arguments), len(plan.results))
+    ends: list[tuple[str, Boundary, Layout]] = []
+    for one in step.instructions:
+        match one:
+            case Feed(argument, target):
+                ends.append((f"argument {argument}", plan.arguments[argument], step.slots[target].layout))
+            case Fetch(source, result):
+                ends.append((f"result {result}", plan.results[result], step.slots[source].layout))
+    for words, boundary, layout in ends:
+        if (boundary.shape, boundary.dtype) != (layout.shape, layout.dtype):
+            shape = f"{boundary.dtype}[{', '.join(map(str, boundary.shape))}]"
+            raise RhinoError("RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {shape}")
+
+
+def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local]]]) -> None:
+    """Proves that processes that hold these ranks and these lists run `step` between them.
+
+    Raises:
+        RhinoError: RHI-STEP-009 where a rank is with no process or with two, or a list is not the process's part of the step.
+    """
+    held = sorted(rank for ranks, _ in parts for rank in ranks)
+    if held != list(range(step.num_ranks)):
+        raise RhinoError("RHI-STEP-009", f"the processes hold ranks {held}, expected each of 0 .. {step.num_ranks - 1} once")
+    for ranks, found in parts:
+        for at, (expected, got) in enumerate(zip_longest(project(step, ranks), found)):
+            if expected != got:
+                what = f"instruction {at} of the process with ranks {list(ranks)} is {got or 'missing'}, expected {expected or 'none'}"
+                raise RhinoError("RHI-STEP-009", what)
+
+
+def _check_programs(step: Step) -> None:
+    for number, program in enumerate(step.programs):
+        for pair, count in ((0, len(program.inputs)), (1, len(program.outputs))):
+            numbers = [one[pair] for one in program.donated]
+            if len(set(numbers)) < len(numbers) or any(one not in range(count) for one in numbers):
+                words = ("inputs", "outputs")[pair]
+                raise RhinoError("RHI-STEP-001", f"program {number} ({program.name}): {numbers} are not different ones of {count} {words}")
+        for taken, by in program.donated:
+            if program.inputs[taken] != program.outputs[by]:
+                what = f"output {by} is {_words(program.outputs[by])} and takes over {_words(program.inputs[taken])}"
+                raise RhinoError("RHI-STEP-006", f"program {number} ({program.name}): {what}")
+
+
+def _check_layouts(step: Step) -> None:
+    layouts = [*(slot.layout for slot in step.slots), *(one for program in step.programs for one in (*program.inputs, *program.outputs))]
+    for layout in dict.fromkeys(layouts):
+        unknown = [axis for axes in layout.dims for axis in axes if axis not in step.mesh.names]
+        if unknown or not element_bytes(layout.dtype):
+            raise RhinoError("RHI-STEP-001", f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}")
+
+
+def _check_slots(step: Step) -> None:
+    for slot, one in enumerate(step.slots):
+        if one.rank not in range(step.num_ranks):
+            raise RhinoError("RHI-STEP-001", f"slot {slot} is on rank {one.rank} of {step.num_ranks}")
+    constants = [slot for slot, _ in step.constants]
+    if len(set(constants)) < len(constants) or any(slot not in range(len(step.slots)) for slot in constants):
+        raise RhinoError("RHI-STEP-001", f"the constants' slots {constants} are not different ones of {len(step.slots)}")
+
+
+class _Walk:
+    """The list, instruction by instruction. `since[slot]` is the instruction that brought a slot into its state."""
+
+    def __init__(self, step: Step, num_arguments: int, num_results: int) -> None:
+        self.step = step
+        self.num_arguments = num_arguments
+        self.num_results = num_results
+        constants = {slot for slot, _ in step.constants}
+        self.state: list[_State] = ["constant" if slot in constants else "empty" for slot in range(len(step.slots))]
+        self.since = [-1] * len(step.slots)
+        self.sent_at: dict[int, int] = {}
+        self.first_use: dict[tuple[str, int], int] = {}
+        self.at = 0
+
+    def run(self) -> None:
+        """Checks the whole list, and what is left at its end."""
+        for at, one in enumerate(self.step.instructions):
+            self.at = at
+            self.check_references(one)
+            self.check_reads(one)
+            self.check_kind(one)
+            for slot in writes(one):
+                self.write(slot)
+        self.check_end()
+
+    def error(self, id: str, what: str) -> RhinoError:
+        """The error at this instruction."""
+        return RhinoError(id, f"instruction {self.at}, {_what(self.step, self.step.instructions[self.at])}: {what}")
+
+    def check_references(self, one: Global) -> None:
+        """Everything that an instruction names is there."""
+        if isinstance(one, Run) and one.program not in range(len(self.step.programs)):
+            raise self.error("RHI-STEP-001", f"there are {len(self.step.programs)} programs")
+        touched = one.slots if isinstance(one, Free) else (*reads(one), *writes(one))
+        if not touched:
+            raise self.error("RHI-STEP-001", "it touches no slot")
+        for slot in touched:
+            if slot not in range(len(self.step.slots)):
+                raise self.error("RHI-STEP-001", f"slot {slot} of {len(self.step.slots)}")
+
+    def check_reads(self, one: Global) -> None:
+        """What an instruction reads is written and not gone."""
+        for slot in reads(one):
+            if self.state[slot] in _GONE:
+                raise self.error("RHI-STEP-002", f"slot {slot} is {self.story(slot)}")
+
+    def story(self, slot: int) -> str:
+        """The state of a slot, and since when."""
+        return self.state[slot] if self.since[slot] < 0 else f"{self.state[slot]} since instruction {self.since[slot]}"
+
+    def check_kind(self, one: Global) -> None:
+        """What holds for the kind of instruction."""
+        match one:
+            case Run():
+                self.check_run(one, self.step.programs[one.program])
+            case Transfer(uid=uid, source=source, target=target):
+                self.check_transfer(source, target)
+                self.check_once("transfer", uid)
+                self.sent_at.setdefault(source, self.at)
+            case Feed(argument=argument):
+                self.check_number("argument", argument, self.num_arguments)
+            case Fetch(source=source, result=result):
+                self.check_number("result", result, self.num_results)
+                self.give_up(source, "fetched")
+            case Free(slots=slots):
+                for slot in slots:
+                    self.give_up(slot, "freed")
+
+    def check_run(self, run: Run, program: Program) -> None:
+        """A run's slots are what its program takes and gives, on one rank, and it may take over what it does."""
+        ranks = {self.step.slots[slot].rank for slot in (*run.inputs, *run.outputs)}
+        if len(ranks) > 1:
+            raise self.error("RHI-STEP-006", f"its slots are on ranks {sorted(ranks)}")
+        for words, slots, layouts in (("input", run.inputs, program.inputs), ("output", run.outputs, program.outputs)):
+            if len(slots) != len(layouts):
+                raise self.error("RHI-STEP-006", f"{len(slots)} {words}s, the program has {len(layouts)}")
+            for number, (slot, layout) in enumerate(zip(slots, layouts, strict=True)):
+                if self.step.slots[slot].layout != layout:
+                    got = _words(self.step.slots[slot].layout)
+                    raise self.error("RHI-STEP-006", f"{words} {number}, slot {slot}, is {got}, expected {_words(layout)}")
+        for taken, _ in program.donated:
+            if run.inputs.count(run.inputs[taken]) > 1:
+                raise self.error("RHI-STEP-004", f"it takes over slot {run.inputs[taken]}, which it reads twice")
+            self.give_up(run.inputs[taken], "taken over")
+
+    def check_transfer(self, source: int, target: int) -> None:
+        """A transfer is between two ranks, and changes no layout."""
+        giver, taker = self.step.slots[source], self.step.slots[target]
+        if giver.rank == taker.rank:
+            raise self.error("RHI-STEP-006", f"both slots are on rank {giver.rank}")
+        if giver.layout != taker.layout:
+            raise self.error("RHI-STEP-006", f"from {_words(giver.layout)} to {_words(taker.layout)}")
+
+    def check_number(self, words: str, number: int, count: int) -> None:
+        """An argument or result is one of those that there are, and not there before."""
+        if number not in range(count):
+            raise self.error("RHI-STEP-001", f"{words} {number} of {count}")
+        self.check_once(words, number)
+
+    def check_once(self, words: str, number: int) -> None:
+        """No two instructions have the same number."""
+        if (words, number) in self.first_use:
+            raise self.error("RHI-STEP-007", f"{words} {number} is instruction {self.first_use[words, number]}'s")
+        self.first_use[words, number] = self.at
+
+    def give_up(self, slot: int, state: _State) -> None:
+        """A slot is freed, taken over or fetched: it is held, and what takes it over is all that still needs it."""
+        if self.state[slot] in _GONE:
+            raise self.error("RHI-STEP-002", f"slot {slot} is {self.story(slot)}")
+        if state == "fetched":
+            if self.state[slot] == "constant":
+                raise self.error("RHI-STEP-004", f"slot {slot} is a constant")
+        elif self.state[slot] != "held":
+            raise self.error("RHI-STEP-004", f"slot {slot} is {self.story(slot)}")
+        elif state == "taken over" and slot in self.sent_at:
+            raise self.error("RHI-STEP-004", f"slot {slot} is sent by instruction {self.sent_at[slot]}")
+        self.state[slot], self.since[slot] = state, self.at
+
+    def write(self, slot: int) -> None:
+        """A slot is written for the first time."""
+        if self.state[slot] != "empty":
+            raise self.error("RHI-STEP-003", f"slot {slot} is {self.story(slot)}")
+        self.state[slot], self.since[slot] = "held", self.at
+
+    def check_end(self) -> None:
+        """Nothing is left over, and no result is missing."""
+        for slot, state in enumerate(self.state):
+            if state == "held":
+                raise RhinoError("RHI-STEP-005", f"slot {slot} is {self.story(slot)}: nothing frees, takes over or fetches it")
+        for number in range(self.num_results):
+            if ("result", number) not in self.first_use:
+                raise RhinoError("RHI-STEP-005", f"no instruction fetches result {number}")
+
+
+def _check_memory(step: Step, limits: Limits) -> None:
+    for rank, memory in enumerate(memory_of(step, limits.temp_bytes)):
+        if memory.peak_bytes > limits.budget_bytes:
+            raise _does_not_fit(step, limits, rank, memory.peak_bytes, memory.peak_at)
+
+
+def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: int) -> RhinoError:
+    one = step.instructions[at]
+    held = slots_held(step, at, rank)
+    sizes = {slot: local_bytes(step.slots[slot].layout, step.mesh) for slot in held}
+    largest = sorted(held, key=lambda slot: (-sizes[slot], slot))[:_NUM_LARGEST]
+    notes = [
+        f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}, {_origin(step, slot, limits.names)}"
+        for slot in largest
+    ]
+    if isinstance(one, Run) and limits.temp_bytes:
+        notes.append(f"temporaries of program {step.programs[one.program].name}: {format_bytes(limits.temp_bytes[one.program])}")
+    return RhinoError(
+        "RHI-STEP-008",
+        f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, {_what(step, one)}: "
+        f"{format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
+        notes=(f"{len(held)} arrays are held then", *notes),
+        fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
+    )
+
+
+def _origin(step: Step, slot: int, names: Sequence[str]) -> str:
+    """Where what a slot holds comes from, whichever ranks it has crossed."""
+    made = {target: one for one in step.instructions for target in writes(one)}
+    while isinstance(one := made.get(slot), Transfer):
+        slot = one.source
+    match one:
+        case Feed(argument=number):
+            return f"argument {number} ({names[number]})" if names else f"argument {number}"
+        case Run(program=program, outputs=outputs):
+            return f"output {outputs.index(slot)} of {step.programs[program].name}"
+        case _:
+            return "a constant"
+
+
+def _what(step: Step, one: Global) -> str:
+    """An instruction in a few words."""
+    match one:
+        case Run(program=program, task=task):
+            name = f" ({step.programs[program].name})" if program in range(len(step.programs)) else ""
+            return f"{task}, program {program}{name}"
+        case Transfer(uid, source, target):
+            return f"transfer {uid} from slot {source} to slot {target}"
+        case Free(slots):
+            return f"free of slots {', '.join(map(str, slots))}"
+        case Feed(argument, target):
+            return f"feed of argument {argument} to slot {target}"
+        case Fetch(source, result):
+            return f"fetch of result {result} from slot {source}"
+
+
+def _words(layout: Layout) -> str:
+    split = ", ".join("x".join(axes) if axes else "-" for axes in layout.dims)
+    return f"{layout.dtype}[{', '.join(map(str, layout.shape))}]" + (f" split [{split}]" if any(layout.dims) else "")

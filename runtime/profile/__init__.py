@@ -1,0 +1,4 @@
+"""Measure the devices at hand.
+
+In: devices. Out: a cluster description with sources.
+"""

@@ -1,0 +1,175 @@
+"""Autotuning: strategies that walk the space of stages, meshes, micro-batches and rematerialization, and the table of their names.
+
+In: a space and who evaluates its points. Out: the best plan, and what the others lose by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
+
+from rhino.strategies.autotune import aceso, best, rhino, tap
+from rhino.strategies.autotune.base import (
+    ROUND,
+    CutOff,
+    Estimate,
+    Evaluate,
+    Explored,
+    Outcome,
+    Refused,
+    Shape,
+    Space,
+    SpentError,
+    Strategy,
+    Trials,
+)
+
+__all__ = ["DEFAULT", "STRATEGIES", "explore", "is_open", "reopen"]
+
+STRATEGIES: Final[dict[str, Strategy]] = {
+    one.name: one
+    for one in (
+        aceso.STRATEGY,
+        best.STRATEGY,
+        rhino.STRATEGY,
+        tap.STRATEGY,
+    )
+}
+"""Every strategy by its name, sorted."""
+
+DEFAULT: Final = best.STRATEGY.name
+
+
+FORESEEN: Final = 2 * ROUND
+"""How many shapes are foreseen at a time."""
+
+
+def explore(
+    space: Space,
+    evaluate: Evaluate,
+    told: Callable[[Explored], None] = lambda _: None,
+    strategy: str = DEFAULT,
+    below_s: float = inf,
+    relaxed: Sequence[Outcome] = (),
+    foresee: Callable[[Iterator[Shape]], None] = lambda _: None,
+    made_s: float | None = None,
+) -> Explored:
+    """Returns what became of the shapes of `space`; `evaluate` gives the outcomes of a round, and `told` hears of each round.
+
+    Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came to where less was
+    said of how anything lies; with `made_s` that is the step to beat, whatever is estimated. An interruption ends the search with what is
+    known. Before a round `foresee` is given what is likely to be asked for behind it, which is found out when it is first read.
+    """
+
+    def round_of(shapes: Sequence[Shape], cutoff_s: float) -> Iterable[Outcome]:
+        foresee(_foreseen(trials, strategy, set(shapes)))
+        return evaluate(shapes, cutoff_s)
+
+    trials = Trials(space, round_of, told, Explored(below_s, made_s), relaxed)
+    try:
+        STRATEGIES[strategy].run(trials)
+    except SpentError:
+        trials.explored.is_complete = False
+    except KeyboardInterrupt:
+        trials.explored.is_complete = False
+        if not trials.explored.ranked:
+            raise
+    return trials.explored
+
+
+def is_open(explored: Explored, made_s: float, done: Collection[Shape]) -> bool:
+    """Says whether a shape was cut off, or a family passed over, that may yet take less than the programs of the best plan, `made_s`.
+
+    That is so where these take longer than was estimated. Of `done` the programs were made.
+    """
+    cut_off = any(one.step_s < made_s and one.shape not in done for one in explored.cut_off)
+    return cut_off or any(bound_s < made_s for bound_s in explored.passed_over.values())
+
+
+def reopen(
+    explored: Explored,
+    made_s: float,
+    done: Collection[Shape],
+    space: Space,
+    evaluate: Evaluate,
+    told: Callable[[Explored], None] = lambda _: None,
+    strategy: str = DEFAULT,
+) -> Explored:
+    """Returns what became of the shapes with `made_s` for the step to beat, that of the best plan whose programs were made.
+
+    The search is run again on what is known; `evaluate` is asked for what was cut off at less than that, and for what is asked for behind.
+    """
+    known = {one.shape: one for one in explored.outcomes if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done}
+
+    def evaluated(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        new = [one for one in shapes if one not in known]
+        found = {one.shape: one for one in (evaluate(new, cutoff_s) if new else ())}
+        return [known.get(one) or found[one] for one in shapes]
+
+    try:
+        again = explore(space, evaluated, told, strategy, made_s=made_s)
+    except KeyboardInterrupt:
+        again = Explored(made_s=made_s, is_complete=False)
+    outcomes = {one.shape: one for one in (*explored.outcomes, *again.outcomes)}
+    implied = {one.shape: one for one in (*explored.implied, *again.implied) if one.shape not in outcomes}
+    passed_over = again.passed_over if again.is_complete else {**explored.passed_over, **again.passed_over}
+    return replace(
+        again,
+        outcomes=list(outcomes.values()),
+        implied=list(implied.values()),
+        asked_by={**again.asked_by, **explored.asked_by},
+        passed_over=passed_over,
+        is_complete=explored.is_complete and again.is_complete,
+    )
+
+
+class _EnoughError(Exception):
+    """Raised when as many shapes are foreseen as are of use."""
+
+
+@dataclass(eq=False)
+class _Guesses:
+    """Evaluates shapes for a search that is run again: as `known`, else as `guess` has it; and notes what is `foreseen`."""
+
+    known: Mapping[Shape, Outcome]
+    under_way: Container[Shape]
+    guess: Callable[[Shape, float], Outcome]
+    foreseen: list[Shape] = field(default_factory=list)
+
+    def __call__(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+        guessed = [one for one in shapes if one not in self.known]
+        self.foreseen += [one for one in guessed if one not in self.under_way]
+        if len(self.foreseen) >= FORESEEN or (self.foreseen and cutoff_s == inf):
+            raise _EnoughError
+        return [self.known.get(one) or self.guess(one, cutoff_s) for one in shapes]
+
+
+def _too_slow(shape: Shape, cutoff_s: float) -> Outcome:
+    return CutOff(shape, cutoff_s, cutoff_s, by_memory=False)
+
+
+def _too_large(shape: Shape, _: float) -> Outcome:
+    return Refused(shape, "", by_memory=True)
+
+
+def _foreseen(trials: Trials, strategy: str, under_way: Collection[Shape]) -> Iterator[Shape]:
+    """Yields what a search asks for next, if nothing that is not known yet is better than the best: all too slow, or all too large.
+
+    At the beginning the shapes under way stand for a best one, which collectives slow down.
+    """
+    known: dict[Shape, Outcome] = {one.shape: one for one in trials.explored.outcomes}
+    if not known:
+        least_s = trials.space.least_s
+        known = {one: Estimate(one, "", 2 * least_s, least_s, least_s, least_s, least_s, ()) for one in under_way}
+    found: dict[Shape, None] = {}
+    for guess in (_too_slow, _too_large):
+        guesses = _Guesses(known, under_way, guess)
+        again = Trials(trials.space, guesses, explored=Explored(trials.explored.below_s, trials.explored.made_s), relaxed=trials.relaxed)
+        with suppress(_EnoughError, SpentError):
+            STRATEGIES[strategy].run(again)
+        new = [one for one in guesses.foreseen if one not in found]
+        found.update(dict.fromkeys(new))
+        yield from new

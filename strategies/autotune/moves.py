@@ -1,0 +1,162 @@
+"""Reconfiguration primitives: the ten of Aceso's Table 1, in the form that they have for our plans.
+
+Aceso's configuration has a number of ops, of devices and of recomputed ops for each stage. Our shapes have one mesh for all ranks and one
+share to keep; the boundaries of stages, the schedule and every tensor's place are the best ones of a shape, found with what it comes to. A
+primitive that needs a partner, as devices and ops are neither made nor lost, moves all stages at once here:
+
+| Aceso | here |
+| --- | --- |
+| dec-op#, with dec-dp or dec-tp | more stages, each of fewer ops, on a mesh with fewer devices along one of its axes |
+| inc-op#, with inc-dp or inc-tp | fewer stages, each of more ops, on a mesh with more devices along one of its axes |
+| inc-dp with dec-tp, inc-tp with dec-dp | as many stages, with devices moved from one axis of the mesh to the other |
+| inc-mbs, dec-mbs | fewer or more micro-batches |
+| inc-rc, dec-rc | a smaller or larger share kept |
+
+An axis has no role in our plans: the search of shardings says for each tensor what it does there, so that *dp* and *tp* are only names
+for its two sides. No form have those that make stages differ: inc-op# and dec-op# for one stage alone (boundaries are already where the
+stages are even), inc-dp, inc-tp and their partners for one stage (all ranks have one mesh), inc-rc for one stage (one share holds for all).
+
+What a primitive relieves is Table 1 for its parts taken together. Idle time, which Aceso counts with a stage's time, stands beside its
+three resources: with stages that are even it is most of what a pipeline loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Final, Literal
+
+from rhino.strategies.autotune.base import Shape, Space
+
+Resource = Literal["memory", "compute", "collectives", "idle"]
+
+Mesh = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A kind of move: what it takes from, and the shapes of a space that it leads to."""
+
+    name: str
+    relieves: tuple[Resource, ...]
+    apply: Callable[[Space, Shape], Iterator[Shape]]
+
+
+def _more_stages(space: Space, shape: Shape) -> Iterator[Shape]:
+    for stages in _next_stages(space, shape.stages, up=True):
+        yield from _restaged(space, shape, stages)
+
+
+def _fewer_stages(space: Space, shape: Shape) -> Iterator[Shape]:
+    for stages in _next_stages(space, shape.stages, up=False):
+        yield from _restaged(space, shape, stages)
+
+
+def _other_axis(space: Space, shape: Shape) -> Iterator[Shape]:
+    outer, inner = _two_axes(shape.mesh)
+    wanted = [(outer * f, inner // f) for f in _primes(inner)] + [(outer // f, inner * f) for f in _primes(outer)]
+    for mesh in dict.fromkeys(_nearest(space.meshes[shape.stages], one) for one in wanted):
+        if mesh != shape.mesh:
+            yield Shape(shape.stages, mesh, shape.micro_batches, shape.keep)
+
+
+def _fewer_micro_batches(space: Space, shape: Shape) -> Iterator[Shape]:
+    lower = [number for number in space.micro_batches if number < shape.micro_batches]
+    if lower and is_legal(shape.stages, lower[-1]):
+        yield Shape(shape.stages, shape.mesh, lower[-1], shape.keep)
+
+
+def _more_micro_batches(space: Space, shape: Shape) -> Iterator[Shape]:
+    higher = [number for number in space.micro_batches if number > shape.micro_batches]
+    if higher:
+        yield Shape(shape.stages, shape.mesh, higher[0], shape.keep)
+
+
+def keep_less(space: Space, shape: Shape) -> Iterator[Shape]:
+    """Returns the shape that keeps the next smaller share."""
+    smaller = [keep for keep in space.keeps if keep < shape.keep]
+    if smaller:
+        yield Shape(shape.stages, shape.mesh, shape.micro_batches, max(smaller))
+
+
+def keep_more(space: Space, shape: Shape) -> Iterator[Shape]:
+    """Returns the shape that keeps the next larger share."""
+    larger = [keep for keep in space.keeps if keep > shape.keep]
+    if larger:
+        yield Shape(shape.stages, shape.mesh, shape.micro_batches, min(larger))
+
+
+PRIMITIVES: Final = (
+    Primitive("dec-op#, dec-dp/tp", ("memory", "compute", "collectives"), _more_stages),
+    Primitive("inc-op#, inc-dp/tp", ("memory", "idle"), _fewer_stages),
+    Primitive("inc-dp, dec-tp and back", ("memory", "compute", "collectives"), _other_axis),
+    Primitive("inc-mbs", ("compute", "collectives"), _fewer_micro_batches),
+    Primitive("dec-mbs", ("memory", "idle"), _more_micro_batches),
+    Primitive("inc-rc", ("memory",), keep_less),
+    Primitive("dec-rc", ("compute", "collectives"), keep_more),
+)
+"""Every kind of move."""
+
+
+def moves(space: Space, shape: Shape, resource: Resource | None = None) -> list[Shape]:
+    """Returns where the primitives that relieve a resource lead, or all of them; each shape once."""
+    taken = [one for one in PRIMITIVES if resource is None or resource in one.relieves]
+    return [one for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, shape)) if one != shape]
+
+
+def balanced(space: Space) -> list[Shape]:
+    """Returns a shape of each number of stages, its mesh as nearly square as there is: where a search begins that knows nothing."""
+    return [
+        Shape(stages, min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)), space.micro_batches[space.seed(stages)], max(space.keeps))
+        for stages, meshes in sorted(space.meshes.items())
+    ]
+
+
+def is_legal(stages: int, micro_batches: int) -> bool:
+    """Says whether a pipeline has more than one micro-batch: with one it is idle but for one rank at a time."""
+    return stages == 1 or micro_batches > 1
+
+
+def _restaged(space: Space, shape: Shape, stages: int) -> Iterator[Shape]:
+    """Returns the shapes of so many stages, one axis having the devices that this frees or takes; with as many micro-batches or the seed.
+
+    Two primitives at once where the number of micro-batches changes: a pipeline twice as deep wants twice as many.
+    """
+    outer, inner = _two_axes(shape.mesh)
+    meshes = space.meshes[stages]
+    grown, shrunk = max(1, shape.stages // stages), max(1, stages // shape.stages)
+    wanted = [(outer * grown // shrunk, inner)] * (outer * grown >= shrunk) + [(outer, inner * grown // shrunk)] * (inner * grown >= shrunk)
+    for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
+        for number in dict.fromkeys((shape.micro_batches, space.micro_batches[space.seed(stages, shape.keep)])):
+            if is_legal(stages, number):
+                yield Shape(stages, mesh, number, shape.keep)
+
+
+def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:
+    """Returns the numbers of stages that are a multiple of `stages`, or that it is one of, with none in between."""
+    found = [one for one in sorted(space.meshes) if one != stages and not (one % stages if up else stages % one)]
+    if up:
+        return [one for one in found if not any(one != other and one % other == 0 for other in found)]
+    return [one for one in reversed(found) if not any(one != other and other % one == 0 for other in found)]
+
+
+def _nearest(meshes: tuple[Mesh, ...], wanted: tuple[int, int]) -> Mesh:
+    """Returns the mesh that stands for the one wanted: itself, itself with its axes in order where that says the same, or the nearest."""
+    known = {_two_axes(mesh): mesh for mesh in meshes}
+    ordered = (min(wanted), max(wanted))
+    return known.get(wanted) or known.get(ordered) or min(meshes, key=lambda mesh: (_apart(_two_axes(mesh), wanted), mesh))
+
+
+def _two_axes(mesh: Mesh) -> tuple[int, int]:
+    return (prod(mesh[:-1]), mesh[-1]) if mesh else (1, 1)
+
+
+def _apart(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Returns how far two products are apart, factor by factor; rounded, so that equal distances are equal."""
+    return round(sum((log2(a) - log2(b)) ** 2 for a, b in zip(one, other, strict=True)), 9)
+
+
+def _primes(number: int) -> list[int]:
+    """Returns the prime numbers that divide a number."""
+    return [f for f in range(2, number + 1) if number % f == 0 and all(f % smaller for smaller in range(2, f))]

@@ -1,0 +1,181 @@
+"""Walk the families of shapes, those of the lowest bounds first (Rhino 3).
+
+Evaluating a shape means planning its shardings, so the order matters, and what need not be looked at:
+
+- A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time and save less for the
+  way back, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A family
+  starts with `SEED` micro-batches per stage, or with as many as the memory of all devices asks for if everything is divided among them,
+  goes up while that pays or memory asks for it, and else down.
+- No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many micro-batches or
+  fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends where the bound of the shape that it
+  would go on to is not below the best shape found.
+- Families that keep less for the way back than another are looked at where memory binds that one.
+
+Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same input, same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final, TypeGuard
+
+from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Strategy, Trials, bound_by_memory
+
+PAYS: Final = 0.005
+"""Relative: what more micro-batches must save to be worth another look."""
+
+
+def search(trials: Trials) -> None:
+    """Walks every family of the space."""
+    walk(trials, trials.space)
+
+
+def walk(trials: Trials, space: Space) -> None:
+    """Walks every family of a space, which may have other meshes than that of the trials."""
+    walking = _Walk(trials, space)
+    while shapes := walking.proposals():
+        for outcome in trials.outcomes(shapes):
+            walking.take(outcome)
+
+
+STRATEGY: Final = Strategy("rhino", "every family of shapes that its bound does not rule out", search)
+
+
+@dataclass(slots=True)
+class _Family:
+    """Where the search of one family stands: what came of the numbers of micro-batches tried, by their place in the space's list."""
+
+    shape: Shape
+    least_s: float
+    seed: int
+    is_open: bool
+    tried: dict[int, Outcome] = field(default_factory=dict)
+    bounds: dict[int, float] = field(default_factory=dict)
+
+    def bound_s(self, place: int) -> float:
+        """Returns a bound on the shapes of the family with so many micro-batches or more."""
+        return max([self.least_s, *(bound_s for known, bound_s in self.bounds.items() if known <= place)])
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.shape.stages > 1
+
+    def step_s(self, place: int) -> float:
+        """Returns the step of a shape that was tried, infinite where there is no estimate of it or it cannot be had."""
+        outcome = self.tried[place]
+        return outcome.step_s if _is_estimated(outcome) else inf
+
+    def following(self, space: Space) -> tuple[int, ...]:
+        """Returns the next places to try, the first of them first.
+
+        That is up from the seed while that pays or memory asks for it, else down from it while that pays.
+        """
+        if not self.tried:
+            return (self.seed,)
+        low, high = min(self.tried), max(self.tried)
+        more = self.large_enough(space, high) if self.wants_more(high) else None
+        one = self.shape
+        may_fit = low > 0 and space.may_hold(one.stages, space.micro_batches[low - 1], one.keep)
+        fewer = (low - 1,) if may_fit and self.wants_fewer(low) else ()
+        return fewer if more is None else (more, *fewer)
+
+    def large_enough(self, space: Space, high: int) -> int | None:
+        """Returns the next place at which a step may fit."""
+        numbers, least = space.micro_batches, space.may_fit_from(self.tried[high])
+        return next((place for place in range(high + 1, len(numbers)) if numbers[place] >= least), None)
+
+    def wants_more(self, high: int) -> bool:
+        """Says whether more micro-batches than any tried may be better."""
+        binds = bound_by_memory(self.tried[high])
+        if not _is_estimated(self.tried[high]):
+            return bool(binds)
+        before_s = min((self.step_s(place) for place in self.tried if place != high), default=inf)
+        return (bool(binds) or self.is_pipeline) and self.step_s(high) < before_s * (1 - PAYS)
+
+    def wants_fewer(self, low: int) -> bool:
+        """Says whether fewer micro-batches than any tried may be better."""
+        others = [one for place, one in self.tried.items() if place != low]
+        match self.tried[low]:
+            case Estimate(step_s=step_s) as lowest:
+                return not lowest.is_bound_by_memory and all(step_s < one.step_s for one in others if isinstance(one, Estimate))
+            case CutOff(estimated_s=0.0, bound_s=bound_s) as lowest:
+                falls = not lowest.arithmetic_s and all(
+                    bound_s < one.bound_s * (1 - PAYS) for one in others if not isinstance(one, Refused)
+                )
+                return not lowest.by_memory and falls
+            case CutOff(step_s=step_s) as lowest:
+                return not lowest.by_memory and all(step_s < one.step_s for one in others if not isinstance(one, Refused))
+            case Refused() as lowest:
+                return not lowest.by_memory
+
+
+def _is_estimated(outcome: Outcome) -> TypeGuard[Estimate | CutOff]:
+    """Says whether it is known what a shape is estimated to take, whether it is of use or not."""
+    return isinstance(outcome, Estimate) or (isinstance(outcome, CutOff) and outcome.estimated_s > 0)
+
+
+class _Walk:
+    def __init__(self, trials: Trials, space: Space) -> None:
+        self.trials = trials
+        self.space = space
+        self.explored = trials.explored
+        self.families = {one.shape: one for one in self.every_family()}
+
+    def every_family(self) -> Iterator[_Family]:
+        for stages, meshes in sorted(self.space.meshes.items()):
+            for mesh in meshes:
+                for keep in self.space.keeps:
+                    shape = Shape(stages, mesh, 0, keep)
+                    yield _Family(shape, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps))
+
+    def proposals(self) -> list[Shape]:
+        """Returns the shapes of the next round, none at the end."""
+        best_s = self.explored.best_s
+        waiting: list[tuple[float, bool, int, Shape, _Family]] = []
+        for family in self.families.values():
+            if not family.is_open:
+                continue
+            places = [place for place in family.following(self.space) if self.is_legal(family, place)]
+            bounds = [family.bound_s(place) for place in places]
+            place, bound_s = next(((p, b) for p, b in zip(places, bounds, strict=True) if b < best_s), (None, inf))
+            if place is not None:
+                shape = replace(family.shape, micro_batches=self.space.micro_batches[place])
+                waiting.append((bound_s, bool(family.tried), self.turn(shape), shape, family))
+            elif bounds:
+                self.explored.passed_over[family.shape] = min(bounds)
+                family.is_open = False
+        left = min(ROUND, self.trials.left)
+        if waiting and not left:
+            self.explored.is_complete = False
+            self.explored.passed_over.update({one.shape: bound_s for bound_s, *_, one in waiting})
+        return [shape for *_, shape, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
+
+    def turn(self, shape: Shape) -> int:
+        """Returns how many meshes of as many stages come before that of a shape: square ones first, so that a round looks at all kinds."""
+        meshes = sorted(self.space.meshes[shape.stages], key=lambda mesh: (max(mesh), mesh))
+        return meshes.index(shape.mesh)
+
+    def is_legal(self, family: _Family, place: int) -> bool:
+        """Says whether there is a shape of a family with the micro-batches of a place."""
+        return not family.is_pipeline or self.space.micro_batches[place] > 1  # else idle but for one rank at a time
+
+    def take(self, outcome: Outcome) -> None:
+        """Notes an outcome."""
+        family = self.families[outcome.shape.family]
+        place = self.space.micro_batches.index(outcome.shape.micro_batches)
+        family.tried[place] = outcome
+        family.bounds[place] = outcome.free_bound_s
+        if bound_by_memory(outcome):
+            self.keep_less(family)
+
+    def keep_less(self, family: _Family) -> None:
+        """Opens the family that keeps the next smaller share."""
+        smaller = [keep for keep in self.space.keeps if keep < family.shape.keep]
+        if smaller:
+            one = family.shape
+            other = self.families[Shape(one.stages, one.mesh, 0, max(smaller))]
+            if not other.tried and other.shape not in self.explored.passed_over:
+                other.is_open = True
+                other.bounds |= family.bounds  # to compute again takes no less

@@ -1,0 +1,65 @@
+"""The choice problem of one graph: the problem that solvers see, and what its nodes stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.ir.graph.graph import Graph
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.cost.nodes import Node
+from rhino.strategies.solver.problem import Problem
+
+
+class MemoryCounts(Protocol):
+    """Who built a choice problem, and can tell what choices keep in memory."""
+
+    def with_memory(self, problem: Problem) -> Problem:
+        """Returns the problem that was built, with the residents and tables of what each choice keeps in memory."""
+        ...
+
+    def narrowed(self, states: Ints) -> MemoryCounts:
+        """Returns the same for the one choice `states` [nodes]."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The choice problem of one graph on a mesh, with what each node stands for.
+
+    What choices keep in memory is no part of it until it is asked for: tables of bytes are larger than those of seconds by far, and not
+    needed where the best choice of all fits.
+    """
+
+    graph: Graph
+    model: CostModel
+    nodes: tuple[Node, ...]
+    problem: Problem
+    builder: MemoryCounts
+
+    @property
+    def has_memory(self) -> bool:
+        """Returns whether the problem says what choices keep in memory."""
+        return len(self.problem.node_residents) > 0
+
+    def with_memory(self) -> Choice:
+        """Returns the same choice problem with what each choice keeps in memory; its tables come behind those that were there."""
+        return self if self.has_memory else self._remembered
+
+    @cached_property
+    def _remembered(self) -> Choice:
+        return replace(self, problem=self.builder.with_memory(self.problem))
+
+    def kept(self, states: Ints) -> tuple[Problem, Ints]:
+        """Returns a problem that says what the choice `states` [nodes] keeps in memory, and the states of that choice in it [nodes].
+
+        It is for `Problem.memory` and residents: where it was made for this one choice, its nodes and edges have no costs.
+        """
+        if self.has_memory:
+            return self.problem, states
+        narrowed = self.builder.narrowed(states)
+        return narrowed.with_memory(self.problem), np.zeros_like(states)

@@ -1,0 +1,182 @@
+"""A choice spelled out: how every op runs, how every value lies, and every collective that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rhino.ir.arrays import Ints
+from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
+from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.cost.candidates import State, following, strategies
+from rhino.strategies.cost.reshard import Move, moves, sent
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A collective of a plan: which value, for which op (None: to store or return it), how often in a step.
+
+    It is a step of the way from spec `source` to spec `target`.
+    """
+
+    value: int
+    reader: int | None
+    source: Spec
+    target: Spec
+    move: Move
+    times: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """How one graph runs on a mesh with axes of `sizes`.
+
+    `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function. `hoists` says
+    whether XLA will compute before a loop what is the same each time round (`rhino.strategies.memory.loop_invariant_code_motion`), whatever
+    the plan says.
+    """
+
+    graph: Graph
+    sizes: tuple[int, ...]
+    ops: tuple[State, ...]
+    specs: tuple[Spec, ...]
+    returned: tuple[Spec, ...]
+    hoists: bool = False
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Yields every collective, in program order."""
+        graph = self.graph
+        for op, (state, times) in enumerate(zip(self.ops, graph.times().tolist(), strict=True)):
+            for value, need in zip(graph.operands(op).tolist(), state.needs, strict=True):
+                yield from self._between(value, op, self.specs[value], need, times)
+            for value, comes in zip(graph.results(op), state.comes, strict=True):
+                yield from self._between(value, None, comes, self.specs[value], times)
+        for value, wanted in zip(graph.returns, self.returned, strict=True):
+            yield from self._between(value, None, self.specs[value], wanted, 1)
+
+    def _between(self, value: int, reader: int | None, source: Spec, target: Spec, times: int) -> Iterator[Transfer]:
+        kind = self.graph.type_of(value)
+        steps = moves(kind.num_bytes, len(kind.shape), source, target, self.sizes)
+        assert steps is not None, (value, reader, source, target)
+        for move in steps:
+            if move.kind != "slice":
+                yield Transfer(value, reader, source, target, move, times)
+
+
+def implied(graph: Graph, op: int, specs: Sequence[Spec], sizes: tuple[int, ...]) -> State | None:
+    """Returns how `op` runs if only the specs of its operands and results are known; None where there is no way."""
+    results = graph.results(op)
+    if results and partial_axes(specs[results.start]) and results.start in graph.zeros:
+        return following(graph.cls(op), specs[results.start], sizes)
+    given = tuple(specs[value] for value in graph.operands(op).tolist())
+    return implied_state(graph.cls(op), given, tuple(specs[value] for value in results), sizes)
+
+
+@lru_cache(maxsize=65536)
+def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]) -> State | None:
+    """Returns how an op runs between operands that lie as `given` and results that are `stored`, if nothing else is said.
+
+    It is the way that sends the fewest bytes; of those one that shares the work among most devices, and of those the first. None where
+    there is no way.
+    """
+    if stored and split_axes(stored[0]) and cls.name == "stablehlo.iota":
+        return following(cls, stored[0], sizes)
+    options = strategies(cls, sizes)
+    best: tuple[int, int, int] | None = None
+    for number, state in enumerate(options):
+        num_bytes = sent_bytes(cls, state, given, stored, sizes, best[0] if best else None)
+        if num_bytes is not None and (best is None or (num_bytes, -state.num_shares(sizes)) < best[:2]):
+            best = num_bytes, -state.num_shares(sizes), number
+    return options[best[2]] if best else None
+
+
+def sent_bytes(
+    cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...], most: int | None = None
+) -> int | None:
+    """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no way, or they are over `most`."""
+    pairs = [*zip(cls.operands, given, state.needs, strict=True), *zip(cls.results, state.comes, stored, strict=True)]
+    total = 0
+    for kind, source, target in pairs:
+        steps = moves(kind.num_bytes, len(kind.shape), source, target, sizes) if source != target else ()
+        if steps is None:
+            return None
+        total += sent(steps)
+        if most is not None and total > most:
+            return None
+    return total
+
+
+def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
+    """Returns the plan of a choice: nodes as chosen, free ops as their users want them."""
+    graph, sizes = choice.graph, choice.model.sizes
+    specs: list[Spec] = [REPLICATED] * graph.num_values
+    ops: list[State | None] = [None] * graph.num_ops
+    returned: list[Spec] = [REPLICATED] * len(graph.returns)
+    for node, picked in zip(choice.nodes, chosen, strict=True):
+        state = node.states[picked]
+        match node.kind:
+            case "op":
+                ops[node.number] = state
+                for value, spec in zip(graph.results(node.number), state.comes, strict=True):
+                    specs[value] = spec if graph.type_of(value).shape else REPLICATED
+            case "return":
+                returned[node.number] = state.comes[0]
+            case _:
+                specs[node.number] = state.comes[0]
+                alias = graph.arguments[node.number].alias if node.kind == "argument" else None
+                if alias is not None:
+                    returned[alias] = state.comes[0]
+    for loop in graph.loops:
+        ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
+    for op in range(graph.num_ops):
+        if graph.cls(op).name == BARRIER:
+            ops[op] = handing_on(graph, op, specs)
+    every = _with_free(graph, sizes, ops, specs, returned)
+    return Plan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.is_host)
+
+
+def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:
+    """Returns how a loop starts and how its body returns: both give what is carried as it is stored."""
+    start = handing_on(graph, loop.op, specs)
+    return start, State((), start.comes, ())
+
+
+def handing_on(graph: Graph, op: int, specs: Sequence[Spec]) -> State:
+    """Returns how an op runs that hands its operands on: it reads each as its result is stored."""
+    stored = tuple(specs[value] for value in graph.results(op))
+    return State((), stored, stored)
+
+
+def _with_free(graph: Graph, sizes: tuple[int, ...], ops: list[State | None], specs: list[Spec], returned: list[Spec]) -> tuple[State, ...]:
+    """Decides free ops, users first: as all users want it, or whole (a slice of what is everywhere sends nothing).
+
+    A partial sum that its readers all want in the same other spec is stored in that one: the same collective, and plainer to read.
+    """
+    wanted: list[dict[Spec, None]] = [{} for _ in range(graph.num_values)]
+    for value, spec in zip(graph.returns, returned, strict=True):
+        wanted[value][spec] = None
+    result: list[State] = []
+    for op in range(graph.num_ops - 1, -1, -1):
+        state = ops[op]
+        values = graph.results(op)
+        if state is None:
+            state = _free_state(graph, op, wanted[values.start], sizes)
+            limit = graph.fixed.get(values.start)
+            specs[values.start] = state.comes[0] if limit is None else min(limit, key=lambda spec: (spec != state.comes[0], spec))
+        for value in values:
+            if partial_axes(specs[value]) and len(wanted[value]) == 1 and value not in graph.fixed:
+                specs[value] = next(iter(wanted[value]))
+        for operand, need in zip(graph.operands(op).tolist(), state.needs, strict=True):
+            wanted[operand][need] = None
+        result.append(state)
+    return tuple(reversed(result))
+
+
+def _free_state(graph: Graph, op: int, wanted: dict[Spec, None], sizes: tuple[int, ...]) -> State:
+    limit = graph.fixed.get(graph.results(op).start)
+    one = next(iter(wanted)) if len(wanted) == 1 else REPLICATED
+    if limit is not None and one not in limit:
+        one = min(limit)
+    return following(graph.cls(op), one, sizes)

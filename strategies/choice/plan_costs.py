@@ -1,0 +1,90 @@
+"""What each op and each value of a sharded step comes to on one device: a plan's cost, op by op.
+
+The cost of a choice stands on nodes and edges. A node's is that of its op. An edge is the way of a value from one node to another: it is
+paid where the value is read if an op reads it, and where it is made if it is only stored or returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.graph.spec import num_parts
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.nodes import Node
+
+_NO_OP: Final = -1
+
+
+def op_seconds(choice: Choice, states: Ints) -> Floats:
+    """Returns the seconds of each op in a step, with the collectives that it waits for [ops]: in all, the cost of `states` [nodes]."""
+    graph, problem = choice.graph, choice.problem
+    seconds = np.zeros(graph.num_ops + 1)
+    ops = np.array([_op_of(choice, node) for node in choice.nodes], dtype=np.int64)
+    is_op = np.array([node.kind == "op" for node in choice.nodes], dtype=bool)
+    for node, table in enumerate(problem.node_table.tolist()):
+        seconds[ops[node]] += problem.tables[table][states[node]]
+    for u, v, table in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), problem.edge_table.tolist(), strict=True):
+        cost = problem.tables[table][states[u], states[v]]
+        if cost:
+            ends = [end for end in (u, v) if is_op[end]] or [u, v]
+            seconds[max(ops[end] for end in ends)] += cost
+    found: Floats = seconds[:-1]
+    return found
+
+
+def states_of(choice: Choice, plan: Plan) -> Ints:
+    """Returns the state of each node of a choice that a plan is [nodes]; where it has none, the first that is there."""
+    found = [_place(node.states, _state_of(plan, node)) for node in choice.nodes]
+    return np.array(found, dtype=np.int64)
+
+
+def _state_of(plan: Plan, node: Node) -> State:
+    match node.kind:
+        case "op":
+            return plan.ops[node.number]
+        case "return":
+            spec = plan.returned[node.number]
+        case _:
+            spec = plan.specs[node.number]
+    return State((), (spec,), (spec,))
+
+
+def _place(states: Sequence[State], state: State) -> int:
+    return states.index(state) if state in states else 0
+
+
+def _op_of(choice: Choice, node: Node) -> int:
+    """Returns the op of a node: its own, or the one that makes the value that it stores; -1, the place behind the last op, for none."""
+    match node.kind:
+        case "op":
+            return node.number
+        case "value":
+            return int(choice.graph.value_op[node.number])
+        case "return":
+            return int(choice.graph.value_op[choice.graph.returns[node.number]])
+        case _:
+            return _NO_OP
+
+
+def local_bytes(plan: Plan) -> Floats:
+    """Returns the bytes of each value on one device, as it is stored [values]."""
+    graph = plan.graph
+    parts = np.array([num_parts(spec, plan.sizes) for spec in plan.specs], dtype=np.float64)
+    found: Floats = graph.value_bytes() / parts
+    return found
+
+
+def runs_alone(plan: Plan) -> Bools:
+    """Returns which ops wait for no other device: what they read is there as it lies, and what they give is stored as it comes [ops]."""
+    found = np.ones(plan.graph.num_ops, dtype=bool)
+    for one in plan.transfers():
+        op = int(plan.graph.value_op[one.value]) if one.reader is None else one.reader
+        if op >= 0 and any(plan.sizes[axis] > 1 for axis in one.move.axes):
+            found[op] = False
+    return found

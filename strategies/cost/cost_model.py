@@ -1,0 +1,144 @@
+"""What things take, in seconds: a roofline for compute, alpha-beta for collectives. The one home of both; sources are the cluster's.
+
+Collectives over an axis of n devices, one step costing `latency_s` (alpha), payloads in bytes per device
+(`rhino.ir.program.collectives.payload_bytes`), rings as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH" (2005), section 3:
+
+    all_gather          (n - 1) alpha + (n - 1) / n  payload / rate        payload: the gathered result
+    reduce_scatter      (n - 1) alpha + (n - 1) / n  payload / rate        payload: the operand
+    all_reduce        2 (n - 1) alpha + 2 (n - 1) / n payload / rate       payload: the operand (a reduce_scatter, then an all_gather)
+    all_to_all          (n - 1) alpha + (n - 1) / n  payload / rate'       payload: the operand; rate' where every pair of devices talks
+    collective_permute          alpha +              payload / rate
+
+An all_reduce over several axes reduces along the inner ones first, so that an outer one has only their share to carry; a
+collective_permute over several goes at the pace of the slowest. What is measured of a kind along an axis comes before the formula.
+
+An op takes as long as the slower of its arithmetic and its memory, and where that is measured a fixed time if it is a kernel of its own: an
+op that is computed inside its reader's loop is none. A table of the op comes before all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import inf
+
+import numpy as np
+
+from rhino.ir.arrays import Floats, Ints
+from rhino.ir.cluster.cluster import MeshAxis
+from rhino.ir.cluster.hardware import Device, Line
+from rhino.ir.graph.graph import COSTLY, OpClass, TensorType
+from rhino.strategies.cost.reshard import Move, PartedStep, parted_way
+from rhino.strategies.cost.reshard_classes import Pair, pair_classes
+
+PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
+"""Ops that run on matrix units."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds on one device of a cluster, with collectives along the axes of a mesh, outermost first."""
+
+    device: Device
+    axes: tuple[MeshAxis, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether devices are those of a host's own processor, for which XLA's CPU backend compiles."""
+        return any(axis.topology == "host" for axis in self.axes)
+
+    def move_s(self, move: Move) -> float:
+        """Returns the seconds of one collective; of a slice, those to read and write the part."""
+        if move.kind == "slice":
+            return (self.device.op_s or 0.0) + 2 * move.num_bytes / self.device.memory_bytes_per_s
+        axes = [self.axes[number] for number in move.axes if self.axes[number].size > 1]
+        if move.kind == "all_reduce":
+            return self._all_reduce_s(axes, move.num_bytes)
+        if not axes:
+            return 0.0
+        if move.kind == "collective_permute":
+            lines = [axis.line(move.kind) or Line(axis.latency_s, axis.bytes_per_s) for axis in axes]
+            return max(line.fixed_s for line in lines) + move.num_bytes / min(line.per_s for line in lines)
+        (axis,) = axes
+        if line := axis.line(move.kind):
+            return line.seconds(move.num_bytes)
+        rate = axis.all_to_all_bytes_per_s if move.kind == "all_to_all" else axis.bytes_per_s
+        return (axis.size - 1) * axis.latency_s + (axis.size - 1) / axis.size * move.num_bytes / rate
+
+    @staticmethod
+    def _all_reduce_s(axes: list[MeshAxis], num_bytes: float) -> float:
+        seconds = 0.0
+        for axis in reversed(axes):
+            n, line = axis.size, axis.line("all_reduce")
+            seconds += line.seconds(num_bytes) if line else 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
+            num_bytes /= n
+        return seconds
+
+    def launch_s(self, num_arrays: int) -> float:
+        """Returns the seconds that launching a program takes beside its computing; it takes and gives so many arrays in all."""
+        return (self.device.launch_s or 0.0) + num_arrays * (self.device.array_s or 0.0)
+
+    def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int, *, is_kernel: bool = False) -> float:
+        """Returns the seconds of one op.
+
+        Its work is shared by `divided_by` devices, and it moves `num_bytes` of device memory; `is_kernel` says that its results lie there.
+        """
+        device, flops = self.device, cls.flops / divided_by
+        is_product = cls.name in PRODUCTS
+        dtype = cls.operands[0].dtype if cls.operands else ""  # a product's inputs decide which unit multiplies
+        table = device.operator(cls.name, dtype) if device.operators else None
+        if table and not is_product:
+            return table.seconds(num_bytes)
+        if table:
+            return max(table.seconds(flops), num_bytes / device.memory_bytes_per_s)
+        rate = device.matmul_flops_per_s(dtype) if is_product else self._vector_per_s(cls)
+        fixed_s = device.op_s if is_kernel and device.op_s else 0.0
+        return fixed_s + max(flops / rate, num_bytes / device.memory_bytes_per_s)
+
+    def _vector_per_s(self, cls: OpClass) -> float:
+        measured = self.device.costly_per_s if cls.name in COSTLY else self.device.vector_per_s
+        return measured or self.device.peak_flops_per_s("f32")
+
+
+def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
+    """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no way."""
+    affine, which = _affine(model, tuple(given), tuple(needed))
+    seconds: Floats = affine[:, 0] + affine[:, 1] * kind.num_bytes
+    return seconds[which]
+
+
+_PROBE = 1 << 40
+"""Bytes of the tensor at which the slope is taken: a reshard's seconds are affine in the bytes, but for rounding to whole bytes."""
+
+
+@lru_cache(maxsize=4096)
+def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Ints]:
+    """Returns the seconds per reshard, and per byte, of the kinds of pairs that occur [kinds, 2], and the kind of each [given, needed]."""
+    known = _pair_s(model)
+    pairs, which = pair_classes(given, needed, len(model.axes))
+    return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2), which
+
+
+@lru_cache(maxsize=64)
+def _pair_s(model: CostModel) -> Callable[[Pair], tuple[float, float]]:
+    """Returns a function of a pair of specs: the seconds of the way for no bytes, and per byte of the whole tensor."""
+    sizes = model.sizes
+
+    @cache
+    def of_steps(steps: tuple[PartedStep, ...]) -> tuple[float, float]:
+        fixed, probe = (sum([model.move_s(step.move(num_bytes)) for step in steps]) for num_bytes in (0, _PROBE))
+        return fixed, (probe - fixed) / _PROBE
+
+    @cache
+    def seconds(pair: Pair) -> tuple[float, float]:
+        steps = parted_way(*pair, sizes)
+        return (inf, 0.0) if steps is None else of_steps(steps)
+
+    return seconds

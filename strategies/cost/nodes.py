@@ -1,0 +1,29 @@
+"""What a node of the choice problem stands for, and how one reads what another gives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rhino.strategies.cost.candidates import State
+
+
+class Node(NamedTuple):
+    """What a node of the problem stands for, and its states.
+
+    `kind` is "argument", "op", "value" or "return", `number` counts within the kind. All but ops have states that read (`needs`) and give
+    (`comes`) one spec, the same.
+    """
+
+    kind: str
+    number: int
+    states: tuple[State, ...]
+
+
+class Use(NamedTuple):
+    """One way from a node that gives a value to one that reads it: which result, which operand, of which type."""
+
+    swapped: bool
+    result: int
+    operand: int
+    type: int
+    times: int

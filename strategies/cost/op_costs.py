@@ -1,0 +1,72 @@
+"""What an op takes on one device: what it reads of memory and writes there, beside its arithmetic.
+
+What lies in memory is the program's: a value that is computed inside who reads it is neither written nor read
+(`rhino.ir.graph.graph.materialized`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from rhino.ir.graph.graph import Graph, TensorType
+from rhino.ir.graph.spec import REPLICATED, Spec, num_parts
+from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
+
+_READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynamic_slice"})
+"""Ops that read as much of their first operand as they write."""
+
+
+class OpCosts:
+    """What ops take in a program in which some values lie `in_memory` [values], and some are written `in_place`, into a larger one."""
+
+    def __init__(self, graph: Graph, model: CostModel, in_memory: Sequence[bool], in_place: Set[int]) -> None:
+        self.graph, self.model, self.sizes = graph, model, model.sizes
+        self.in_memory, self.in_place = in_memory, in_place
+        self.lies = lies_in_memory(graph, in_memory)
+
+    def state_s(self, op: int, state: State) -> float:
+        """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
+        cls = self.graph.cls(op)
+        if cls.is_view:
+            return 0.0
+        moved = self.moved_bytes(op, state)
+        is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
+        seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
+        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
+        return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
+
+    def moved_bytes(self, op: int, state: State) -> int:
+        """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes.
+
+        An operand that is computed inside the op is not read: what it is computed from was read by what computes it. A part of a stack is
+        computed inside loops, and copied for products (docs/search.md, Loops).
+        """
+        graph, cls = self.graph, self.graph.cls(op)
+        if cls.moved_bytes is not None:
+            return cls.moved_bytes // state.num_shares(self.sizes)
+        values = graph.results(op)
+        if values and values[0] in self.in_place:
+            written = list(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True))[1:]
+            return sum((1 + self.lies[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
+        results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.comes, strict=True)]
+        moved = sum(size for value, size in zip(values, results, strict=True) if self.in_memory[value])
+        for position, (value, kind, spec) in enumerate(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True)):
+            if self.lies[value]:
+                partly = position == 0 and cls.name in _READS_PART
+                moved += min(*results, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
+        return moved
+
+    def local_bytes(self, kind: TensorType, spec: Spec) -> int:
+        """Returns the bytes of a tensor on one device."""
+        return kind.num_bytes // num_parts(spec, self.sizes)
+
+
+def lies_in_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:
+    """Returns which values are read from memory: those that have memory of their own, and views of these [values]."""
+    found = list(in_memory)
+    for op in range(graph.num_ops):
+        if graph.cls(op).is_view:
+            for source, viewed in zip(graph.operands(op).tolist(), graph.results(op), strict=True):
+                found[viewed] |= found[source]
+    return found

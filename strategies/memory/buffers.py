@@ -1,0 +1,291 @@
+"""What ops and collectives hold in memory beside their operands and results, in bytes of one device.
+
+Facts of XLA, from its sources and from the buffers that jaxlib 0.10.2 assigns on the CPU (2026-11-22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import Final, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.ir.graph.graph import OpClass, TensorType
+from rhino.ir.graph.rules import Rule
+from rhino.ir.graph.spec import Spec, num_parts
+from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.reshard import Step, parted_way, way
+from rhino.strategies.cost.reshard_classes import pair_classes
+
+_ALIGNMENT: Final = 64
+"""Bytes: where XLA lets buffers begin on a CPU."""
+
+_GAPS: Final = 16
+"""One part in this many of each temporary is added as a margin: for gaps in XLA's heap, and for orders of ops that cannot be told before
+the program is compiled. docs/memory.md has the figures behind it."""
+
+_INDEX_BYTES: Final = 4
+
+_MOST_BUFFERS: Final = 3
+"""How many buffers one step of a move has at most."""
+
+PRODUCT: Final = "stablehlo.dot_general"
+CONVOLUTION: Final = "stablehlo.convolution"
+
+Size = TypeVar("Size", int, Ints)
+"""Bytes of one tensor or of many."""
+
+
+def aligned(num_bytes: Size) -> Size:
+    """Returns what a temporary buffer of `num_bytes` takes."""
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def rounded(num_bytes: Size) -> Size:
+    """Returns what the rows of the search count a temporary buffer of `num_bytes` as."""
+    size = aligned(num_bytes)
+    return size + size // _GAPS
+
+
+class _SizedStep(NamedTuple):
+    """A step of a way: into how many parts the tensor is split before and after it, and whether what it joins or cuts is one piece."""
+
+    kind: str
+    before: int
+    after: int
+    is_major: bool
+
+
+_SizedWay = tuple[_SizedStep, ...]
+
+
+class Held(NamedTuple):
+    """The buffers of moves: before each, in each of its steps, and after it, each by how many of it make the tensor; 0 for none.
+
+    What an all-to-all has joined is not in order yet (`is_joined`): who needs it so makes a copy. Shapes: `before`, `after` and `is_joined`
+    (one or zero) [moves]; `during` [moves, steps, buffers].
+    """
+
+    before: Ints
+    during: Ints
+    after: Ints
+    is_joined: Ints
+
+    def num_bytes(self, whole: int) -> Ints:
+        """Returns the bytes before, while and after a tensor of `whole` bytes is moved, and of a copy in order [moves, 4]."""
+        before, during, after = (
+            np.where(parts, rounded(whole // np.maximum(parts, 1)), 0) for parts in (self.before, self.during, self.after)
+        )
+        return np.stack([before, during.sum(axis=2).max(axis=1), after, after * self.is_joined], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How the bytes of a move are counted.
+
+    Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read its target
+    (`read_in_any_order`) with their dims in any order. Before it, a fused loop that could write over what it reads takes memory of its own
+    where it writes its result in another order.
+    """
+
+    source_counted: bool
+    target_counted: bool
+    written_in_order: bool
+    read_in_any_order: bool
+
+    def num_bytes(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Returns `Held.num_bytes` of the moves that occur, and which of them brings a tensor from each spec to each [given, needed]."""
+        held, which = _held(self, _head(kind.shape, sizes), given, needed, sizes)
+        return held.num_bytes(kind.num_bytes), which
+
+    def held(self, ways: Sequence[_SizedWay]) -> Held:
+        """Returns the buffers of bringing a tensor by each of `ways`; none where there is nothing to do."""
+        before, after, is_joined = (np.zeros(len(ways), dtype=np.int64) for _ in range(3))
+        during = np.zeros((len(ways), max(1, *map(len, ways)), _MOST_BUFFERS), dtype=np.int64)
+        for number, steps in enumerate(ways):
+            for at, step in enumerate(steps):
+                buffers = self._buffers(step, at == 0, at == len(steps) - 1)
+                during[number, at, : len(buffers)] = buffers
+            if steps:
+                first, last = steps[0], steps[-1]
+                written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
+                before[number] = first.before if written else 0
+                after[number], is_joined[number] = last.after, last.kind == "all_to_all"
+        return Held(before, during, after, is_joined)
+
+    def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
+        gone = step.kind == "all_to_all" or (first and self.source_counted)  # cut up to be sent, before anything arrives
+        found = [] if gone else [step.before]
+        found += [] if last and self.target_counted else [step.after]
+        match step.kind:
+            case "all_to_all":  # its parts arrive as tensors of their own, which are then joined
+                found.append(step.after)
+            case "all_gather" if not self.read_in_any_order and not step.is_major:
+                found.append(step.after)  # parts arrive one after the other, and are put in order
+            case "reduce_scatter" if not (first and self.written_in_order) and not step.is_major:
+                found.append(step.before)
+        return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _held(
+    move: Move, shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+) -> tuple[Held, Ints]:
+    """Returns the buffers of the moves that occur, and which of them each pair of specs has [given, needed]."""
+    ways, which = _sized_ways(shape, given, needed, sizes)
+    return move.held(ways), which
+
+
+@lru_cache(maxsize=4096)
+def _sized_ways(
+    head: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[_SizedWay, ...], Ints]:
+    """Returns the ways that occur, and which of them each pair of specs has [given, needed]."""
+    pairs, which = pair_classes(given, needed, len(sizes), len(head) + 1)
+    ways = [_sized_way(head, *pair, sizes) for pair in pairs]
+    distinct = {id(one): one for one in ways}
+    number = {key: place for place, key in enumerate(distinct)}
+    return tuple(distinct.values()), np.array([number[id(one)] for one in ways], dtype=np.int64)[which]
+
+
+def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the dims behind which blocks may lie one after the other: an axis is left when each of these has one element on a device."""
+    elements, most = 1, prod(sizes) // min((size for size in sizes if size > 1), default=1)
+    for number, extent in enumerate(shape):
+        elements *= extent
+        if not 0 < elements <= most:
+            return shape[:number]
+    return shape[:-1]
+
+
+@lru_cache(maxsize=1 << 16)
+def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
+    """Returns the steps from one spec to another, none where there is no way."""
+    steps = way(rank, source, target, len(sizes)) or ()
+    parted = parted_way(rank, source, target, sizes) or ()
+    return _same_way(
+        tuple(
+            [_SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes)) for one, step in zip(parted, steps, strict=True)]
+        )
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _same_way(one: _SizedWay) -> _SizedWay:
+    """Returns the way that was equal to this first: who has many finds the equal ones by their ids, without comparing their steps."""
+    return one
+
+
+def _is_one_piece(head: tuple[int, ...], step: Step, sizes: tuple[int, ...]) -> bool:
+    """Says what `is_major` does of a step that gathers or scatters a dim: it cannot be behind the dims of `head` and another one."""
+    dim = step.source if step.kind == "all_gather" else step.target if step.kind == "reduce_scatter" else None
+    return dim is not None and dim <= len(head) and is_major(head, step, sizes)
+
+
+def is_major(shape: tuple[int, ...], step: Step, sizes: Sequence[int]) -> bool:
+    """Says whether the blocks that a step joins or cuts lie one after the other, row by row: no dim before theirs is longer than one."""
+    dim, layout = (step.source, step.after) if step.kind == "all_gather" else (step.target, step.before)
+    return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(shape[:dim], layout[:dim], strict=True))
+
+
+def selection_buffers(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the temporaries of a `select_and_scatter` in a state, as rows count them, each by itself."""
+    parts = [num_parts(need, sizes) for need in state.needs[:2]]
+    inputs, outputs = selection_sizes(cls, parts[0], parts[1])
+    return tuple([rounded(size) for size in (*inputs, *outputs)])
+
+
+def selection_sizes(cls: OpClass, whole_parts: int = 1, window_parts: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the bytes of the temporaries of a `select_and_scatter`, and of those that stay until its result is there.
+
+    XLA (`SelectAndScatterExpander`) finds what it selects by an index for each dim of each element, and carries these through a windowed
+    reduction along with the elements. What that gives it scatters by the indices.
+    """
+    whole, windows = cls.operands[0], cls.operands[1]
+    indices, chosen = (
+        (aligned(_INDEX_BYTES * kind.num_bytes // kind.element_bytes // parts),) * len(whole.shape)
+        for kind, parts in ((whole, whole_parts), (windows, window_parts))
+    )
+    return (*indices, aligned(windows.num_bytes // window_parts)), chosen
+
+
+def reads_as_it_lies(cls: OpClass, position: int) -> bool:
+    """Says whether a product reads an operand as it lies: batch dims first, and of the left one the summed dims last; else it copies it."""
+    if cls.name != PRODUCT or cls.rule is None:
+        return True
+    roles = [min(role, 1) if position else role for role in _roles(cls.rule, position)]
+    return all(a <= b for a, b in pairwise(roles))
+
+
+def is_matrix(cls: OpClass, position: int) -> bool:
+    """Says whether an operand of a product has one dim to sum over and one of its own: others are joined first, by a reshape."""
+    return cls.rule is not None and _is_matrix(_roles(cls.rule, position))
+
+
+def _is_matrix(roles: Sequence[int]) -> bool:
+    return roles.count(_FREE) <= 1 and roles.count(_SUMMED) <= 1
+
+
+Arranged = tuple[int, ...] | Literal["view"] | None
+"""What is done to a tensor before it is read: a copy with its dims in an order, a view with dims joined or dropped, or nothing."""
+
+
+def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence[int] | None = None) -> Arranged:
+    """Returns what XLA does to an operand of a product or convolution, of a `shape` on a device, or to a convolution's result.
+
+    Where the operand is a transpose of what has that shape, `dims` says which dim of the operand each is (`TransposeFolding`).
+
+    A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made matrices first: dims of one
+    element are dropped, those of a batch are put first, and then a left operand's summed dims last, a right one's first (`DotDecomposer`).
+    Convolutions have the batch, or what is summed over where it stands for it, first and features last (`ConvCanonicalization`).
+    """
+    if cls.rule is None:
+        return None
+    if cls.name == CONVOLUTION:
+        return None if _is_canonical(cls.rule, position) else tuple(range(len(shape)))
+    roles = _roles(cls.rule, position)
+    if len(roles) != len(shape):
+        return None
+    roles = roles if dims is None else [roles[dim] for dim in dims]
+    long = [dim for dim, extent in enumerate(shape) if extent > 1]
+    is_plain = len(long) == len(shape) and _is_matrix(roles)
+    first = (_BATCH, _FREE, _FREE) if is_plain else (_BATCH, _SUMMED, _FREE) if position else (_BATCH, _FREE, _SUMMED)
+    order = tuple(sorted(long, key=lambda dim: first[roles[dim]]))
+    return order if order != tuple(long) else None if is_plain else "view"
+
+
+def is_viewed(cls: OpClass, shape: Sequence[int]) -> bool:
+    """Says whether the result of a product, of a `shape` on a device, is a view of one of matrices: dims are joined there, or dropped."""
+    if cls.rule is None:
+        return False
+    return 1 in shape or not all(is_matrix(cls, position) for position in (0, 1))
+
+
+def _is_canonical(rule: Rule, position: int) -> bool:
+    """Says whether the dims of a convolution's operand, or result (2), stand as XLA's CPU backend computes them."""
+    left, right = ({factor for dim in side for factor in dim} for side in rule.operands[:2])
+    result = {factor for dim in rule.results[0] for factor in dim}
+    first, *_, last = (*rule.operands[:2], rule.results[0])[position]
+    if position == 0:
+        return right.issuperset(last) and right.isdisjoint(first)
+    if position == 2:
+        return left.issuperset(first) and right.issuperset(last) and left.isdisjoint(last)
+    outer, *_, inner = rule.operands[0]
+    summed = inner if right.isdisjoint(outer) else outer  # the features, or in a weight's gradient the batch
+    return result.issuperset(last) and rule.operands[1][-2] == summed
+
+
+_BATCH, _FREE, _SUMMED = range(3)
+
+
+def _roles(rule: Rule, position: int) -> list[int]:
+    """Returns what each dim of an operand of a product is to it."""
+    result = {factor for dim in rule.results[0] for factor in dim}
+    other = {factor for dim in rule.operands[1 - position] for factor in dim}
+    factors = [dim[0] for dim in rule.operands[position] if dim]
+    return [_FREE if f not in other else _BATCH if f in result else _SUMMED for f in factors]

@@ -1,0 +1,355 @@
+"""What a plan keeps in the memory of a device, and from when to when.
+
+Times are those of `rhino.strategies.memory.op_order`: at one, an op's operands are brought to how it needs them, at the next it computes.
+Arguments live throughout; a result that takes over an argument's buffer lives in it. Any other value that has memory of its own
+(`rhino.ir.graph.graph.materialized`) lies as its op leaves it while that computes, and then as it is stored, or as its one reader needs it,
+until it is read no more. What an op needs in another way is one more tensor, from when it is brought until the op has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from rhino.ir.arrays import Floats
+from rhino.ir.graph.graph import BARRIER, UPDATES, WHILE, Graph, TensorType
+from rhino.ir.graph.spec import Spec
+from rhino.strategies.cost.candidates import State
+from rhino.strategies.cost.nodes import Node, Use
+from rhino.strategies.cost.op_costs import OpCosts
+from rhino.strategies.memory.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_buffers
+from rhino.strategies.memory.copies import copies_held
+from rhino.strategies.memory.op_order import schedule_of
+from rhino.strategies.solver.problem import Residents
+
+Row = tuple[int, int, int, int]
+"""A resident: its owner, its table, and the times at which it is first and last alive."""
+
+
+class Draft(Protocol):
+    """The problem so far, with its nodes and edges: what `rhino.strategies.sharding.choice_problem` has made."""
+
+    graph: Graph
+    sizes: tuple[int, ...]
+    nodes: list[Node]
+    giver: list[int]
+    offset: list[int]
+    in_memory: list[bool]
+    in_place: set[int]
+    op_costs: OpCosts
+    taken_over: dict[int, int]
+    node_of_op: dict[int, int]
+    edge_number: dict[tuple[int, int], int]
+    copies: list[tuple[tuple[int, int], Use, int, int]]
+    sinks: dict[int, int]
+
+    def intern(self, table: Floats) -> int:
+        """Returns the number of a table equal to `table`."""
+
+    def remembered(self, key: object, make: Callable[[], Floats]) -> int:
+        """Returns the number of the table that `make` makes for `key`."""
+
+    def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
+        """Returns the specs given and needed, by state of the giver and of the reader."""
+
+
+class Memory:
+    """The residents of a choice problem whose nodes and edges are made."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.moves: dict[object, tuple[int | None, ...]] = {}
+        self.graph = graph = draft.graph
+        self.schedule = schedule_of(graph)
+        self.num_times = self.schedule.num_times
+        self.copies: list[int] = copies_held(graph, self.schedule).tolist()
+        self.kinds = [graph.types[number] for number in graph.value_type.tolist()]
+        self.maker: list[int] = graph.value_op.tolist()
+        self.operands = _rows(graph.uses.tolist(), graph.use_start.tolist())
+        self.readers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_values)]
+        for op, values in enumerate(self.operands):
+            for position, value in enumerate(values):
+                self.readers[value].append((op, position))
+        self.first_result: list[int] = graph.result_start.tolist()
+        self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
+        self.in_place = {graph.returns[result] for result in draft.taken_over} | draft.in_place
+        self.copied = {argument: (since, until) for argument, since, until in self.schedule.copied}
+        self.results = frozenset([value for number, value in enumerate(graph.returns) if number not in draft.taken_over])
+        self.moved_to: dict[int, tuple[int, Use]] = {}  # the one reader of a value that its op leaves for it
+        for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
+            came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
+            self.in_place -= {value for value, initial in came if draft.giver[initial] < 0}
+
+    def residents(self) -> tuple[Residents, Residents]:
+        """Returns the residents of nodes and of edges."""
+        draft = self.draft
+        for pair, use, value, _ in draft.copies:
+            target = pair[0] if use.swapped else pair[1]
+            if self.made(pair, use, value) and not self.is_stored_by(value, target) and value not in self.in_place:
+                self.moved_to[value] = target, use
+        nodes = [row for value, node in enumerate(draft.giver) if node >= 0 for row in self.kept(value)]
+        nodes += [row for op, node in draft.node_of_op.items() for row in (*self.computed_here(op, node), *self.scratch(op, node))]
+        nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments(), *self.copied_by_barriers()]
+        edges: list[Row] = []
+        for pair, use, value, reader in draft.copies:
+            target = pair[0] if use.swapped else pair[1]
+            made, stored = self.made(pair, use, value), self.is_stored_by(value, target)
+            fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
+            viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
+            lies = viewed or draft.in_memory[value]
+            over = made and self.maker[value] in self.schedule.over
+            move = Move(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
+            edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
+            if made and stored:
+                edges += self.put_in_order(pair, use, value, move)
+            if value in self.schedule.again and draft.nodes[target].kind == "op" and self.classes[reader].name == "stablehlo.reduce":
+                edges += self.computed_again(pair, use, value)
+        return _residents(nodes), _residents(edges)
+
+    # Values
+
+    def kept(self, value: int) -> Iterator[Row]:
+        """Yields the residents that a value is: while its op computes as that leaves it, then as it is stored."""
+        draft, plan, op = self.draft, self.schedule, self.maker[value]
+        node, kind = draft.giver[value], self.kinds[value]
+        if not kind.num_bytes or not draft.in_memory[value] or value in self.in_place:
+            return
+        if op < 0:
+            yield node, self.stored_bytes(node, value, exact=True), 0, self.num_times - 1
+        elif op not in draft.node_of_op:  # handed on by a loop or a barrier
+            yield node, self.stored_bytes(node, value), plan.start[op], plan.end[value]
+        else:
+            maker, made = draft.node_of_op[op], plan.stop[op]
+            lies = self.lies_then(value)
+            if value in self.results and made:  # its buffer is there from the start
+                yield *lies, 0, made - 1
+            yield maker, self.kept_bytes(maker, value, "comes", value - self.first_result[op]), made, made
+            if plan.end[value] > made:
+                yield *lies, made + 1, plan.end[value]
+
+    def lies_then(self, value: int) -> tuple[int, int]:
+        """Returns the owner and the table of bytes of a value that its op has made: brought to where its one reader needs it, or stored."""
+        if value in self.moved_to:
+            reader, use = self.moved_to[value]
+            return reader, self.kept_bytes(reader, value, "needs", use.operand)
+        node = self.draft.giver[value]
+        return node, self.stored_bytes(node, value)
+
+    def made(self, pair: tuple[int, int], use: Use, value: int) -> bool:
+        """Says whether a way is that of a value with memory of its own from its op to what it waits for."""
+        source = pair[1] if use.swapped else pair[0]
+        return self.draft.nodes[source].kind == "op" and self.draft.in_memory[value]
+
+    def is_stored_by(self, value: int, node: int) -> bool:
+        """Says whether `node` decides how a value is stored."""
+        return self.draft.nodes[node].kind == "value" and self.draft.nodes[node].number == value
+
+    def returned_copies(self) -> Iterator[Row]:
+        """Yields the residents that results are beside their values: an argument or a free value returned, or one value again."""
+        draft, seen = self.draft, set()
+        for number, value in enumerate(self.graph.returns):
+            op, free = self.maker[value], draft.giver[value] < 0
+            if number not in draft.taken_over and (value in seen or free or op < 0):
+                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "comes", 0), 0, self.num_times - 1
+            seen.add(value)
+
+    def not_in_place(self) -> Iterator[Row]:
+        """Yields the residents that results are beside the arguments whose buffers they take over, until those are read no more.
+
+        Readers of an argument that is copied read the copy. An op that computes element by element may write over what it reads; another
+        needs its operands to its end.
+        """
+        draft, plan = self.draft, self.schedule
+        for result, argument in draft.taken_over.items():
+            value = self.graph.returns[result]
+            op, node = self.maker[value], draft.giver[value]
+            if op < 0 or node < 0 or argument in self.copied:
+                continue
+            last, made = plan.end[argument], plan.stop[op]
+            if last > made or (last == made and not self.classes[op].fusible):
+                yield node, self.stored_bytes(node, value), made, last
+
+    def copied_arguments(self) -> Iterator[Row]:
+        """Yields the residents that copies of arguments are, made because what takes over their buffers does not wait for all readers."""
+        for argument, (since, until) in self.copied.items():
+            node = self.draft.giver[argument]
+            yield node, self.stored_bytes(node, argument), since, until
+
+    def copied_by_barriers(self) -> Iterator[Row]:
+        """Yields the residents that copies of what goes through barriers are, when they are made: see `rhino.runtime.executor.barriers`."""
+        for op, cls in enumerate(self.classes):
+            results = [value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.giver[value] >= 0]
+            if len(self.operands[op]) > 1 and results:
+                start = min(self.schedule.first[value] for value in results)
+                yield from ((self.draft.giver[value], self.stored_bytes(self.draft.giver[value], value), start, start) for value in results)
+
+    # What ops need
+
+    def computed_here(self, op: int, node: int) -> Iterator[Row]:
+        """Yields the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
+        cls = self.classes[op]
+        if cls.fusible or cls.name == "stablehlo.reduce":
+            return
+        for position, value in enumerate(self.operands[op]):
+            if self.draft.giver[value] < 0 and not (position == 0 and cls.name in UPDATES):
+                table = self.bytes_table(node, self.kinds[value], "needs", position)
+                yield node, table, self.schedule.start[op], self.schedule.stop[op]
+
+    def scratch(self, op: int, node: int) -> Iterator[Row]:
+        """Yields the residents that an op's own temporaries are."""
+        cls, start, stop = self.classes[op], self.schedule.start[op], self.schedule.stop[op]
+        if cls.name == "stablehlo.select_and_scatter":
+            for number in range(2 * len(cls.operands[0].shape) + 1):
+                table = self.table_of(node, ("selection", cls, number), lambda s: selection_buffers(cls, s, self.draft.sizes)[number])  # noqa: B023
+                yield node, table, start, stop
+        elif cls.name == PRODUCT:
+            for position, value in enumerate(self.operands[op]):
+                if self.draft.in_memory[value] and self.draft.giver[value] >= 0 and not reads_as_it_lies(cls, position):
+                    stays = self.schedule.end[value] > stop  # else its copy replaces it
+                    yield node, self.bytes_table(node, self.kinds[value], "needs", position), start, stop if stays else start
+
+    def computed_again(self, pair: tuple[int, int], use: Use, value: int) -> Iterator[Row]:
+        """Yields the residents of what a value is computed from, kept for its later readers if a reduction has it sent.
+
+        The value itself goes with the last reader that takes it as it is.
+        """
+        draft, plan, (u, v) = self.draft, self.schedule, pair
+        if pair not in draft.edge_number:
+            return
+        kind, (count, until) = self.kinds[value], plan.again[value]
+
+        def make(stay: int) -> Floats:
+            given, needed = draft.ends(u, v, use)
+            table = np.array(
+                [[0 if g == n else stay * rounded(draft.op_costs.local_bytes(kind, g)) for n in needed] for g in given], dtype=np.float64
+            )
+            return table.T.copy() if use.swapped else table
+
+        for stay, since, last in ((count, plan.stop[self.maker[value]] + 1, until), (count - 1, until + 1, plan.end[value])):
+            if stay and since <= last:
+                key = ("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, stay)
+                yield draft.edge_number[pair], draft.remembered(key, partial(make, stay)), since, last
+
+    def time_of_move(self, value: int, reader: int, target: Node, made: bool, stored: bool) -> tuple[int, int]:
+        """Returns when a value is moved, and until when what comes of it is one more tensor."""
+        plan = self.schedule
+        if made:
+            moved = plan.stop[self.maker[value]] + 1
+            return moved, moved
+        if stored:  # by a collective, for it has no memory of its own
+            return plan.first[value], plan.end[value]
+        if reader == self.graph.num_ops:
+            return self.num_times - 1, self.num_times - 1
+        if self.classes[reader].name in (WHILE, BARRIER):  # each of their results is read for itself
+            seen = target.number if target.kind == "value" else self.first_result[reader]
+            return plan.first[seen], plan.end[seen]
+        return plan.start[reader], plan.stop[reader]
+
+    def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: Move) -> Iterator[Row]:
+        """Yields the residents that moving a value is, if any states move it: before and while it is moved, and what comes of it."""
+        draft, (u, v) = self.draft, pair
+        edge = draft.edge_number.get(pair)
+        if edge is None:
+            return
+        start, stop = times
+        before, during, after, _ = self.move_tables(u, v, use, move)
+        if before is not None:
+            yield edge, before, start - 1, start - 1
+        if during is None or after is None:
+            return
+        if during == after or stop == start:
+            yield edge, during, start, stop
+        else:
+            yield edge, during, start, start
+            yield edge, after, start + 1, stop
+
+    def put_in_order(self, pair: tuple[int, int], use: Use, value: int, move: Move) -> Iterator[Row]:
+        """Yields the residents that copies of a value are, made by products that read what an all-to-all has joined."""
+        edge, (u, v) = self.draft.edge_number.get(pair), pair
+        if edge is None:
+            return
+        *_, ordered = self.move_tables(u, v, use, move)
+        if ordered is not None:
+            plan = self.schedule
+            yield from ((edge, ordered, plan.start[op], plan.stop[op]) for op in self.products_of(value))
+
+    def products_of(self, value: int) -> list[int]:
+        """Returns the products that read a value as it lies, or a view of it."""
+        found = []
+        for op, position in self.readers[value]:
+            if self.classes[op].is_view:
+                found += self.products_of(self.first_result[op] + position)
+            elif self.classes[op].name == PRODUCT and reads_as_it_lies(self.classes[op], position):
+                found.append(op)
+        return found
+
+    # Tables
+
+    def stored_bytes(self, node: int, value: int, exact: bool = False) -> int:
+        """Returns the table of bytes of a value as its node stores it."""
+        return self.kept_bytes(node, value, "comes", self.draft.offset[value], exact)
+
+    def kept_bytes(self, node: int, value: int, side: str, place: int, exact: bool = False) -> int:
+        """Returns the table of bytes of all that a value stands for; see `bytes_table`."""
+        return self.bytes_table(node, self.kinds[value], side, place, exact, self.copies[value])
+
+    def bytes_table(self, node: int, kind: TensorType, side: str, place: int, exact: bool = False, copies: int = 1) -> int:
+        """Returns the table of bytes of what a node's states "needs" as an operand, or what "comes" of them; rounded up as buffers are."""
+
+        def count(state: State) -> int:
+            size = self.draft.op_costs.local_bytes(kind, (state.needs if side == "needs" else state.comes)[place])
+            return copies * (size if exact else rounded(size))
+
+        return self.table_of(node, (side, place, kind, exact, copies), count)
+
+    def table_of(self, node: int, key: object, count: Callable[[State], int]) -> int:
+        """Returns the table of what `count` says of each state of a node."""
+        states = self.draft.nodes[node].states
+        return self.draft.remembered(("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64))
+
+    def move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
+        """Returns the tables of `Held.num_bytes` of a value's move [states of u, states of v]; None for none."""
+        nodes = self.draft.nodes
+        key = (id(nodes[u].states), id(nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
+        if key not in self.moves:
+            self.moves[key] = self._make_move_tables(u, v, use, move)
+        return self.moves[key]
+
+    def _make_move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
+        draft, kind = self.draft, self.graph.types[use.type]
+        given, needed = draft.ends(u, v, use)
+        rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}
+        num_bytes, which = move.num_bytes(kind, tuple(rows), tuple(columns), draft.sizes)
+        places = which[np.ix_([rows[g] for g in given], [columns[n] for n in needed])]
+        places = places.T if use.swapped else places
+        return tuple([draft.intern(sizes[places]) if sizes.any() else None for sizes in num_bytes.T.astype(np.float64)])
+
+
+def written_in_place(graph: Graph) -> set[int]:
+    """Returns the values that live in another's buffer: what a loop keeps as it came, and what a body writes into what it carries."""
+    found = set()
+    for loop in graph.loops:
+        carried = graph.results(loop.op)
+        found |= {value for value, kept in zip(carried, loop.kept, strict=True) if kept}
+        first, last = (int(graph.use_start[op]) for op in (loop.op + 1, loop.end))
+        readers = np.repeat(np.arange(loop.op + 1, loop.end), np.diff(graph.use_start[loop.op + 1 : loop.end + 1]))
+        last_read = dict(zip(graph.uses[first:last].tolist(), readers.tolist(), strict=True))
+        for value, into in zip(graph.operands(loop.end).tolist(), carried, strict=True):
+            op = int(graph.value_op[value])
+            writes = op > loop.op and graph.cls(op).name in UPDATES and graph.operands(op)[0] == into
+            if writes and last_read.get(into, op) <= op:
+                found.add(value)
+    return found
+
+
+def _residents(rows: list[Row]) -> Residents:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return Residents(columns[0], columns[1], columns[2], columns[3])
+
+
+def _rows(flat: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
+    return [list(flat[a:b]) for a, b in pairwise(starts)]

@@ -1,0 +1,332 @@
+"""How a step runs when its batch comes in parts, one after the other: what each part can do alone, and what waits for all of them.
+
+The parts are devices of an axis that is time. Along it a value is whole, split along a dim, or partial (the parts' values add up, or the
+largest counts), and it belongs to a phase:
+
+    SETUP    it does not depend on the batch, and is whole
+    LOOP     each part has its own: split or partial
+    APPLY    it follows from what is known when all parts are done, and is whole
+
+`Propagation` decides in program order, by the strategies of the ops (strategies/cost/candidates.py). An op stays in the loop as long as
+there is a strategy for what its operands are; partial sums flow on through ops that are linear in them. Where there is none, the op is in
+APPLY: partial operands are accumulated before it, split ones stacked. Two things cost nothing along this axis that cost much between
+devices:
+
+*   A value of SETUP is read in slices. What is read in slices alone is computed so, in the loop, each part its own (dropout masks,
+    positions).
+*   What follows from the batch without a product (how many tokens count, say) can be computed whole before the loop as well, where the
+    loop needs it whole. `copies` says which.
+
+A loop of the program (a scan over layers) is in one phase with all of its body, and what it carries lies in one way all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
+from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec, split_dim
+from rhino.strategies.cost.candidates import State, strategies
+from rhino.strategies.cost.cost_model import PRODUCTS
+
+
+class Phase(IntEnum):
+    """When a value is known, or an op runs; later phases read earlier ones."""
+
+    SETUP = 0
+    LOOP = 1
+    APPLY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lay:
+    """How a value lies along the time axis; `monoid` joins the parts of a partial one."""
+
+    phase: Phase
+    spec: Spec = REPLICATED
+    monoid: str = "add"
+
+    @property
+    def is_split(self) -> bool:
+        """Says whether each part has a block of it."""
+        return split_dim(self.spec) is not None
+
+    @property
+    def is_partial(self) -> bool:
+        """Says whether the parts' values are to be joined."""
+        return self.spec == PARTIAL
+
+
+SETUP: Final = Lay(Phase.SETUP)
+APPLY: Final = Lay(Phase.APPLY)
+
+_OTHERS = "scatter select_and_scatter custom_call cholesky triangular_solve fft"
+HEAVY: Final = PRODUCTS | {f"stablehlo.{name}" for name in _OTHERS.split()} | {"sdy.manual_computation"}
+"""Ops that are a step's work: what follows from the batch through one of them is not computed twice, nor in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """An op that reads a block of the batch and needs `value`, its operand number `operand`, whole; the parts arise at op `source`.
+
+    `source` is -1 where the value is split: each part has a block, and needs those of the others.
+    """
+
+    op: int
+    operand: int
+    value: int
+    source: int
+
+
+class Propagation:
+    """What becomes of every value and op.
+
+    Shapes: `lays` [values], `phases` [ops], `states` [ops]: how ops of the loop run, None elsewhere. `copies` are the reads (op, operand)
+    of what has to be computed whole before the loop as well. `meetings` says, by op, why one that reads blocks is not in the loop.
+    """
+
+    def __init__(
+        self, graph: Graph, parts: int, batch: Mapping[int, int], copied: frozenset[int], tested: Mapping[int, frozenset[int]]
+    ) -> None:
+        """Propagates from `batch`, the dims that are split by argument.
+
+        `copied` are ops that compute whole what is computed in parts too, and `tested` the values that the condition of a loop reads.
+        """
+        self.graph, self.sizes, self.copied, self.tested = graph, (parts,), copied, tested
+        self.zeros = set(graph.zeros)
+        """What is nothing but zeros, and so a block or a part of itself."""
+        self.lays = [SETUP] * graph.num_values
+        self.phases = [Phase.SETUP] * graph.num_ops
+        self.states: list[State | None] = [None] * graph.num_ops
+        self.copies: dict[tuple[int, int], None] = {}
+        self.meetings: dict[int, Meeting] = {}
+        self.cheap = bytearray(graph.num_values)
+        """What follows from the batch without a heavy op."""
+        self.loops = {loop.op: loop for loop in graph.loops}
+        self.ends = {loop.end: loop for loop in graph.loops}
+        uses = graph.uses.tolist()
+        self.reads: list[list[int]] = [uses[a:b] for a, b in pairwise(graph.use_start.tolist())]
+        """The values that each op reads [ops]."""
+        self.gives = [range(a, b) for a, b in pairwise(graph.result_start.tolist())]
+        """The values that each op defines [ops]."""
+        self.kinds: list[int] = graph.op_class.tolist()
+        self.classes = [graph.classes[kind] for kind in self.kinds]
+        """The class of each op [ops]."""
+        self._options: dict[int, tuple[State, ...]] = {}
+        for argument, dim in batch.items():
+            self.lays[argument] = Lay(Phase.LOOP, Spec(2 + dim))
+            self.cheap[argument] = True
+        self._run(0, graph.num_ops)
+
+    def body(self, loop: Loop) -> range:
+        """Returns the ops of a loop's body, its end left out."""
+        return range(loop.op + 1, loop.end)
+
+    def _run(self, first: int, last: int) -> None:
+        op = first
+        while op < last:
+            loop = self.loops.get(op)
+            if loop is not None:
+                self._enter(loop)
+                op = loop.end + 1
+            else:
+                self._decide(op)
+                op += 1
+
+    def _decide(self, op: int) -> None:
+        cls, values = self.classes[op], self.reads[op]
+        lays = [self.lays[value] for value in values]
+        if op in self.copied or all(lay.phase == Phase.SETUP for lay in lays):
+            self.settle(op, Phase.SETUP, None)
+            return
+        if cls.name == BARRIER:
+            self._hand_on(op, values, lays)
+            return
+        state = self._best(op, values, lays)
+        self.settle(op, Phase.APPLY if state is None else Phase.LOOP, state)
+        if state is None and any(lay.is_split for lay in lays):
+            self.meetings[op] = self._meeting(op, values, lays)
+        cheap = cls.name not in HEAVY and all(lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True))
+        for value in self.gives[op]:
+            self.cheap[value] = cheap
+
+    def _hand_on(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> None:
+        """Gives each result of a barrier what its operand is; only sums stay partial."""
+        self.phases[op] = max((lay.phase for lay in lays), default=Phase.SETUP)
+        for result, value, lay in zip(self.gives[op], values, lays, strict=True):
+            self.lays[result] = APPLY if lay.is_partial and lay.monoid != "add" else lay
+            self.cheap[result] = self.cheap[value]
+
+    def settle(self, op: int, phase: Phase, state: State | None) -> None:
+        """Puts an op into a phase, and its results; in the loop it runs in `state`."""
+        self.phases[op], self.states[op] = phase, state
+        self.meetings.pop(op, None)
+        for number, value in enumerate(self.gives[op]):
+            self.lays[value] = Lay(phase, state.comes[number], state.monoid) if state is not None else Lay(phase)
+            self.cheap[value] = False
+
+    def _best(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> State | None:
+        """Returns the strategy in which an op runs in the loop, and notes what it needs a copy of; None where there is none."""
+        best: tuple[int, State, list[int]] | None = None
+        for state in self.options_of(op):
+            wanted = self._copies(values, lays, state)
+            if wanted is None:
+                continue
+            if wanted and not any(lay.is_split and lay.spec == need for lay, need in zip(lays, state.needs, strict=True)):
+                continue  # copies are for blocks' sake; sums alone are accumulated
+            size = sum(prod(self.graph.type_of(values[position]).shape) for position in wanted)
+            if best is None or size < best[0]:
+                best = size, state, wanted
+        if best is None:
+            return None
+        self.copies.update(dict.fromkeys((op, position) for position in best[2]))
+        return best[1]
+
+    def _copies(self, values: Sequence[int], lays: Sequence[Lay], state: State) -> list[int] | None:
+        """Returns which operands a strategy needs whole that are not; None where an operand cannot be had as it needs it."""
+        wanted = []
+        for position, (value, lay, need) in enumerate(zip(values, lays, state.needs, strict=True)):
+            if lay.phase == Phase.SETUP:
+                if need == PARTIAL and value not in self.zeros:
+                    return None
+            elif lay.phase == Phase.LOOP and lay.spec == need:
+                if lay.is_partial and lay.monoid != "add":
+                    return None
+            elif need != PARTIAL and self.cheap[value]:
+                wanted.append(position)
+            else:
+                return None
+        return wanted
+
+    def options_of(self, op: int) -> tuple[State, ...]:
+        """Returns the strategies that share an op's work among the parts, then those on partial sums."""
+        kind, cls = self.kinds[op], self.classes[op]
+        if kind not in self._options:
+            shared = [state for state in strategies(cls, self.sizes, over_units=True) if state.strategy[0] >= 0]
+            self._options[kind] = (*shared, *_on_sums(cls))
+        return self._options[kind]
+
+    def _enter(self, loop: Loop) -> None:
+        """Finds how what a loop carries can lie from its first to its last round; the loop is in APPLY where it cannot run in parts."""
+        starts = self.reads[loop.op]
+        if not self.stable(loop, [self.lays[value] for value in starts]):
+            self._leave_to_apply(loop)
+
+    def stable(self, loop: Loop, lays: list[Lay]) -> bool:
+        """Runs the body until what it carries lies as it returns it, starting from `lays`; returns whether it comes to that.
+
+        What starts from zeros may become sums: as long as that is open, its readers take it for whatever they need.
+        """
+        starts, ends = self.reads[loop.op], self.reads[loop.end]
+        carried = self.gives[loop.op]
+        is_open = True
+        while True:
+            blank = {v for v, start, lay in zip(carried, starts, lays, strict=True) if is_open and lay == SETUP and start in self.zeros}
+            self.zeros |= blank
+            fits = self._run_body(loop, lays)
+            joined = [self._joined(*one) for one in zip(lays, starts, ends, strict=True)]
+            self.zeros -= blank
+            found = [lay for lay in joined if lay is not None]
+            if not fits or len(found) < len(joined):
+                return False
+            if found == lays and not blank:
+                break
+            is_open = found != lays
+            lays = found
+        inside = any(self.phases[op] == Phase.LOOP for op in self.body(loop))
+        phase = Phase.LOOP if inside or any(lay.phase == Phase.LOOP for lay in lays) else Phase.SETUP
+        self.phases[loop.op] = self.phases[loop.end] = phase
+        return all(self.lays[value] == SETUP for value in self.tested.get(loop.op, ()))
+
+    def _run_body(self, loop: Loop, lays: Sequence[Lay]) -> bool:
+        """Decides the ops of a body whose carried values lie as `lays`; returns whether all of them stay in the loop."""
+        for value, lay in zip(self.gives[loop.op], lays, strict=True):
+            self.lays[value] = lay
+            self.cheap[value] = False
+        for op in self.body(loop):
+            self._forget_copies(op)
+        self._run(loop.op + 1, loop.end)
+        return all(self.phases[op] != Phase.APPLY for op in self.body(loop))
+
+    def _forget_copies(self, op: int) -> None:
+        for position in range(len(self.reads[op])):
+            self.copies.pop((op, position), None)
+
+    def _joined(self, lay: Lay, start: int, end: int) -> Lay | None:
+        """Returns how a carried value that lay as `lay` has to, where the body returns `end`; None where it cannot."""
+        returned = self.lays[end]
+        match returned.phase, lay.phase:
+            case Phase.APPLY, _:
+                return None
+            case Phase.SETUP, Phase.LOOP if lay.is_partial:
+                return lay if end in self.zeros else None
+            case Phase.SETUP, _:
+                return lay
+            case Phase.LOOP, Phase.SETUP if returned.is_partial:
+                return returned if start in self.zeros and returned.monoid == "add" else None
+            case Phase.LOOP, Phase.SETUP:
+                return returned
+        return lay if returned == lay else None
+
+    def _leave_to_apply(self, loop: Loop) -> None:
+        why = next((self.meetings[op] for op in self.body(loop) if op in self.meetings), None)
+        for op in (loop.op, *self.body(loop)):
+            self._forget_copies(op)
+            self.settle(op, Phase.APPLY, None)
+        self.phases[loop.end] = Phase.APPLY
+        reads = [(op, position, value) for op in range(loop.op, loop.end + 1) for position, value in enumerate(self.reads[op])]
+        blocks = [read for read in reads if self.lays[read[2]].is_split]
+        if blocks:
+            self.meetings[loop.op] = why or Meeting(*blocks[0], -1)
+
+    def _meeting(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> Meeting:
+        """Returns why an op that reads blocks cannot run in the loop: what is not split, if anything, or else the last block."""
+        whole = [position for position, lay in enumerate(lays) if lay.phase == Phase.APPLY or lay.is_partial]
+        if whole:
+            return Meeting(op, whole[0], values[whole[0]], self.source(values[whole[0]]))
+        last = max(position for position, lay in enumerate(lays) if lay.is_split)
+        return Meeting(op, last, values[last], -1)
+
+    def source(self, value: int) -> int:
+        """Returns the op at which the parts of a value arise that is partial, or follows from one; -1 where there is none."""
+        graph = self.graph
+        op = int(graph.value_op[value])
+        while op >= 0:
+            state = self.states[op]
+            if state is not None and state.strategy[0] >= 0:
+                return op
+            following_from = [v for v in self.reads[op] if self.lays[v].phase == Phase.APPLY or self.lays[v].is_partial]
+            if not following_from:
+                return op
+            before = int(graph.value_op[following_from[0]])
+            if before >= op:  # a value that a loop carries
+                return op
+            op = before
+        return -1
+
+    def needs(self, op: int) -> tuple[Spec, ...]:
+        """Returns how an op reads its operands: whole outside the loop; zeros are a partial sum as they are."""
+        values, loop = self.reads[op], self.loops.get(op, self.ends.get(op))
+        wanted: tuple[Spec, ...] = (REPLICATED,) * len(values)
+        if self.classes[op].name == BARRIER:
+            wanted = tuple(self.lays[value].spec for value in self.gives[op])
+        elif self.phases[op] == Phase.LOOP and loop is not None:
+            wanted = tuple(self.lays[value].spec for value in self.gives[loop.op])
+        elif (state := self.states[op]) is not None:
+            wanted = state.needs
+        return tuple(
+            REPLICATED if need == PARTIAL and self.lays[value].phase == Phase.SETUP else need
+            for value, need in zip(values, wanted, strict=True)
+        )
+
+
+def _on_sums(cls: OpClass) -> Iterator[State]:
+    """Yields the strategies on partial sums, those of scalars too: a sum over parts in time costs nothing before it is taken."""
+    for number, chosen in enumerate(cls.linear):
+        needs = tuple(PARTIAL if operand in chosen else REPLICATED for operand in range(len(cls.operands)))
+        yield State((-2 - number,), needs, (PARTIAL,) * len(cls.results))

@@ -1,0 +1,152 @@
+"""The one global order of a step's launches: each rank's queue by the schedule, the queues merged by when each launch can start.
+
+The merge runs the step in estimated time. A launch starts when its rank is free and what it reads is there; the next in the order is always
+the earliest to start. A step whose ranks all wait is refused, with what each waits for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.instructions import Phase, Task
+from rhino.ir.plan.stage_programs import ONCE, StagedStep
+from rhino.strategies.pipeline.schedules.base import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Part `part` of a staged step, for one micro-batch or outside them."""
+
+    part: int
+    micro_batch: int | None
+
+
+_STANDS_FOR: dict[Phase, tuple[Phase, ...]] = {
+    "forward": ("forward",),
+    "backward": ("backward", "input-gradient", "weight-gradient"),
+    "input-gradient": ("backward", "input-gradient"),
+    "weight-gradient": ("weight-gradient",),
+}
+"""The phases whose parts a schedule's task runs: so each schedule takes a step with split backwards, and one with whole ones."""
+
+
+def default_seconds(staged: StagedStep) -> tuple[float, ...]:
+    """Returns for each program what its phase usually takes, where a forward takes one: for an order without a cost model."""
+    ones: tuple[Phase, ...] = ("forward", "input-gradient", "weight-gradient", "apply", "step")
+    taken: dict[Phase, float] = {"setup": 0.0, "backward": 2.0, **dict.fromkeys(ones, 1.0)}
+    seconds = [0.0] * len(staged.programs)
+    for part in staged.parts:
+        seconds[part.program] = taken[part.phase]
+    return tuple(seconds)
+
+
+def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
+    """Returns what each rank launches, first to last: its parts of `setup`, its tasks, its parts of `apply`; or the whole step.
+
+    Tasks for which the step has no part are left out.
+    """
+    parts = {(part.phase, part.stage): number for number, part in enumerate(staged.parts)}
+
+    def once(rank: int, phase: Phase) -> Iterator[Launch]:
+        for number, part in enumerate(staged.parts):
+            if part.phase == phase and order.rank_of[part.stage] == rank:
+                yield Launch(number, None)
+
+    def often(tasks: Sequence[Task]) -> Iterator[Launch]:
+        for task in tasks:
+            found = [parts.get((phase, task.stage)) for phase in _STANDS_FOR[task.phase]]
+            yield from (Launch(number, task.micro_batch) for number in found if number is not None)
+
+    found = tuple(
+        [(*once(rank, "setup"), *often(tasks), *once(rank, "apply"), *once(rank, "step")) for rank, tasks in enumerate(order.tasks)]
+    )
+    launches = [launch for rank in found for launch in rank]
+    expected = sum(1 if part.phase in ONCE else staged.num_micro_batches for part in staged.parts)
+    assert len(launches) == len(set(launches)) == expected, "a schedule runs every part of every micro-batch once"
+    return found
+
+
+def sequence(staged: StagedStep, lists: Sequence[Sequence[Launch]], seconds: Sequence[float]) -> tuple[Launch, ...]:
+    """Returns all launches of the ranks' `lists` in one order, by estimated start and then by rank; a program takes `seconds`.
+
+    Raises:
+        RhinoError: RHI-SCHED-002 where the lists wait for each other.
+    """
+    waits = _waits(staged)
+    end_s: dict[Launch, float] = {}
+    free_s = [0.0] * len(lists)
+    done = [0] * len(lists)
+    merged: list[Launch] = []
+
+    def start_s(rank: int) -> float | None:
+        """When the next launch of a rank can start, or None if that is not known yet."""
+        before = [one for one, _ in _awaited(staged, waits, lists[rank][done[rank]])]
+        return max((free_s[rank], *(end_s[one] for one in before))) if all(one in end_s for one in before) else None
+
+    while heads := [rank for rank in range(len(lists)) if done[rank] < len(lists[rank])]:
+        starts = [(start, rank) for rank in heads if (start := start_s(rank)) is not None]
+        if not starts:
+            raise _deadlock(staged, lists, done, waits)
+        start, rank = min(starts)
+        launch = lists[rank][done[rank]]
+        done[rank] += 1
+        free_s[rank] = end_s[launch] = start + seconds[staged.parts[launch.part].program]
+        merged.append(launch)
+    return tuple(merged)
+
+
+def task_of(staged: StagedStep, launch: Launch) -> Task:
+    """Returns what a launch is for."""
+    part = staged.parts[launch.part]
+    return Task(part.phase, part.stage, launch.micro_batch)
+
+
+def _waits(staged: StagedStep) -> list[dict[int, str]]:
+    """For each part, the other parts that must run before it, and the first value of each that it reads.
+
+    An accumulator has two givers. Who reads it after the micro-batches waits for both, and so for its last value.
+    """
+    givers: dict[str, list[int]] = defaultdict(list)
+    for number, part in enumerate(staged.parts):
+        for name in part.gives:
+            givers[name].append(number)
+    waits: list[dict[int, str]] = [{} for _ in staged.parts]
+    for number, part in enumerate(staged.parts):
+        for name in part.reads:
+            for giver in givers[name]:
+                if giver != number:
+                    waits[number].setdefault(giver, name)
+    return waits
+
+
+def _awaited(staged: StagedStep, waits: Sequence[dict[int, str]], launch: Launch) -> Iterator[tuple[Launch, str]]:
+    """The launches that one waits for, each with a value that it reads: those of its own micro-batch, or those of all."""
+    for giver, name in waits[launch.part].items():
+        if staged.parts[giver].phase in ONCE:
+            yield Launch(giver, None), name
+        elif launch.micro_batch is not None:
+            yield Launch(giver, launch.micro_batch), name
+        else:
+            yield from ((Launch(giver, i), name) for i in range(staged.num_micro_batches))
+
+
+def _deadlock(staged: StagedStep, lists: Sequence[Sequence[Launch]], done: Sequence[int], waits: Sequence[dict[int, str]]) -> RhinoError:
+    """Names for each rank what it waits in, for which value of which launch, and where that launch stands."""
+    place = {launch: (rank, at) for rank, launches in enumerate(lists) for at, launch in enumerate(launches)}
+    notes = []
+    for rank, launches in enumerate(lists):
+        for launch in launches[done[rank] : done[rank] + 1]:
+            other, name = next((one, name) for one, name in _awaited(staged, waits, launch) if not _is_done(one, place, done))
+            where = "which no rank runs"
+            if other in place:
+                by, at = place[other]
+                where = f"which stands {at - done[by]} behind what rank {by} waits in" if at > done[by] else f"in which rank {by} waits"
+            notes.append(f"rank {rank} waits in {task_of(staged, launch)} for {name!r} of {task_of(staged, other)}, {where}")
+    return RhinoError("RHI-SCHED-002", "the ranks wait for each other", notes=tuple(notes), fix="correct the order of the tasks")
+
+
+def _is_done(launch: Launch, place: Mapping[Launch, tuple[int, int]], done: Sequence[int]) -> bool:
+    return launch in place and place[launch][1] < done[place[launch][0]]

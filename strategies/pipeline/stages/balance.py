@@ -1,0 +1,90 @@
+"""How even a cut in stages has to be: of some tolerances, the one within whose cut a step takes least.
+
+What moves least within a wide tolerance makes the largest stage larger, and every micro-batch waits for that. What passes between stages
+goes beside their computing, but 1F1B has so few micro-batches in flight that stages as even as can be wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.strategies.pipeline.schedules import Order, Pipeline, make_order
+from rhino.strategies.pipeline.stages.problem import ROUNDING, StageProblem
+from rhino.strategies.pipeline.step_time import Move, StageTimes, step_seconds
+
+TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
+"""By what share of the best balance the largest work of a stage may be over it, where nothing is said.
+
+The wide ones are for small steps, in which it matters most how many transfers there are.
+"""
+
+WITHOUT_SECONDS: Final = 0.05
+"""The tolerance where it is not known what moving takes."""
+
+
+def tolerance_of(problem: StageProblem, order: Order | None, cut: Callable[[float], Ints | None]) -> float:
+    """Returns the tolerance within whose `cut` a step takes least, of equals the least.
+
+    Shapes: `cut` gives the virtual stage of each node [nodes], or None where there is no such cut. Without an `order` it is that of 1F1B.
+    """
+    order = order or make_order("1f1b", Pipeline(problem.num_stages, problem.num_micro_batches))
+    best_s, found = inf, WITHOUT_SECONDS
+    for tolerance in TOLERANCES if problem.in_seconds else ():
+        stage = cut(tolerance)
+        step_s = inf if stage is None else step_seconds(order, stage_times(problem, stage, asked_for(problem, stage)))
+        if step_s < best_s * (1 - ROUNDING):
+            best_s, found = step_s, tolerance
+    return found
+
+
+def stage_times(problem: StageProblem, stage: Ints, asked: Bools) -> StageTimes:
+    """Returns what the micro-batches of a step take in stages, where nets are in seconds; not what comes once a step.
+
+    Shapes: `stage` [nodes], virtual; `asked` [nodes] as `asked_for` has it.
+    """
+    num, device = problem.num_stages, problem.device(stage)
+    again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
+    taken = np.where(device < num - 1, problem.work_on(0) - again, problem.work)
+
+    def by_stage(seconds: Floats) -> Floats:
+        return np.bincount(stage, weights=seconds, minlength=problem.last + 1).astype(np.float64)
+
+    back = problem.last - np.arange(num)
+    again_s = by_stage(again)[:num]
+    again_s[-1] = 0.0
+    taken_s, asked_s = by_stage(taken), by_stage(np.where(asked, taken, 0.0))
+    return StageTimes(
+        forward_s=(*taken_s[: num - 1].tolist(), 0.0),
+        input_s=tuple((asked_s[back] + again_s).tolist()),
+        weight_s=tuple((taken_s - asked_s)[back].tolist()),
+        apply_s=(0.0,) * num,
+        moves=_moves(problem, stage, device),
+    )
+
+
+def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[Move, ...]:
+    """Returns what a micro-batch takes from each device to each other: every net goes from where it is first to all others that have it."""
+    nets, num = problem.nets, problem.num_stages
+    first = np.full(len(nets), problem.last + 1, dtype=np.int64)
+    np.minimum.at(first, nets.owner, stage[nets.node])
+    given = problem.device(first)
+    net, taking = np.nonzero(nets.present(device, num))
+    is_sent = taking != given[net]
+    net, taking = net[is_sent], taking[is_sent]
+    seconds = np.bincount(given[net] * num + taking, weights=nets.size[net], minlength=num * num) / problem.num_micro_batches
+    return tuple([Move(*divmod(way, num), float(seconds[way])) for way in np.flatnonzero(seconds).tolist()])
+
+
+def asked_for(problem: StageProblem, stage: Ints) -> Bools:
+    """Returns which nodes something of a later virtual stage waits for [nodes]."""
+    asked, at = [False] * problem.num_nodes, stage.tolist()
+    order = np.argsort(-problem.before, kind="stable")
+    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
+        if asked[target] or at[target] > at[source]:
+            asked[source] = True
+    return np.array(asked, dtype=bool)

@@ -1,0 +1,123 @@
+"""What a sharded step comes to when it is cut in stages, without making their programs: the best cut along a line, in time and memory.
+
+The figures are of the plan: an op takes what it takes as sharded, collectives and all, and a value is as large as its part on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rhino.ir.arrays import Floats, Ints
+from rhino.ir.cluster.hardware import Line as Link
+from rhino.ir.graph.graph import Loop
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
+from rhino.strategies.cost.cost_model import CostModel
+from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.split_backward_cost import ways_apart
+from rhino.strategies.pipeline.stages.balance import asked_for, stage_times
+from rhino.strategies.pipeline.stages.graph import make_staging
+from rhino.strategies.pipeline.stages.line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
+from rhino.strategies.pipeline.stages.needs import StageNeeds
+from rhino.strategies.pipeline.stages.places import op_stages
+from rhino.strategies.pipeline.stages.problem import StageProblem
+from rhino.strategies.pipeline.step_time import StageTimes
+from rhino.strategies.structure.training_phases import parts_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharded:
+    """A sharded step as its stages see it.
+
+    Shapes: `seconds` [ops], per step. `total_s` is the cost of the whole step.
+    """
+
+    plan: Plan
+    model: CostModel
+    loop: Loop
+    seconds: Floats
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageEstimate:
+    """A cut in stages: what they take, and what devices of each need."""
+
+    times: StageTimes
+    needs: StageNeeds
+
+
+class StageEstimates:
+    """The cuts of a sharded step in any number of stages: those whose transfers cost least within a tolerance of the best balance.
+
+    What the number does not change is found once. `link` is that between a stage and the next.
+    """
+
+    def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link, tolerances: Sequence[float]) -> None:
+        plan = sharded.plan
+        self.sharded, self.num_micro_batches, self.tolerances = sharded, num_micro_batches, sorted(tolerances)
+        value_bytes, alone = local_bytes(plan), runs_alone(plan)
+        parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
+        self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
+        apart = ways_apart(plan, sharded.model, self.handing)
+        self.staging = make_staging(
+            plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, link=link, handing=self.handing, apart=apart
+        )
+        problem = self.staging.problem
+        lines = [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]
+        self.lines = [line for line in lines if line.back.any()] or lines  # where there is a way back it is on the same devices
+        self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
+        self.temporaries: dict[object, float] = {}
+        self.found: dict[int, tuple[StageEstimate, ...]] = {}
+
+    def cuts(self, num_stages: int) -> tuple[StageEstimate, ...]:
+        """Returns the cuts in so many stages that are the best within some tolerance, the most even first."""
+        if num_stages not in self.found:
+            problem = replace(self.staging.problem, num_stages=num_stages)
+            self.found[num_stages] = tuple([self._estimate(problem, stage) for stage in self._best_on_lines(problem)])
+        return self.found[num_stages]
+
+    def _estimate(self, problem: StageProblem, stage: Ints) -> StageEstimate:
+        """Returns what stages take and need, where `stage` [nodes] are virtual stages."""
+        parts, num_stages, device = self.staging.parts, problem.num_stages, problem.device(stage)
+        by_op = op_stages(replace(self.staging, problem=problem), stage)
+        apply_s = np.zeros(num_stages)
+        np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
+        # Before the loop, and what costs nothing.
+        once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
+        asked = asked_for(problem, stage)
+        times = replace(stage_times(problem, stage, asked), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()))
+        own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
+        kept = own + problem.held.size @ problem.held.present(device, num_stages)
+        asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
+        needs = StageNeeds(self.sharded.plan, self.handing, by_op, asked_ops, tuple(kept.tolist()), self.temporaries)
+        return StageEstimate(times, needs)
+
+    def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
+        """Yields the virtual stage of each node in the best cut of a line within each tolerance, with the best balance that it can have.
+
+        A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has more to do.
+        """
+        pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
+        least_s = min(least_work(problem, parts) for parts in pieces)
+        taken: list[tuple[float, float]] = []
+        for tolerance in self.tolerances:
+            limit_s = least_s * (1 + tolerance)
+            found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
+            moved, number = min(found)
+            work_s = least_limit(problem, pieces[number], limit_s, moved)
+            if all(other - moved > problem.num_micro_batches * (work_s - other_s) for other, other_s in taken):
+                best = cut(problem, pieces[number], work_s)
+                assert best is not None, "the least limit is one under which a cut exists"
+                yield self.lines[number].stages(problem, best[1])
+                taken.append((moved, work_s))
+
+
+def _pieces(problem: StageProblem, line: Line) -> Stretches:
+    """Returns the stretches of a line, which nothing is pinned to."""
+    found = stretches(problem, line)
+    assert found is not None, "only pins go against a line"
+    return found

@@ -1,0 +1,358 @@
+"""A program as a problem of stages: nodes for its ops, nets for what they share, and back.
+
+A node is an op of the micro-batch, or a whole loop in it. Of what comes after, ops that share tensors are one node, and if they start from
+one value of the accumulation loop, they are of the node that makes it: a parameter's update goes where its gradient is summed. Where they
+start from several, each op is a node. A scalar that is a node's own, such as a norm of one gradient, ties nothing together.
+
+A tensor of the micro-batch is a net that is sent once per micro-batch; what comes out of the accumulation loop, and an argument with its
+users, once per step. What is made of one argument alone before the loop stands for the argument. A transfer costs the seconds that it
+takes of a link between stages: so many for itself, and so many for its bytes. Where no link is known, it costs its bytes.
+
+A running sum is of the node that makes what is added, unless a pin says where either is: elsewhere that would cross in every micro-batch,
+where the sum's parameter crosses once in a step. What is larger than all that is added to it in a step, and what several nodes add to, is a
+node of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.ir.cluster.hardware import Line
+from rhino.ir.graph.graph import Graph
+from rhino.strategies.pipeline.activation_stash import Handing
+from rhino.strategies.pipeline.split_backward_cost import WaysApart
+from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.solver.connected_components import components
+from rhino.strategies.structure.training_phases import Parts, sources_of
+
+NO_NODE = -1
+
+_STACKS = "stablehlo.dynamic_update_slice"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staging:
+    """A problem of stages, and where the ops of the program are in it.
+
+    Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop; `net_bytes` and
+    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often. `readers` are the ops
+    of the micro-batch and after it that read each value.
+    """
+
+    graph: Graph
+    parts: Parts
+    problem: StageProblem
+    node: Ints
+    net_bytes: Floats
+    net_transfers: Floats
+    readers: Mapping[int, Sequence[int]]
+
+    def moved(self, device: Ints) -> tuple[float, int]:
+        """Returns the bytes that cross between devices in a step, and in how many transfers, where node i is on `device[i]`."""
+        beyond = np.maximum(self.problem.nets.present(device, self.problem.num_stages).sum(axis=1) - 1, 0)
+        return float(self.net_bytes @ beyond), round(float(self.net_transfers @ beyond))
+
+
+def make_staging(
+    graph: Graph,
+    parts: Parts,
+    num_stages: int,
+    num_micro_batches: int,
+    pins: Mapping[int, int] | None = None,
+    budget_bytes: float | None = None,
+    value_bytes: Floats | None = None,
+    link: Line | None = None,
+    handing: Handing | None = None,
+    apart: WaysApart | None = None,
+) -> Staging:
+    """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
+
+    `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what one array takes
+    from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the program hands on from its way forward
+    to its way back, if that is known already, and `apart` what it takes more where these are two programs, if that is to count.
+    """
+    sizes = graph.value_bytes() if value_bytes is None else value_bytes
+    handing = handing or Handing(graph, parts, sizes * graph.copies())
+    return _Builder(handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart).build()
+
+
+_Sent = tuple[list[int], float, int]
+"""The nodes of a net, its bytes, and how often it is sent in a step."""
+
+
+class _Builder:
+    def __init__(
+        self,
+        handing: Handing,
+        num_stages: int,
+        num_micro_batches: int,
+        pins: Mapping[int, int],
+        budget_bytes: float | None,
+        value_bytes: list[float],
+        link: Line | None,
+        apart: WaysApart | None,
+    ) -> None:
+        graph, parts = handing.graph, handing.parts
+        self.handing, self.link, self.apart = handing, link, apart
+        self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
+        self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
+        self.held_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
+        self.value_op: list[int] = graph.value_op.tolist()
+        self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
+        self.carried: dict[int, int] = {}
+        if parts.loop is not None:
+            self.carried = dict(zip(graph.results(parts.loop.op), graph.operands(parts.loop.end).tolist(), strict=True))
+        self.sources = sources_of(graph, parts)
+        self.roots = self._roots()
+        self.reads = self._reads()
+
+    def _roots(self) -> list[int]:
+        """Returns the argument that each value from outside the loop stands for, or itself [values]."""
+        root = list(range(self.graph.num_values))
+        if self.parts.loop is None:
+            return root
+        before = np.flatnonzero(~self.parts.body & ~self.parts.apply).tolist()
+        for op in (op for op in before if op < self.parts.loop.op):
+            made_of = {root[source] for value in self.graph.operands(op).tolist() for source in self.sources[value]}
+            for value in self.graph.results(op):
+                root[value] = next(iter(made_of)) if len(made_of) == 1 else value
+        for value, kept, start in zip(self.carried, self.parts.loop.kept, self.graph.operands(self.parts.loop.op).tolist(), strict=True):
+            root[value] = root[start] if kept else value
+        return root
+
+    def _reads(self) -> list[list[int]]:
+        """Returns the values that each op reads in truth: through what costs nothing and what stands for arguments [ops]."""
+        found: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
+        for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.free).tolist():
+            read = [source for value in self.graph.operands(op).tolist() for source in self.sources[value]]
+            found[op] = list(dict.fromkeys(self.roots[value] for value in read))
+        return found
+
+    def maker(self, value: int, after: bool) -> int:
+        """Returns the op of the micro-batch or after it that makes a value, as it is read in or after the loop; -1 for none."""
+        op = self.value_op[value]
+        if after and value in self.carried:
+            op = self.value_op[self.carried[value]]
+        return op if op >= 0 and (self.parts.body[op] or self.parts.apply[op]) and not self.parts.free[op] else -1
+
+    def build(self) -> Staging:
+        """Returns the problem."""
+        node = self._nodes()
+        before, after = self._edges(node)
+        num_nodes = int(node.max(initial=-1)) + 1
+        placed = np.flatnonzero(node >= 0)
+        body = placed[self.parts.body[placed]]
+        work, own_bytes = np.zeros(num_nodes), np.zeros(num_nodes)
+        np.add.at(work, node[body], self.parts.seconds[body])
+        for value, returned in self.carried.items():
+            if (op := self.value_op[returned]) >= 0 and node[op] >= 0 and self.roots[value] == value:
+                own_bytes[node[op]] += self.held_bytes[value]
+        pinned = np.full(num_nodes, OPEN, dtype=np.int64)
+        for op, stage in self.pins.items():
+            pinned[node[op]] = stage
+        sent, held = self._nets(node)
+        turns_round = self._turns_round()
+        late, turn, saved = self._saved(node) if turns_round else _never(num_nodes)
+        more, again = np.zeros(num_nodes), np.zeros(num_nodes)
+        if turns_round and self.apart is not None:
+            np.add.at(more, node[body], self.apart.more_s[body])
+            np.add.at(again, node[body], self.apart.again_s[body])
+        problem = StageProblem(
+            num_stages=self.num_stages,
+            num_micro_batches=self.num_micro_batches,
+            work=work,
+            before=before,
+            after=after,
+            nets=make_nets((users, times * (self.link.seconds(size) if self.link else size)) for users, size, times in sent),
+            pinned=pinned,
+            late=late,
+            own_bytes=own_bytes,
+            held=make_nets((*held, *self._made_before(node)), least=1),
+            saved=make_nets(saved, least=1),
+            budget_bytes=self.budget_bytes,
+            turns=() if np.array_equal(late, turn) else (turn,),
+            turns_round=turns_round,
+            in_seconds=self.link is not None,
+            apart=np.maximum(more + again, 0.0) if more.any() or again.any() else np.zeros(0),
+            again=again if again.any() else np.zeros(0),
+        )
+        net_bytes = make_nets((users, times * size) for users, size, times in sent).size
+        net_transfers = make_nets((users, float(times)) for users, _, times in sent).size
+        return Staging(self.graph, self.parts, problem, node, net_bytes, net_transfers, self._readers())
+
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.parts.body | self.parts.apply).tolist():
+            for value in self.graph.operands(op).tolist():
+                found.setdefault(value, []).append(op)
+        return found
+
+    def _nodes(self) -> Ints:
+        """Returns the node of each op, numbered in program order, those after the loop last or with what they belong to [ops]."""
+        key = np.full(self.graph.num_ops, NO_NODE, dtype=np.int64)
+        body = np.flatnonzero(self.parts.body & ~self.parts.free)
+        key[body] = body
+        for loop in self.graph.loops[::-1]:  # outer loops last
+            if self.parts.body[loop.op]:
+                key[loop.op : loop.end + 1] = loop.op
+        self._join_sums(key)
+        self._join_updates(key)
+        used, node = np.unique(key, return_inverse=True)
+        return node.astype(np.int64) - int(bool(len(used)) and used[0] == NO_NODE)
+
+    def _join_sums(self, key: Ints) -> None:
+        """Gives what adds to a value that the loop carries the key of the one node that makes what is added."""
+        for value, returned in self.carried.items():
+            op = self.value_op[returned]
+            if op < 0 or not self.parts.body[op] or self.parts.free[op] or value not in self.reads[op] or op in self.pins:
+                continue
+            added = [other for other in self.reads[op] if other not in self.carried]
+            makers = {self.maker(other, after=False) for other in added}
+            if -1 in makers or len({int(key[maker]) for maker in makers}) != 1 or not makers.isdisjoint(self.pins):
+                continue
+            if self.num_micro_batches * sum(self.value_bytes[other] for other in added) >= self.value_bytes[value]:
+                key[op] = key[min(makers)]
+
+    def _join_updates(self, key: Ints) -> None:
+        """Gives the ops after the loop that share tensors one key: that of the op in the loop that they start from, if it is one alone."""
+        ops = np.flatnonzero(self.parts.apply & ~self.parts.free)
+        in_body = {value for op in np.flatnonzero(self.parts.body).tolist() for value in self.reads[op]}
+        users: dict[int, list[int]] = {}
+        starts: dict[int, set[int]] = {}
+        for op in ops.tolist():
+            for value in self.reads[op]:
+                made_by = self.maker(value, after=True)
+                if not self.ranked[value] or (made_by < 0 and value in in_body):
+                    continue
+                users.setdefault(value, [made_by] if made_by >= 0 and self.parts.apply[made_by] else []).append(op)
+                if made_by >= 0 and self.parts.body[made_by]:
+                    starts.setdefault(op, set()).add(int(key[made_by]))
+        pairs = [(group[0], other) for group in users.values() for other in group[1:]]
+        member = components(self.graph.num_ops, pairs)
+        from_body: dict[int, set[int]] = {}
+        for op, anchors in starts.items():
+            from_body.setdefault(int(member[op]), set()).update(anchors)
+        pinned = {int(member[op]) for op in self.pins if self.parts.apply[op]}
+        first: dict[int, int] = {}
+        for op in ops.tolist():
+            group = int(member[op])
+            anchors = from_body.get(group, set())
+            if len(anchors) > 1 or group in pinned:
+                key[op] = op
+            else:
+                key[op] = next(iter(anchors)) if anchors else first.setdefault(group, op)
+
+    def _edges(self, node: Ints) -> tuple[Ints, Ints]:
+        """Returns the nodes of the micro-batch before and after each edge."""
+        pairs = {
+            (int(node[made_by]), int(node[op])): None
+            for op in np.flatnonzero(self.parts.body & ~self.parts.free).tolist()
+            for value in self.reads[op]
+            if (made_by := self.maker(value, after=False)) >= 0 and self.parts.body[made_by] and node[made_by] != node[op]
+        }
+        ends = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+        return ends[:, 0], ends[:, 1]
+
+    def _nets(self, node: Ints) -> tuple[list[_Sent], Iterable[tuple[list[int], float]]]:
+        """Returns the nets with what each sends per step, and those that are held wherever they have a node."""
+        in_loop: dict[int, list[int]] = {}
+        per_step: dict[int, list[int]] = {}
+        for op in np.flatnonzero(node >= 0).tolist():
+            after = bool(self.parts.apply[op])
+            for value in self.reads[op]:
+                made_by = self.maker(value, after)
+                if after and not self.ranked[value]:
+                    continue
+                once = after or (made_by < 0 and value not in self.carried)
+                users = per_step if once else in_loop
+                users.setdefault(value, []).append(int(node[op]))
+                if value in self.carried and not after:
+                    made_by = self.maker(value, after=True)  # a sum is where it is made from one micro-batch to the next
+                if made_by >= 0:
+                    users[value].append(int(node[made_by]))
+        if self.parts.loop is None:  # a tensor that is read in both parts is sent once
+            per_step = {value: users + in_loop.pop(value, []) for value, users in per_step.items()}
+        times = 1 if self.parts.loop is None else self.num_micro_batches
+        once_sent = self._summands()
+        sent = [(users, float(self.value_bytes[value]), 1 if value in once_sent else times) for value, users in in_loop.items()]
+        sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
+        outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
+        return [one for one in sent if one[1]], ((users, float(self.held_bytes[value])) for value, users in outside.items())
+
+    def _made_before(self, node: Ints) -> Iterator[tuple[list[int], float]]:
+        """Yields what is made before the loop, such as casts of parameters: each stage that reads it has its own, beside the argument."""
+        loop = self.parts.loop
+        if loop is None:
+            return
+        starts = self.graph.operands(loop.op).tolist()
+        came_from = {value: start for value, start, kept in zip(self.carried, starts, loop.kept, strict=True) if kept}
+        users: dict[int, list[int]] = {}
+        for op in np.flatnonzero(node >= 0).tolist():
+            for value in (source for operand in self.graph.operands(op).tolist() for source in self.sources[operand]):
+                start = came_from.get(value, value)
+                made_by = self.value_op[start]
+                if 0 <= made_by < loop.op and not self.parts.free[made_by]:
+                    users.setdefault(start, []).append(int(node[op]))
+        for value, nodes in users.items():
+            yield nodes, float(self.held_bytes[value])
+
+    def _summands(self) -> set[int]:
+        """Returns the values that are added up to a sum over micro-batches, and nothing else: each rank adds up its own."""
+        found: set[int] = set()
+        if self.parts.loop is None:
+            return found
+        bounds = self.graph.use_start[[self.parts.loop.op + 1, self.parts.loop.end + 1]]
+        num_uses = np.bincount(self.graph.uses[slice(*bounds)], minlength=self.graph.num_values)
+        for value, returned in self.carried.items():
+            op = self.value_op[returned]
+            if self.ranked[value] and self._adds(op) and num_uses[value] == num_uses[returned] == 1:
+                waiting = [other for other in self.graph.operands(op).tolist() if other != value]
+                if len(waiting) != 1:
+                    continue
+                while waiting:
+                    one = waiting.pop()
+                    if self._adds(self.value_op[one]) and num_uses[one] == 1:
+                        waiting += (summands := self.graph.operands(self.value_op[one]).tolist())
+                        found.update(other for other in summands if num_uses[other] == 1)
+        return found
+
+    def _adds(self, op: int) -> bool:
+        return op >= 0 and bool(self.parts.body[op]) and self.graph.cls(op).name == "stablehlo.add"
+
+    def _is_made(self, value: int) -> bool:
+        op = self.value_op[value]
+        return op >= 0 and bool(self.parts.body[op] or self.parts.apply[op])
+
+    def _turns_round(self) -> bool:
+        """Says whether a micro-batch may have a way back: a step without one sums scalars alone, and stacks what it gives."""
+        if self.parts.loop is None or any(stage >= self.num_stages for stage in self.pins.values()):
+            return True
+        ends = [(value, self.value_op[returned]) for value, returned in self.carried.items() if self.ranked[value]]
+        return any(self.roots[value] == value and op >= 0 and self.graph.cls(op).name != _STACKS for value, op in ends)
+
+    def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
+        """Returns which nodes run after most of a micro-batch is held; or after most is held for long; and what is saved.
+
+        That is what would be handed on if the step were two programs, which part where most is held, with who needs it.
+        """
+        peak, turn = self.handing.turns
+        saved = [([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in self.handing.halves.kept.items()]
+        ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
+        return _behind(peak, ops, node), _behind(turn, ops, node), saved
+
+
+def _never(num_nodes: int) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
+    """Returns what `_saved` does for a step without a way back."""
+    return np.zeros(num_nodes, dtype=bool), np.zeros(num_nodes, dtype=bool), ()
+
+
+def _behind(turn: int, ops: list[int], node: Ints) -> Bools:
+    """Returns which nodes are behind an op alone: a loop that stands there is not [nodes]."""
+    late = np.zeros(int(node.max(initial=-1)) + 1, dtype=bool)
+    late[node[[op for op in ops if op > turn]]] = True
+    late[node[[op for op in ops if op <= turn]]] = False
+    return late

@@ -1,0 +1,267 @@
+"""Stages along a line: every node gets a place, and a stage is a stretch of it. Where the search of stages begins, and what it is held to.
+
+The line is the program's own order, folded where the way back begins: a node on the way back stands where the tensors and parameters that
+it shares with the way forward are used last there, but not behind one that it follows. Cutting a line is exact: the best stretches under
+given limits by dynamic programming.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Floats, Ints
+from rhino.strategies.pipeline.stages.problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
+
+MOST_BUCKETS = 400
+"""Into how many stretches a line is cut first, each ending at its cheapest place; stages are made of whole stretches."""
+
+NEGLIGIBLE = 1e-3
+"""The share of all work below which what leads to a node says nothing of its place: it stands where it is read first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """Nodes in stretches of a line, and which of them run on the way back.
+
+    Shapes: `place` [nodes], 0 .. num_places - 1; `back` [nodes].
+    """
+
+    place: Ints
+    num_places: int
+    back: Bools
+
+    def stages(self, problem: StageProblem, ends: Ints) -> Ints:
+        """Returns the virtual stage of each node, where stage s ends before place `ends[s]`."""
+        device = np.searchsorted(ends, self.place, side="right").astype(np.int64)
+        return np.where(self.back, problem.last - device, device)
+
+
+def lines_of(problem: StageProblem) -> tuple[Line, ...]:
+    """Returns the lines folded by each kind of tellers, and the unfolded one."""
+    never = np.zeros(problem.num_nodes, dtype=bool)
+    ways = [(problem.late, tellers) for tellers in _tellers(problem)] if problem.late.any() else []
+    lines = [(back, keys_on_line(problem, back, tellers)) for back, tellers in [*ways, (never, NO_NETS)]]
+    return tuple(in_buckets(problem, key, back) for back, key in lines)
+
+
+def _tellers(problem: StageProblem) -> tuple[Nets, ...]:
+    """Returns nets that may tell what is on the way back where it belongs: all; those used twice on the way forward; what is held.
+
+    What the way forward makes for the way back alone may be of an end of it, as what one of two towers gives is, and then tells nothing of
+    where it is used. What skips layers, or is held against the result in the end, tells nothing either; parameters do.
+    """
+    nets = problem.nets
+    twice = np.bincount(nets.owner, weights=~problem.late[nets.node], minlength=len(nets)) >= 2
+    members = ((nets.nodes(net).tolist(), float(nets.size[net])) for net in np.flatnonzero(twice).tolist())
+    return nets, make_nets(members), problem.held
+
+
+def keys_on_line(problem: StageProblem, back: Bools, tellers: Nets) -> Ints:
+    """Returns the place of each node on the line of all nodes, those in `back` on the way back [nodes]."""
+    floating = _floating(problem) & ~back
+    key = np.arange(problem.num_nodes, dtype=np.int64)
+    told = _told(tellers, key, ~back & ~floating)
+    told_by = np.full(problem.num_nodes, -1, dtype=np.int64)
+    np.maximum.at(told_by, tellers.node, told[tellers.owner])
+    told_by[told_by < 0] = problem.num_nodes - 1
+    before = _neighbours(problem.after, problem.before, problem.num_nodes)
+    for node in np.flatnonzero(back).tolist():
+        key[node] = min([int(told_by[node]), *(int(key[other]) for other in before[node] if back[other])])
+    after = _neighbours(problem.before, problem.after, problem.num_nodes)
+    for node in np.flatnonzero(floating)[::-1].tolist():
+        readers = [other for other in after[node] if not back[other]] or after[node]
+        key[node] = min((int(key[other]) for other in readers), default=node)
+    return key
+
+
+def _floating(problem: StageProblem) -> Bools:
+    """Returns which nodes have hardly any work behind them [nodes]; work that several ways lead from counts once for each."""
+    total, limit = problem.work.tolist(), NEGLIGIBLE * float(problem.work.sum())
+    order = np.argsort(problem.after, kind="stable")
+    for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
+        total[target] = min(total[target] + total[source], limit)
+    return np.array(total) < limit
+
+
+def _told(nets: Nets, key: Ints, speaks: Bools) -> Ints:
+    """Returns the largest key among the nodes of each net that speak, -1 where none does."""
+    told = np.full(len(nets), -1, dtype=np.int64)
+    np.maximum.at(told, nets.owner, np.where(speaks[nets.node], key[nets.node], -1))
+    return told
+
+
+def _neighbours(at: Ints, other: Ints, num_nodes: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(num_nodes)]
+    for node, beside in zip(at.tolist(), other.tolist(), strict=True):
+        found[node].append(beside)
+    return found
+
+
+def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
+    """Returns the line whose stretches end at the cheapest cut of each of some equal shares of the work."""
+    size = problem.num_nodes
+    keys = np.full(len(problem.nets), size, dtype=np.int64), np.full(len(problem.nets), -1, dtype=np.int64)
+    np.minimum.at(keys[0], problem.nets.owner, key[problem.nets.node])
+    np.maximum.at(keys[1], problem.nets.owner, key[problem.nets.node])
+    change = np.zeros(size + 2)
+    np.add.at(change, keys[0] + 1, problem.nets.size)
+    np.subtract.at(change, keys[1] + 1, problem.nets.size)
+    crossing = np.cumsum(change)  # [k]: what a cut before key k costs
+    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[: int(key.max(initial=0))]  # before keys 1, 2, ...
+    share = (done / max(float(problem.work.sum()), 1e-300) * MOST_BUCKETS).astype(np.int64)
+    cuts = [1 + int(first + np.argmin(crossing[1 + first : 1 + end])) for first, end in _runs(share)]
+    return Line(np.searchsorted(np.array(cuts), key, side="right").astype(np.int64), len(cuts) + 1, back)
+
+
+def _runs(values: Ints) -> Iterator[tuple[int, int]]:
+    """Yields start and end of each run of equal values."""
+    if len(values):
+        yield from pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
+
+    Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in seconds, of the last
+    stage `last_work`; `held` and `saved` in bytes. `pins[s]` says whether a stretch can be stage s.
+    """
+
+    cost: Floats
+    work: Floats
+    last_work: Floats
+    held: Floats
+    saved: Floats
+    pins: tuple[Bools, ...]
+
+
+def stretches(problem: StageProblem, line: Line) -> Stretches | None:
+    """Returns the stretches of a line, or None where the pins go against it."""
+    num = line.num_places
+    start, end = np.meshgrid(np.arange(num + 1), np.arange(num + 1), indexing="ij")
+
+    def along(weights: Floats) -> Floats:
+        total = np.concatenate([[0.0], np.cumsum(np.bincount(line.place, weights=weights, minlength=num))])
+        result: Floats = np.where(end >= start, total[None, :] - total[:, None], np.inf)
+        return result
+
+    pins = [end >= start for _ in range(problem.num_stages)]
+    for node in np.flatnonzero(problem.pinned != OPEN).tolist():
+        stage = int(problem.pinned[node])
+        if stage != problem.num_stages - 1 and bool(line.back[node]) != (stage >= problem.num_stages):
+            return None
+        device = int(problem.device(np.array(stage)))
+        pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
+    cost, held, saved = (_present(nets, line) for nets in (problem.nets, problem.held, problem.saved))
+    last_work = along(problem.work)
+    work = last_work + along(problem.apart) if len(problem.apart) else last_work
+    return Stretches(cost, work, last_work, held + along(problem.own_bytes), saved, tuple(pins))
+
+
+def _present(nets: Nets, line: Line) -> Floats:
+    """Returns the size of the nets with a node in each stretch [places + 1, places + 1].
+
+    Net by net, a stretch from i to j has its place r and none before if i is in (the place before r, r] and j behind r.
+    """
+    seen = np.unique(np.stack([nets.owner, line.place[nets.node]]), axis=1) if len(nets.node) else np.zeros((2, 0), dtype=np.int64)
+    owner, place = seen
+    again = np.concatenate([[False], owner[1:] == owner[:-1]]) if len(owner) else np.zeros(0, dtype=bool)
+    previous = np.where(again, np.concatenate([[0], place[:-1]]) + 1, 0) if len(owner) else place
+    change = np.zeros((line.num_places + 2, line.num_places + 2))
+    np.add.at(change, (previous, place + 1), nets.size[owner])
+    np.subtract.at(change, (place + 1, place + 1), nets.size[owner])
+    result: Floats = np.cumsum(np.cumsum(change, axis=0), axis=1)[:-1, :-1]
+    return result
+
+
+def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
+    """Returns the cost of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
+    fair, fair_last = _fair(parts.work, limit_s), _fair(parts.last_work, limit_s)
+    if not _may_be_cut(fair, fair_last, problem.num_stages):
+        return None
+    # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at [window, end].
+    end = np.arange(len(fair))
+    width = int((end - fair_last.argmax(axis=0)).max()) + 1  # the last stage may have most
+    start = end + np.arange(1 - width, 1)[:, None]
+    is_there = start >= 0
+    start = np.maximum(start, 0)
+    costs = [np.where(is_there & some[start, end], parts.cost[start, end], np.inf) for some in (fair, fair_last)]
+    best, choices = np.full(len(end), np.inf), []
+    best[0] = 0.0
+    in_windows: dict[tuple[int, bool], Floats] = {}
+    for device, (in_flight, pins) in enumerate(zip(problem.in_flight().tolist(), parts.pins, strict=True)):
+        key = id(pins), device == problem.num_stages - 1
+        if key not in in_windows:
+            in_windows[key] = np.where(pins[start, end], costs[key[1]], np.inf)
+        total = best[start] + in_windows[key]
+        if problem.budget_bytes is not None:
+            fits = parts.held[start, end] + in_flight * parts.saved[start, end] <= problem.budget_bytes * (1 + ROUNDING)
+            total = np.where(fits, total, np.inf)
+        choice = np.argmin(total, axis=0)
+        choices.append(start[choice, end])
+        best = total[choice, end]
+    if not np.isfinite(best[-1]):
+        return None
+    ends = [len(best) - 1]
+    for starts in choices[:0:-1]:
+        ends.insert(0, int(starts[ends[0]]))
+    return float(best[-1] - problem.nets.size.sum()), np.array(ends, dtype=np.int64)
+
+
+def _fair(work: Floats, limit_s: float) -> Bools:
+    """Returns which stretches have at most `limit_s` of this work [start, end]."""
+    found: Bools = work <= limit_s * (1 + ROUNDING)
+    return found
+
+
+def _may_be_cut(fair: Bools, fair_last: Bools, num_stages: int) -> bool:
+    """Says whether so many stretches reach from the first place to the last: each `fair` one [start, end] as far as it may be."""
+    at, last = 0, len(fair) - 1
+    for _ in range(num_stages - 1):
+        at = last - int(fair[at, ::-1].argmax())
+    return bool(fair_last[at, last])
+
+
+def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cost: float) -> float:
+    """Returns the least limit of work, to within rounding, under which a cut exists that costs at most `most_cost`.
+
+    There is one for `high_s`.
+    """
+
+    def is_met(limit_s: float) -> bool:
+        found = cut(problem, parts, limit_s)
+        return found is not None and found[0] <= most_cost
+
+    return _least(problem, parts, high_s, is_met)
+
+
+def least_work(problem: StageProblem, parts: Stretches) -> float:
+    """Returns the least that the largest work of a stage can be, to within rounding, where any stretch may be any stage."""
+
+    def is_met(limit_s: float) -> bool:
+        return _may_be_cut(_fair(parts.work, limit_s), _fair(parts.last_work, limit_s), problem.num_stages)
+
+    return _least(problem, parts, float(problem.work.sum()), is_met)
+
+
+def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Callable[[float], bool]) -> float:
+    """Returns the least limit that `is_met` holds for: an equal share, or else the work of a stretch, for it hangs on nothing else."""
+    low_s = float(problem.work.sum()) / problem.num_stages
+    if is_met(low_s):
+        return low_s
+    works = np.stack([parts.work, parts.last_work])
+    between_s = np.unique(works[(low_s < works) & (works < high_s)])
+    found = bisect_left(range(len(between_s)), True, key=lambda number: is_met(float(between_s[number])))
+    return float(between_s[found]) if found < len(between_s) else high_s
+
+
+def equal_cut(parts: Stretches, num_stages: int) -> Ints:
+    """Returns the end of each stage where each starts as soon as its equal share of all work is done: the split of equal layers."""
+    done = parts.work[0]
+    shares = done[-1] * np.arange(1, num_stages + 1) / num_stages
+    return np.array([*(np.argmin(np.abs(done - share)) for share in shares[:-1]), len(done) - 1], dtype=np.int64)

@@ -1,0 +1,94 @@
+"""Stages that follow from marks in the model: what is before a boundary belongs to stages before it, what is behind it to stages behind.
+
+A mark is of level L where L - 1 others stand before it on the longest way to it, and parts stage L - 1 from stage L. The gradient of a
+marked value crosses back there: its mark is of the level that as many marks behind it make. So an op is on stage
+
+- s or an earlier one, where it leads to the mark of level s + 1, or follows from that level's mark on the way back;
+- s or a later one, where it follows from the mark of level s, and not from its gradient's.
+
+What the two leave one stage is pinned to it. Anything else (what follows from no mark, or leads to none) is left to the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Ints
+from rhino.ir.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The number of stages that marks make, and the virtual stage of each op that they leave one.
+
+    `misplaced` are marks that part nothing: in a loop of the model, or in what runs again on the way back.
+    """
+
+    num_stages: int
+    stages: dict[int, int]
+    misplaced: tuple[int, ...]
+
+
+def marked_stages(graph: Graph, body: Bools, forward: Sequence[int], back: Sequence[int]) -> Marked:
+    """Returns what follows from marks on the ops `forward` and `back` of a micro-batch, whose ops are `body` [ops]."""
+    return _Marks(graph, body, forward, back).found()
+
+
+class _Marks:
+    def __init__(self, graph: Graph, body: Bools, forward: Sequence[int], back: Sequence[int]) -> None:
+        self.forward, self.back = frozenset(forward), frozenset(back)
+        self.unit: Ints = np.arange(graph.num_ops)  # a loop of the model is one
+        for loop in graph.loops[::-1]:
+            if body[loop.op]:
+                self.unit[loop.op : loop.end + 1] = loop.op
+        inside = np.flatnonzero(body).tolist()
+        value_op = graph.value_op.tolist()
+        edges = {
+            (int(self.unit[made_by]), int(self.unit[op])): None
+            for op in inside
+            for value in graph.operands(op).tolist()
+            if (made_by := value_op[value]) >= 0 and body[made_by] and self.unit[made_by] != self.unit[op]
+        }
+        self.before: dict[int, list[int]] = {int(self.unit[op]): [] for op in inside}
+        self.behind: dict[int, list[int]] = {op: [] for op in self.before}
+        for source, target in edges:
+            self.before[target].append(source)
+            self.behind[source].append(target)
+
+    def found(self) -> Marked:
+        ops = list(self.before)
+        level, back_level = self.levels(ops, self.before, self.forward), self.levels(ops[::-1], self.behind, self.back)
+        last = max((level[op] for op in self.forward & level.keys()), default=0)
+        most: dict[int, int] = {}
+        least: dict[int, int] = {}
+        ahead: dict[int, int] = {}
+        for op in ops:  # what follows from marks
+            most[op] = min((back_level[one] - 1 if one in self.back else most[one] for one in self.before[op]), default=last)
+            reached = max((level[one] if one in self.forward else least[one] for one in self.before[op]), default=0)
+            least[op] = min(reached, most[op])
+        for op in ops[::-1]:  # what leads to them
+            ahead[op] = min(
+                (min(level[one] - 1, ahead[one]) if one in self.forward else ahead[one] for one in self.behind[op]), default=last
+            )
+        stages = {}
+        marks = self.forward | self.back
+        for op in ops:
+            if op in marks:
+                continue
+            if most[op] < last:
+                stages[op] = 2 * last - most[op]
+            elif least[op] == ahead[op]:
+                stages[op] = least[op]
+        inner = [op for op in sorted(marks) if self.unit[op] != op]
+        again = [op for op in sorted(self.forward & most.keys()) if most[op] < last]
+        return Marked(last + 1, stages, tuple(inner + again))
+
+    def levels(self, ops: Sequence[int], toward: dict[int, list[int]], marks: frozenset[int]) -> dict[int, int]:
+        """Returns how many marks stand one after the other on the longest way to each op, itself included; `ops` in that order."""
+        level: dict[int, int] = {}
+        for op in ops:
+            level[op] = max((level[one] for one in toward[op]), default=0) + (op in marks)
+        return level

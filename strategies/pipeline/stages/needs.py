@@ -1,0 +1,247 @@
+"""What devices of each stage hold while its programs run, told from the plan of the whole step before any of them is written.
+
+A program of a stage is a part of the plan (`strategies/pipeline/plan_part.py`): the ops of a virtual stage or a half of one, with what they
+make again. Beside what the stage keeps throughout and what is handed on, it needs its temporaries, and what it takes from and gives to
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rhino.ir.arrays import Bools, Ints
+from rhino.ir.graph.spec import Spec, num_parts
+from rhino.ir.plan.instructions import Phase, Task
+from rhino.strategies.choice.plan import Plan
+from rhino.strategies.pipeline.activation_stash import HandedOn, Handing
+from rhino.strategies.pipeline.plan_part import Part, bytes_of, plan_of, structure, temporary_bytes
+from rhino.strategies.pipeline.schedules.base import Order
+
+_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward")
+"""The programs of a stage in a micro-batch, where the way back is one."""
+
+_Key: TypeAlias = tuple[Phase, int]
+"""A program of each micro-batch, or `apply`: its phase and its stage."""
+
+
+@dataclass(eq=False)
+class StageNeeds:
+    """What devices of the stages of a step need, program by program, each told when it is first asked for.
+
+    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `asked` [ops], which ops
+    another stage waits for; `kept_bytes` [stages], what a device holds throughout a step. `temporaries` are those of programs by their
+    structure, which cuts of one plan may share.
+    """
+
+    plan: Plan
+    handing: Handing
+    stage: Ints
+    asked: Bools
+    kept_bytes: tuple[float, ...]
+    temporaries: dict[object, float] = field(default_factory=dict)
+    stage_of: list[int] = field(init=False)
+    in_body: list[bool] = field(init=False)
+    """`stage`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
+
+    parts: dict[_Key, Part] = field(init=False, default_factory=dict)
+    handed: dict[int, HandedOn] = field(init=False, default_factory=dict)
+    passing: dict[_Key, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stage_of, self.in_body = self.stage.tolist(), self.handing.parts.body.tolist()
+
+    @property
+    def last(self) -> int:
+        """The last virtual stage."""
+        return 2 * len(self.kept_bytes) - 2
+
+    def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
+        """Returns what a device of each rank holds at most as it goes through its tasks [ranks]; of a rank over the limit, that alone.
+
+        What programs need by themselves is most of the work: what is held between them is told first, and ranks come first that hold most.
+        """
+        stages_of = [[stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))]
+        held = [self.held_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)]
+        found = [0.0] * len(held)
+        for rank in sorted(range(len(held)), key=lambda one: -max(held[one].values())):
+            if max(held[rank].values()) > limit_bytes:
+                return (max(held[rank].values()),)
+            found[rank] = max(size + self.passing_bytes(*key) for key, size in held[rank].items())
+            if found[rank] > limit_bytes:
+                return (found[rank],)
+        return tuple(found)
+
+    def held_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> dict[_Key, float]:
+        """Returns what a device of a rank with these stages holds at most while each program runs, beside what that needs."""
+        halves = any(task.phase == "weight-gradient" for task in tasks)
+        saves = {stage: self.saved_bytes(stage) for stage in stages}
+        waits = {stage: self.waiting_bytes(stage) if halves else 0.0 for stage in stages}
+        held = sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages)
+        found: dict[_Key, float] = {("apply", stage): held for stage in stages}
+        for task in tasks:
+            key, saved = (task.phase, task.stage), saves[task.stage]
+            if task.phase == "forward":
+                held += saved
+            found[key] = max(found.get(key, 0.0), held)
+            match task.phase:
+                case "backward":
+                    held -= saved
+                case "input-gradient":
+                    held += waits[task.stage] - saved
+                case "weight-gradient":
+                    held -= waits[task.stage]
+        return found
+
+    def saved_bytes(self, stage: int) -> float:
+        """Returns what is held of a micro-batch from its way forward to its way back."""
+        return self.handing.size(self.handed_on(stage))
+
+    def ahead_bytes(self, stage: int) -> float:
+        """Returns what comes in from other stages for the next program while one runs."""
+        return max(self.received_bytes(phase, stage) for phase in _PHASES)
+
+    def passing_bytes(self, phase: Phase, stage: int) -> float:
+        """Returns what a program needs beside what is kept and handed on: temporaries, and what it takes from and gives to others."""
+        key = (phase, stage)
+        if key not in self.passing:
+            part = self.program(phase, stage)
+            held = set(self.waiting(stage) if phase == "weight-gradient" else self.handed_on(stage).kept)
+            reads = {value: self.plan.specs[value] for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)}
+            gives = {value: spec for value, spec in part.returns.items() if value not in part.into}
+            stays = set(self.waiting(stage) if phase == "input-gradient" else ())
+            crossing = {value: spec for value, spec in {**reads, **gives}.items() if value not in held}
+            sizes = [bytes_of(self.plan, v, spec) if v in stays else self.sent_bytes(v, spec) for v, spec in crossing.items()]
+            self.passing[key] = self.temporary_bytes(part) + sum(sizes)
+        return self.passing[key]
+
+    def sent_bytes(self, value: int, spec: Spec) -> float:
+        """Returns the bytes of a value as it goes from one stage to another: of the tensors that it stands for, one does."""
+        return self.plan.graph.type_of(value).num_bytes / num_parts(spec, self.plan.sizes)
+
+    def temporary_bytes(self, part: Part) -> float:
+        """Returns the bytes of a program's temporaries; those of equal programs, as of alike layers, are worked out once."""
+        if not part.ops:
+            return 0.0
+        plan = plan_of(self.plan, part)
+        key = structure(plan)
+        if key not in self.temporaries:
+            self.temporaries[key] = temporary_bytes(plan)
+        return self.temporaries[key]
+
+    def received_bytes(self, phase: Phase, stage: int) -> float:
+        """Returns the bytes that a program of the micro-batch reads of other stages."""
+        part = self.program(phase, stage)
+        found = [value for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)]
+        received = [value for value in found if self.device(self.handing.value_op[value]) != stage]
+        return sum(self.sent_bytes(value, self.plan.specs[value]) for value in received)
+
+    def waiting_bytes(self, stage: int) -> float:
+        """Returns what is held of a micro-batch between the halves of its way back."""
+        return sum(self.handing.num_bytes[value] for value in self.waiting(stage))
+
+    def waiting(self, stage: int) -> list[int]:
+        """Returns what the second half of a way back reads of the micro-batch."""
+        return [value for value in self.program("weight-gradient", stage).arguments(self.plan.graph) if self.is_of_micro_batch(value)]
+
+    def device(self, op: int) -> int:
+        """Returns the stage of an op of the micro-batch."""
+        return min(self.stage_of[op], self.last - self.stage_of[op])
+
+    def is_of_micro_batch(self, value: int) -> bool:
+        """Says whether a value is made anew in each micro-batch."""
+        op = self.handing.value_op[value]
+        return op >= 0 and self.in_body[op]
+
+    # Programs
+
+    def handed_on(self, stage: int) -> HandedOn:
+        """Returns what the way forward of a stage hands on to its way back; the last stage does both in one program."""
+        if stage not in self.handed:
+            back = self.last - stage
+            self.handed[stage] = self.handing.between(self.stage, stage, back) if stage < back else HandedOn({}, frozenset())
+        return self.handed[stage]
+
+    def program(self, phase: Phase, stage: int) -> Part:
+        """Returns the ops of a program, with what it makes again."""
+        key = (phase, stage)
+        if key not in self.parts:
+            self.parts[key] = self.applied(stage) if phase == "apply" else self.part(phase, stage)
+        return self.parts[key]
+
+    def part(self, phase: Phase, stage: int) -> Part:
+        """Returns a program of the micro-batch."""
+        graph, handed, body = self.plan.graph, self.handed_on(stage), self.handing.parts.body
+        back = self.ops_of(body, self.last - stage)
+        again = {int(graph.value_op[value]) for value in handed.again}
+        match phase:
+            case "forward":
+                ops, again = (self.ops_of(body, stage) if stage < self.last - stage else []), set()
+            case "input-gradient":
+                ops = [op for op in back if self.asked[op]]
+            case "weight-gradient":
+                ops, again = [op for op in back if not self.asked[op]], again.difference(self.program("input-gradient", stage).ops)
+            case _:
+                ops = back
+        return self.given(ops, again, handed)
+
+    def ops_of(self, of: Bools, stage: int) -> list[int]:
+        """Returns the ops of a part of the step in a stage that cost something."""
+        return np.flatnonzero(of & ~self.handing.parts.free & (self.stage == stage)).tolist()
+
+    def given(self, ops: list[int], again: set[int], handed: HandedOn) -> Part:
+        """Returns the program of `ops` and what they make again, with what it gives in the order in which others read it."""
+        own, graph = set(ops), self.plan.graph
+        every = self.closed(ops, again)
+        inside = frozenset(every)
+        made = [value for op in every if op in own or op in again for value in graph.results(op)]
+        there = set(made)
+        sums = [value for value in self.handing.ends if value in there]
+        readers = {value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.handing.ends}
+        given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
+        returns = {value: self.plan.specs[self.handing.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
+        return Part(every, returns, {value: self.handing.ends[value] for value in sums})
+
+    def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: HandedOn) -> list[int]:
+        """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
+        readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
+        made = self.handing.value_op[value]
+        here, back = self.stage_of[made], self.last - self.stage_of[made]
+        if made in again:  # only the other half of the way back may take it from here
+            return [op for op in readers if self.stage_of[op] == back]
+        beyond = [op for op in readers if here == back or self.stage_of[op] != back]
+        return [*beyond, *(handed.kept.get(value, ()) if here < back else ())]
+
+    def applied(self, stage: int) -> Part:
+        """Returns what a stage does after all micro-batches, as one program."""
+        graph = self.plan.graph
+        every = self.closed(self.ops_of(self.handing.parts.apply, stage), set())
+        result = {value: number for number, value in enumerate(graph.returns)}
+        taken = {one.alias: number for number, one in enumerate(graph.arguments) if one.alias is not None}
+        returns: dict[int, Spec] = {}
+        into: dict[int, int] = {}
+        for value in (value for op in every for value in graph.results(op)):
+            if value in result:
+                returns[value] = self.plan.returned[result[value]]
+                if result[value] in taken:
+                    into[value] = taken[result[value]]
+            elif any(self.stage_of[reader] != stage for reader in self.handing.readers.get(value, ())):
+                returns[value] = self.plan.specs[value]
+        return Part(every, returns, into)
+
+    def closed(self, ops: Iterable[int], again: set[int]) -> list[int]:
+        """Returns ops with what costs nothing and what is made again for them, in program order."""
+        graph, free = self.plan.graph, self.handing.parts.free
+        found = set(ops)
+        waiting = sorted(found)
+        while waiting:
+            for value in graph.operands(waiting.pop()).tolist():
+                op = int(graph.value_op[value])
+                if op >= 0 and op not in found and (free[op] or op in again):
+                    found.add(op)
+                    waiting.append(op)
+        return sorted(found)

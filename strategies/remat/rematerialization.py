@@ -1,0 +1,259 @@
+"""Which values of the way forward a step keeps for its way back, and which it computes again.
+
+Per stage: the way forward is cut in pieces (strategies/remat/remat_segments.py). What later pieces read of a piece is kept. Of the rest of
+each piece, except of one that the way back begins with, whatever is kept must fit into the share of the stash that may be: with s_p the
+seconds and b_p the bytes at the corner of its frontier (strategies/remat/min_cut.py) that piece p takes,
+
+    minimise  sum of s_p   such that   sum of b_p <= keep * stash - what is kept in any case
+
+The corners' convex hull gives a lower bound (`_bound`); the choice of one corner each is a small integer program (`_corners`). Where the
+whole problem is small it is solved as one over all units (`_units`), for the frontier leaves out what lies above the hull. A share for
+which nothing more can be done is met as far as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from scipy import sparse
+
+from rhino.strategies.remat.min_cut import Corner, Piece, frontier
+from rhino.strategies.remat.remat_graph import Stash, Unit
+from rhino.strategies.remat.remat_segments import Pieces, cut_in_pieces
+from rhino.strategies.solver.lp.linear_programs import Point, Rows, solve_rows
+
+_STEPS: Final = 200
+
+_FEW_UNITS: Final = 150
+"""Up to so many units that may be repeated the choice is solved over all of them."""
+
+_LEAST_GAIN: Final = 0.05
+"""Recomputation of a stage that saves less than this share of what its stash holds is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Ops of one piece that are computed again together, in program order; the piece begins with op `first` and ends with `last`."""
+
+    stage: int
+    ops: tuple[int, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """What one stage does. Bytes are of one micro-batch, seconds are added to each.
+
+    `held_bytes` is what it holds of the stash at most, for `in_flight` micro-batches: what is kept, and the largest that is made again.
+    `bound_s`: no choice with these pieces that keeps as little takes less.
+    """
+
+    stage: int
+    stash_bytes: int
+    kept_bytes: int
+    in_flight: int
+    held_bytes: int
+    added_s: float
+    bound_s: float
+    blocks: tuple[Block, ...]
+
+    @property
+    def gap(self) -> float:
+        """Returns the share of the added seconds that a better choice could save at most."""
+        return (self.added_s - self.bound_s) / self.added_s if self.added_s > self.bound_s else 0.0
+
+
+def choose(stash: Stash, keep: Mapping[int, float], in_flight: Mapping[int, int]) -> tuple[StageChoice, ...]:
+    """Returns for each stage that is in `keep` (the largest share of its stash that may be kept) what it computes again."""
+    known: dict[Piece, tuple[Corner, ...]] = {}
+
+    def corners(piece: Piece) -> tuple[Corner, ...]:
+        if piece not in known:
+            known[piece] = frontier(piece)
+        return known[piece]
+
+    return tuple(_Stage(stash, stage, in_flight[stage], corners).choose(share) for stage, share in sorted(keep.items()))
+
+
+class _Stage:
+    def __init__(self, stash: Stash, stage: int, in_flight: int, corners: Callable[[Piece], tuple[Corner, ...]]) -> None:
+        self.stash, self.stage, self.in_flight = stash, stage, in_flight
+        self.units = [unit for unit in stash.units if unit.stage == stage]
+        self.total = stash.total_bytes(stage)
+        self.pieces: Pieces = cut_in_pieces(stash, self.units, in_flight)
+        count = len(self.pieces.units)
+        self.open = list(range(count if in_flight > 1 else count - 1))
+        """Pieces that may be computed again; not what a way back begins with that follows at once."""
+        self.local = [self._piece(number) for number in self.open]
+        self.corners = [corners(piece) for piece in self.local]
+        self.crossing = {value for values in self.pieces.crossing for value in values}
+
+    def _piece(self, number: int) -> Piece:
+        units, crossing = self.pieces.units[number], self.pieces.crossing[number]
+        own = [value for unit in units for value in unit.makes if value not in crossing and value not in self.stash.saved]
+        name = {value: k for k, value in enumerate(own)}
+        return Piece(
+            tuple(unit.seconds for unit in units),
+            tuple(unit.may_repeat for unit in units),
+            tuple(tuple(name[value] for value in unit.reads if value in name) for unit in units),
+            tuple(tuple(name[value] for value in unit.makes if value in name) for unit in units),
+            tuple(self.stash.num_bytes[value] for value in own),
+            frozenset(name[value] for value in own if value in self.stash.late),
+        )
+
+    def choose(self, share: float) -> StageChoice:
+        """Returns the choice for the largest share of the stash that may be kept."""
+        nothing = self._made([() for _ in self.local], 0.0)
+        if share >= 1 or not self.total or not self.local:
+            return nothing
+        fixed = self._kept([one[-1].repeated for one in self.corners]) - sum(one[-1].kept_bytes for one in self.corners)
+        room = max(share * self.total - fixed, float(sum(one[-1].kept_bytes for one in self.corners)))
+        bound = _bound(self.corners, room)
+        repeated = [one[number].repeated for one, number in zip(self.corners, _corners(self.corners, room), strict=True)]
+        if sum(sum(piece.may_repeat) for piece in self.local) <= _FEW_UNITS:
+            repeated = min([repeated, _units(self.local, room) or repeated], key=self._seconds)
+        made = self._made(repeated, bound)
+        return made if nothing.held_bytes - made.held_bytes > _LEAST_GAIN * nothing.held_bytes else nothing
+
+    def _seconds(self, repeated: Sequence[tuple[int, ...]]) -> float:
+        return sum(piece.seconds[unit] for piece, units in zip(self.local, repeated, strict=True) for unit in units)
+
+    def _again(self, repeated: Sequence[tuple[int, ...]]) -> list[list[Unit]]:
+        """Returns the units of each piece that are computed again."""
+        found: list[list[Unit]] = [[] for _ in self.pieces.units]
+        for number, units in zip(self.open, repeated, strict=True):
+            found[number] = [self.pieces.units[number][unit] for unit in units]
+        return found
+
+    def _needed(self, repeated: Sequence[tuple[int, ...]]) -> frozenset[int]:
+        """Returns the values of this stage that are kept; of those kept in any case, what the way back reads."""
+        again = [unit for units in self._again(repeated) for unit in units]
+        own = set(self.stash.num_bytes) & {value for unit in self.units for value in unit.makes}
+        needed = (self.stash.late & own) | {value for unit in again for value in unit.reads if value in own}
+        made = {value for unit in again for value in unit.makes if value not in self.crossing and value not in self.stash.saved}
+        return frozenset(needed - made)
+
+    def _kept(self, repeated: Sequence[tuple[int, ...]]) -> int:
+        return sum(self.stash.num_bytes[value] for value in self._needed(repeated))
+
+    def _made(self, repeated: Sequence[tuple[int, ...]], bound: float) -> StageChoice:
+        kept = self._needed(repeated)
+        again = self._again(repeated)
+        largest = max(
+            (
+                sum(self.stash.num_bytes[v] for unit in units for v in unit.makes if v in self.stash.late and v not in kept)
+                for units in again
+            ),
+            default=0,
+        )
+        num_kept = sum(self.stash.num_bytes[value] for value in kept)
+        held = self.in_flight * num_kept + largest
+        if self.in_flight == 1:  # what the way back begins with is gone when pieces are made again
+            begun = {value for unit in self.pieces.units[-1] for value in unit.makes} if self.units else set()
+            held = max(num_kept, held - sum(self.stash.num_bytes[value] for value in kept & begun))
+        blocks = tuple(
+            Block(self.stage, tuple(unit.op for unit in units), piece[0].op, piece[-1].op)
+            for units, piece in zip(again, self.pieces.units, strict=True)
+            if units
+        )
+        return StageChoice(self.stage, self.total, num_kept, self.in_flight, held, self._seconds(repeated), bound, blocks)
+
+
+def _bound(corners: Sequence[tuple[Corner, ...]], room: float) -> float:
+    """Returns the least seconds on the convex hull: from all kept, the bytes that cost least first."""
+    steps = [(more.kept_bytes - less.kept_bytes, less.seconds - more.seconds) for one in corners for more, less in pairwise(one)]
+    over = sum(one[0].kept_bytes for one in corners) - room
+    seconds = sum(one[0].seconds for one in corners)
+    for freed, added in sorted(steps, key=lambda step: step[1] / step[0]):
+        if over <= 0:
+            break
+        seconds += added * min(1.0, over / freed)
+        over -= freed
+    return seconds
+
+
+def _corners(corners: Sequence[tuple[Corner, ...]], room: float) -> list[int]:
+    """Returns which corner each piece takes: the fewest seconds with at most `room` bytes in all, which can be met."""
+    sizes = [len(one) for one in corners]
+    owner = np.repeat(np.arange(len(corners)), sizes)
+    width = len(owner)
+    scale = max(1.0, float(sum(one[0].kept_bytes for one in corners)))
+    seconds = np.array([corner.seconds for one in corners for corner in one])
+    kept = np.array([corner.kept_bytes for one in corners for corner in one]) / scale
+    matrix = sparse.vstack([sparse.csr_matrix((np.ones(width), (owner, np.arange(width))), (len(corners), width)), sparse.csr_matrix(kept)])
+    low = np.concatenate([np.ones(len(corners)), [-np.inf]])
+    high = np.concatenate([np.ones(len(corners)), [room / scale]])
+    found = solve_rows(Rows(seconds / max(float(seconds.max()), 1e-300), matrix.tocsr(), low, high, width), integer=True, step_limit=_STEPS)
+    starts = np.cumsum([0, *sizes[:-1]])
+    chosen = [size - 1 for size in sizes]  # the least bytes: it always fits
+    if isinstance(found, Point):
+        solved = [int(np.argmax(found.values[a : a + size])) for a, size in zip(starts, sizes, strict=True)]
+        if sum(one[k].kept_bytes for one, k in zip(corners, solved, strict=True)) <= room:
+            chosen = solved
+    return _relaxed(corners, chosen, room)
+
+
+def _relaxed(corners: Sequence[tuple[Corner, ...]], chosen: list[int], room: float) -> list[int]:
+    """Returns the choice with what still fits taken back: most seconds a byte first."""
+    kept = sum(one[k].kept_bytes for one, k in zip(corners, chosen, strict=True))
+    while True:
+        fitting = [
+            ((one[k].seconds - one[k - 1].seconds) / (one[k - 1].kept_bytes - one[k].kept_bytes), -number)
+            for number, (one, k) in enumerate(zip(corners, chosen, strict=True))
+            if k and kept + one[k - 1].kept_bytes - one[k].kept_bytes <= room
+        ]
+        if not fitting:
+            return chosen
+        number = -max(fitting)[1]
+        kept += corners[number][chosen[number] - 1].kept_bytes - corners[number][chosen[number]].kept_bytes
+        chosen[number] -= 1
+
+
+def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None:
+    """Returns the units of each piece that are computed again, solved over all of them; None where that is not proven to be the best.
+
+    Variables: r of each unit, then a of each value that the way back may do without. Rows: r_u <= a_v for what u reads; a_v >= r_u for what
+    it makes; the bytes with a_v - r_u that are kept.
+    """
+    first = np.cumsum([0, *(len(piece.seconds) for piece in pieces)])
+    num_units = int(first[-1])
+    places = [(p, value) for p, piece in enumerate(pieces) for value in range(len(piece.num_bytes)) if value not in piece.late]
+    column = {place: num_units + k for k, place in enumerate(places)}
+    width = num_units + len(places)
+    scale = max(1.0, float(sum(sum(piece.num_bytes) for piece in pieces)))
+    entries: list[tuple[int, int, float]] = []
+    high: list[float] = []
+    budget, spent = np.zeros(width), 0.0
+    cost = np.zeros(width)
+    for p, piece in enumerate(pieces):
+        for unit, seconds in enumerate(piece.seconds):
+            r = int(first[p]) + unit
+            cost[r] = seconds
+            if not piece.may_repeat[unit]:
+                entries.append((len(high), r, 1.0))
+                high.append(0.0)
+            for value in (*piece.reads[unit], *piece.makes[unit]):
+                if (p, value) in column:
+                    entries += [(len(high), r, 1.0), (len(high), column[p, value], -1.0)]
+                    high.append(0.0)
+            for value in piece.makes[unit]:
+                budget[r] -= piece.num_bytes[value] / scale
+                if (p, value) in column:
+                    budget[column[p, value]] += piece.num_bytes[value] / scale
+                else:
+                    spent += piece.num_bytes[value] / scale
+    entries += [(len(high), k, float(budget[k])) for k in np.flatnonzero(budget).tolist()]
+    high.append(room / scale - spent)
+    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+    matrix = sparse.csr_matrix((values, (rows, columns)), (len(high), width))
+    unit_cost = cost / max(float(cost.max()), 1e-300)
+    found = solve_rows(Rows(unit_cost, matrix, np.full(len(high), -np.inf), np.array(high), num_units), integer=True, step_limit=_STEPS)
+    if not isinstance(found, Point):
+        return None
+    chosen = [tuple(u for u in range(len(piece.seconds)) if found.values[first[p] + u] > 0.5) for p, piece in enumerate(pieces)]
+    return chosen if sum(piece.kept(units) for piece, units in zip(pieces, chosen, strict=True)) <= room else None

@@ -1,0 +1,366 @@
+"""From a graph and a cost model to the choice problem.
+
+Nodes. An argument's node chooses how it is stored, an op's how it runs. A value has a node of its own, choosing how it is stored once for
+all, where that is more than how its op leaves it: where several ops read it (a reshard is then paid once), where the user's sharding limits
+it, or where its parts are joined by something else than a sum (which cannot wait). A returned value has a node unless it takes over an
+argument's buffer: then it must lie as the argument does, and its edge leads to the argument. A value that depends on constants or scalars
+alone is free (it is computed wherever it is needed), so its op is no node; scalars are replicated, so they make no edge. What each choice
+keeps in memory is in `rhino.strategies.memory.resident_rows`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rhino.ir.arrays import Floats, Ints
+from rhino.ir.graph.graph import BARRIER, HANDS_ON, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.spec import Spec, all_specs, partial_axes, unpack
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.cost.candidates import State, keeps, strategies
+from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
+from rhino.strategies.cost.nodes import Node, Use
+from rhino.strategies.cost.op_costs import OpCosts
+from rhino.strategies.memory.resident_rows import Memory, written_in_place
+from rhino.strategies.solver.problem import Problem
+from rhino.strategies.solver.tables import Tables
+from rhino.strategies.structure.axis_roles import Roles
+
+
+class ContradictionError(Exception):
+    """The user's word leaves a node without a state. `value` is the value that it speaks of, `by_role` whether it takes an axis's role."""
+
+    def __init__(self, value: int, *, by_role: bool) -> None:
+        super().__init__(f"value {value}")
+        self.value, self.by_role = value, by_role
+
+
+class NoChoiceError(Exception):
+    """The user's word leaves an op without a way to run. `op` is its number."""
+
+    def __init__(self, op: int) -> None:
+        super().__init__(f"op {op}")
+        self.op = op
+
+
+def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
+    """Returns the choice problem of `graph` on the axes of `model`. What a part of a step takes and gives may be partial sums.
+
+    Raises:
+        ContradictionError: where shardings given by the user leave nothing to choose from.
+        NoChoiceError: where an op cannot run in any of the ways that it is said to.
+    """
+    return Builder(graph=graph, model=model, is_part=is_part).costs().with_memory()
+
+
+def _storage(spec: Spec) -> State:
+    return State((), (spec,), (spec,))
+
+
+@dataclass(eq=False)
+class Builder(Tables):
+    """Makes nodes, edges and tables; alike ops share theirs."""
+
+    graph: Graph = field(kw_only=True)
+    model: CostModel = field(kw_only=True)
+    is_part: bool = field(default=False, kw_only=True)
+    nodes: list[Node] = field(default_factory=list)
+    node_costs: list[int] = field(default_factory=list)
+    memo: dict[object, int] = field(default_factory=dict)
+    states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
+    runs_of: dict[int, tuple[tuple[State, ...], int, bool]] = field(default_factory=dict)
+    """By kind of op, how it may run, the table of what that costs, and whether parts of its results may be joined by else than sums."""
+
+    sums_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    edges: dict[tuple[int, int], list[Use]] = field(default_factory=dict)
+    copies: list[tuple[tuple[int, int], Use, int, int]] = field(default_factory=list)
+    node_of_op: dict[int, int] = field(default_factory=dict)
+    sinks: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        self.sizes = self.model.sizes
+        self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(graph.returns, minlength=graph.num_values)
+        self.giver = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
+        self.offset = [0] * graph.num_values  # which of the giver's specs it is
+        self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
+        self.uses = graph.uses.tolist()
+        self.use_start = graph.use_start.tolist()
+        self.result_start = graph.result_start.tolist()
+        self.value_type = graph.value_type.tolist()
+        self.op_class = graph.op_class.tolist()
+        self.in_memory: list[bool] = materialized(graph).tolist()
+        self.times: list[int] = [*graph.times().tolist(), 1]
+        self.in_place = written_in_place(graph)
+        self.op_costs = OpCosts(graph, self.model, self.in_memory, self.in_place)
+        self.roles = Roles(graph) if any(graph.roles) else None
+        self.has_shape = [bool(graph.types[number].shape) for number in self.value_type]
+        self.has_several = (self.num_uses > 1).tolist()
+        self.kind_of = self.kinds()
+        self.carried = {graph.loops[k].end: list(graph.results(graph.loops[k].op)) for k in range(len(graph.loops))}
+
+    def costs(self) -> Choice:
+        """Returns the choice problem without regard to memory."""
+        graph = self.graph
+        for number, argument in enumerate(graph.arguments):
+            limit = graph.fixed.get(number)
+            taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
+            both = taken if limit is None else limit if taken is None else limit & taken  # the result lies as the argument does
+            self.giver[number] = self.store("argument", number, number, both)
+        for op in range(graph.num_ops):
+            cls = graph.classes[self.op_class[op]]
+            if cls.name in (WHILE, BARRIER):
+                self.passing(op)
+            elif cls.name == YIELD:
+                self.carry(op, self.carried[op])
+            elif not cls.free:
+                self.op(op)
+        for number, value in enumerate(graph.returns):
+            self.returned(number, value)
+        launch_s = self.model.launch_s(len(graph.arguments) + len(graph.returns))
+        if self.nodes and launch_s:  # whatever is chosen, so the first node takes it
+            self.node_costs[0] = self.intern(self.tables[self.node_costs[0]] + launch_s)
+        u, v, table = self.edge_tables()
+        tables, node_table = tuple(self.tables), np.array(self.node_costs, dtype=np.int64)
+        problem = Problem(tables, node_table, u, v, table, coordinates=self.coordinates())
+        return Choice(graph, self.model, tuple(self.nodes), problem, self)
+
+    def with_memory(self, problem: Problem) -> Problem:
+        """Returns the problem that `costs` made, with the residents and tables of what each choice keeps in memory."""
+        memory = Memory(self)
+        node_residents, edge_residents = memory.residents()
+        return replace(
+            problem,
+            tables=tuple(self.tables),
+            num_times=memory.num_times,
+            base_bytes=np.zeros(memory.num_times),
+            node_residents=node_residents,
+            edge_residents=edge_residents,
+        )
+
+    def narrowed(self, states: Ints) -> Builder:
+        """Returns a builder after `costs` whose nodes have the state of one choice alone, `states` [nodes], and which has no tables yet."""
+        one: dict[tuple[int, int], tuple[State, ...]] = {}
+        nodes = []
+        for node, state in zip(self.nodes, states.tolist(), strict=True):
+            alone = one.setdefault((id(node.states), state), (node.states[state],))
+            nodes.append(node._replace(states=alone))
+        narrow = copy.copy(self)
+        narrow.nodes, narrow.tables, narrow.alike, narrow.memo = nodes, [], {}, {}
+        return narrow
+
+    def coordinates(self) -> tuple[Ints, ...]:
+        """Returns what each state of each node chooses along each axis: how an op runs, or how a value is stored."""
+        known: dict[int, Ints] = {}
+        for node in self.nodes:
+            if id(node.states) not in known:
+                rows = [s.strategy if node.kind == "op" else unpack(s.comes[0], len(self.sizes)) for s in node.states]
+                known[id(node.states)] = np.array(rows, dtype=np.int64).reshape(len(node.states), len(self.sizes))
+        return tuple([known[id(node.states)] for node in self.nodes])
+
+    def remembered(self, key: object, make: Callable[[], Floats]) -> int:
+        """Returns the number of the table that `make` makes for `key`."""
+        if key not in self.memo:
+            self.memo[key] = self.intern(make())
+        return self.memo[key]
+
+    # Nodes
+
+    def add(self, node: Node, cost: int) -> int:
+        """Adds a node with a table of costs; returns its number."""
+        self.nodes.append(node)
+        self.node_costs.append(cost)
+        return len(self.nodes) - 1
+
+    def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
+        """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
+        if self.is_part:
+            partial = tuple(sorted({*partial, *(axis for spec in limit or () for axis in partial_axes(spec))}))
+        shape = self.graph.types[self.value_type[value]].shape
+        batch = self.roles.batch_dims(value) if self.roles else frozenset()
+        key = ("stored", shape, limit, partial, batch)
+        if key not in self.states_of:
+            specs = [spec for spec in all_specs(shape, self.sizes, partial) if limit is None or spec in limit]
+            left = [spec for spec in specs if self.roles is None or self.roles.allows_spec(spec, batch)]
+            if not left:
+                raise ContradictionError(value, by_role=bool(specs))
+            self.states_of[key] = tuple(map(_storage, left))
+        options = self.states_of[key]
+        return self.add(Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options))))
+
+    def returned(self, number: int, value: int) -> None:
+        """Adds the way of a value out of the function."""
+        sink = self.taken_over.get(number)
+        if sink is None:
+            sink = self.sinks[number] = self.store("return", number, value, self.graph.return_fixed[number])
+        if self.giver[value] >= 0 and self.graph.types[self.value_type[value]].shape:
+            self.use(value, sink, 0, self.graph.num_ops)
+
+    def passing(self, op: int) -> None:
+        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, throughout; what goes past a barrier.
+
+        What a loop accumulates may stay a partial sum until after it.
+        """
+        carried = list(self.graph.results(op))
+        for value, source in zip(carried, self.graph.operands(op).tolist(), strict=True):
+            if self.graph.types[self.value_type[value]].shape:
+                partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
+                node = self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
+                if self.giver[source] < 0:
+                    self.node_costs[node] = self.fill(node, value)
+        self.carry(op, carried)
+
+    def fill(self, node: int, value: int) -> int:
+        """Returns the table of the seconds in which a value that depends on constants alone is written, for it has no maker with a node."""
+        kind, states = self.graph.types[self.value_type[value]], self.nodes[node].states
+        rate = self.model.device.memory_bytes_per_s
+        return self.remembered(
+            ("fill", kind, id(states)), lambda: np.array([self.op_costs.local_bytes(kind, s.comes[0]) / rate for s in states])
+        )
+
+    def starts_a_sum(self, op: int, value: int) -> bool:
+        """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
+        return self.graph.cls(op).name == WHILE and value in self.graph.zeros and bool(self.num_uses[value] == 1)
+
+    def carry(self, op: int, carried: list[int]) -> None:
+        """Adds the edges from what a loop starts with, or its body returns, to what it carries."""
+        for value, into in zip(self.uses[self.use_start[op] : self.use_start[op + 1]], carried, strict=True):
+            if self.giver[value] >= 0 and self.giver[into] >= 0:
+                self.use(value, self.giver[into], 0, op)
+
+    def kinds(self) -> list[int]:
+        """Returns numbers that are equal for ops that may run in the same ways at the same cost [ops]."""
+        graph, numbers = self.graph, dict[object, int]()
+        passes = np.array([cls.name in (WHILE, BARRIER) for cls in graph.classes], dtype=bool)[graph.op_class]
+        free = np.array([cls.free for cls in graph.classes], dtype=bool)[graph.op_class]
+        known = np.ones(graph.num_values, dtype=bool)  # whether a node decides a value's spec, as `giver` has it
+        made = graph.value_op >= 0
+        maker = graph.value_op[made]
+        known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
+        reads = (known + 2 * np.array(self.op_costs.lies, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
+        gives = np.array(self.in_memory, dtype=bool).tobytes()
+        found = []
+        for op, number in enumerate(self.op_class):
+            first, end = self.result_start[op], self.result_start[op + 1]
+            key: tuple[object, ...] = (
+                number,
+                reads[self.use_start[op] : self.use_start[op + 1]],
+                gives[first:end],
+                self.times[op],
+                first < end and first in self.in_place,
+            )
+            if self.roles or graph.choices:
+                key = (*key, self.batch_factors(op), graph.choices.get(op))
+            found.append(numbers.setdefault(key, len(numbers)))
+        return found
+
+    def batch_factors(self, op: int) -> frozenset[int]:
+        """Returns the factors of an op that are of the batch, if it is said for which axes that matters."""
+        return self.roles.batch_factors(op) if self.roles else frozenset()
+
+    def op(self, op: int) -> None:
+        """Adds an op, its edges from what it reads, and nodes for its results that need one."""
+        operands = self.uses[self.use_start[op] : self.use_start[op + 1]]
+        kind = self.kind_of[op]
+        if kind not in self.runs_of:
+            self.runs_of[kind] = self.runs(op, operands)
+        options, cost, is_joined = self.runs_of[kind]
+        node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
+        for position, value in enumerate(operands):
+            if self.has_shape[value] and self.giver[value] >= 0:
+                self.use(value, node, position, op)
+        for offset, value in enumerate(range(self.result_start[op], self.result_start[op + 1])):
+            self.giver[value], self.offset[value] = node, offset
+            if (self.has_shape[value] and (is_joined or self.has_several[value])) or value in self.graph.fixed:
+                stored = self.store("value", value, value, self.graph.fixed.get(value), self.sums(options, offset))
+                self.use(value, stored, 0, op)
+                self.giver[value], self.offset[value] = stored, 0
+
+    def runs(self, op: int, operands: Sequence[int]) -> tuple[tuple[State, ...], int, bool]:
+        """Returns what `runs_of` has of an op."""
+        options = self.op_states(op, tuple([self.giver[v] >= 0 for v in operands]), self.batch_factors(op))
+        cost = self.intern(self.times[op] * np.array([self.op_costs.state_s(op, state) for state in options]))
+        return options, cost, any(state.monoid != "add" for state in options)
+
+    def sums(self, options: tuple[State, ...], offset: int) -> tuple[int, ...]:
+        """Returns the axes along which some state leaves a result as a partial sum."""
+        key = (id(options), offset)  # which are kept as long as this is
+        if key not in self.sums_of:
+            given = [partial_axes(state.comes[offset]) for state in options if state.monoid == "add"]
+            self.sums_of[key] = tuple(sorted({axis for axes in given for axis in axes}))
+        return self.sums_of[key]
+
+    def op_states(self, op: int, known: tuple[bool, ...], batch: frozenset[int]) -> tuple[State, ...]:
+        """Returns the strategies of an op, whose factors `batch` are of the batch. A free operand is whole everywhere: no partial sum."""
+        every = strategies(self.graph.cls(op), self.sizes)
+        if self.roles:
+            every = tuple(s for s in every if self.roles.allows_strategy(s.strategy, batch))
+        if op in self.graph.choices:
+            every = tuple(s for s in every if keeps(s.strategy, self.graph.choices[op]))
+            if not every:
+                raise NoChoiceError(op)
+        return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
+
+    # Edges
+
+    def use(self, value: int, target: int, operand: int, time: int) -> None:
+        """Adds the way of a value to the node that reads it."""
+        source = self.giver[value]
+        swapped = source > target
+        pair = (target, source) if swapped else (source, target)
+        use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times_moved(value, time))
+        if pair in self.edges:
+            self.edges[pair].append(use)
+        else:
+            self.edges[pair] = [use]
+        self.copies.append((pair, use, value, time))
+
+    def times_moved(self, value: int, time: int) -> int:
+        """Returns how often a value is brought to an op or the end in a step: once for each that it stands for."""
+        repeats = self.graph.repeats
+        if repeats is not None and (time == self.graph.num_ops or self.graph.cls(time).name in HANDS_ON):
+            return self.times[time] * int(repeats.copies[value])
+        return self.times[time]
+
+    def edge_tables(self) -> tuple[Ints, Ints, Ints]:
+        """Returns ends and tables of all edges that cost anything [edges]."""
+        rows = []
+        costs: dict[int, bool] = {}
+        known: dict[object, int] = {}
+        states = [id(node.states) for node in self.nodes]
+        for (u, v), uses in self.edges.items():
+            key = (states[u], states[v], *uses)
+            if key not in known:
+                known[key] = self.intern(sum((self.use_table(u, v, use) for use in uses), np.zeros(())))
+            table = known[key]
+            if u == v:
+                self.node_costs[u] = self.intern(self.tables[self.node_costs[u]] + np.diagonal(self.tables[table]))
+                continue
+            if table not in costs:
+                costs[table] = bool(self.tables[table].any())
+            if costs[table]:
+                rows.append((u, v, table))
+        self.edge_number = {(u, v): number for number, (u, v, _) in enumerate(rows)}
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        return columns[0], columns[1], columns[2]
+
+    def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
+        """Returns the specs given and needed, by state of the giver and of the reader."""
+        source, target = (v, u) if use.swapped else (u, v)
+        return [s.comes[use.result] for s in self.nodes[source].states], [s.needs[use.operand] for s in self.nodes[target].states]
+
+    def use_table(self, u: int, v: int, use: Use) -> Floats:
+        """Returns the seconds of the way of one value to one reader [states of u, states of v]."""
+        given, needed = self.ends(u, v, use)
+        rows, columns = ({spec: place for place, spec in enumerate(dict.fromkeys(specs))} for specs in (given, needed))
+        seconds = reshard_seconds(self.model, self.graph.types[use.type], list(rows), list(columns))
+        table = _times(seconds, use.times)[np.ix_([rows[spec] for spec in given], [columns[spec] for spec in needed])]
+        return table.T if use.swapped else table
+
+
+def _times(seconds: Floats, count: int) -> Floats:
+    """Returns seconds as often as they are spent; what is illegal stays so even where it never happens."""
+    return np.where(np.isinf(seconds), seconds, np.where(np.isinf(seconds), 0.0, seconds) * count)

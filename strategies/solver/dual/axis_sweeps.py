@@ -1,0 +1,102 @@
+"""Improve a choice on several mesh axes: one axis at a time, exactly, with what is chosen along the others held, until nothing improves.
+
+Along one axis the states of a node are few, and elimination solves the whole graph. That is not the same as planning each axis by itself:
+every solve sees the local shapes that the other axes leave, and pays for how the axes meet. Where it stops, no change along a single axis
+helps. Starts that take the axes in opposite orders stop in different places; what each does better is then mixed, exactly too: every
+node may take its state in any of them.
+
+Source: Rhino 4.3.3, "outermost axis first"; the mixing is the fusion move of Lempitsky, Rother, Roth and Blake (2010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.strategies.solver.dual.bounded_elimination import best_near, narrowed
+from rhino.strategies.solver.dual.colour_refinement import find_classes, lift
+from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.elimination.by_node import Mask, TableStore, TooWideError
+from rhino.strategies.solver.elimination.in_batches import AnyElimination, elimination_of
+from rhino.strategies.solver.problem import Problem
+
+_ROUNDS = 8
+"""Sweeps over all axes from one start, at most: two to three were seen to be enough."""
+
+_REFINED, _PASSES = 3, 60
+"""Rounds of refinement and passes of the ascent that shows the way where even one axis is too wide for elimination."""
+
+
+class Sweep:
+    """Sweeps on one problem, whose tables are those of `store`."""
+
+    def __init__(self, problem: Problem, store: TableStore, max_entries: int) -> None:
+        self.problem = problem
+        self.store = store
+        self.max_entries = max_entries
+        base = [store.intern(table) for table in problem.tables]
+        self.node_costs = [base[table] for table in problem.node_table.tolist()]
+        self.edge_costs = [base[table] for table in problem.edge_table.tolist()]
+        self.num_axes = problem.coordinates[0].shape[1] if problem.num_nodes else 0
+        self.lines: dict[tuple[int, int, int], Mask] = {}
+
+    def best(self, start: Ints | None = None) -> Ints:
+        """Returns the best choice found [nodes], from `start`, or else from where nothing is split."""
+        axes = list(range(self.num_axes))
+        if start is not None:
+            return self.descend(start, axes)
+        nothing = np.zeros(self.problem.num_nodes, dtype=np.int64)
+        return self.fuse([self.descend(nothing, axes), self.descend(nothing, axes[::-1])])
+
+    def fuse(self, found: Sequence[Ints]) -> Ints:
+        """Returns the best mixture of some choices, improved axis by axis; or the best of them, where mixing finds nothing better."""
+        best = min(found, key=self.problem.cost)
+        masks = [tuple(sorted(set(states))) for states in zip(*(choice.tolist() for choice in found), strict=True)]
+        mixed = self.within(masks)
+        if self.problem.cost(mixed) >= self.problem.cost(best):
+            return best
+        return self.descend(mixed, list(range(self.num_axes)))
+
+    def descend(self, states: Ints, axes: Sequence[int]) -> Ints:
+        """Returns a choice that no change along a single axis makes better, found from `states` by taking `axes` in turn."""
+        cost, idle = self.problem.cost(states), 0
+        for turn in range(_ROUNDS * len(axes)):
+            better = self.within(self.line(states, axes[turn % len(axes)]))
+            reached = self.problem.cost(better)
+            idle = idle + 1 if reached >= cost else 0
+            if reached < cost:
+                states, cost = better, reached
+            if idle >= len(axes):
+                break
+        return states
+
+    def line(self, states: Ints, axis: int) -> list[Mask]:
+        """Returns for every node the states that differ from its own along `axis` alone."""
+        masks = []
+        for coordinates, state in zip(self.problem.coordinates, states.tolist(), strict=True):
+            key = (id(coordinates), state, axis)
+            if key not in self.lines:
+                others = np.delete(coordinates, axis, axis=1)
+                self.lines[key] = tuple(np.flatnonzero((others == others[state]).all(axis=1)).tolist())
+            masks.append(self.lines[key])
+        return masks
+
+    def within(self, masks: Sequence[Mask]) -> Ints:
+        """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large."""
+        elimination = narrowed(elimination_of(self.problem, self.store, self.node_costs, self.edge_costs, masks))
+        whole = elimination.copy()
+        try:
+            elimination.run(self.max_entries)
+        except TooWideError:
+            return self.guided(whole)
+        return elimination.read_back()
+
+    def guided(self, elimination: AnyElimination) -> Ints:
+        """Returns a good choice of what is left of an elimination."""
+        nodes, core = elimination.core_problem()
+        ascent = Ascent(lift(core, find_classes(core, _REFINED)))
+        ascent.run(_PASSES)
+        states = best_near(ascent, self.store, self.max_entries, -np.inf)
+        return elimination.read_back(dict(zip(nodes, states.tolist(), strict=True)))

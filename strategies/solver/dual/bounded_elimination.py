@@ -1,0 +1,67 @@
+"""Choices near a bound: elimination among the states that the prices of an ascent leave, which are few.
+
+What prices say of a state is how much more than the bound a choice with it must cost. States far above the bound are in no good choice,
+and without them tables stay narrow. With enough room that is proof: what costs more than a choice at hand is in no better one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rhino.ir.arrays import Floats, Ints
+from rhino.strategies.solver.dual.dual_ascent import Ascent
+from rhino.strategies.solver.elimination.by_node import Mask, TableStore, TooWideError
+from rhino.strategies.solver.elimination.in_batches import AnyElimination, elimination_of
+
+_ROOM = (1e-3, 1e-2, 5e-2, 2e-1)
+"""How far above the bound states may be, in shares of what a node costs on average: more states, better choices, wider tables."""
+
+
+def narrowed(elimination: AnyElimination) -> AnyElimination:
+    """Returns an elimination, taken as far as it goes without a table wider than two nodes."""
+    for _ in range(2):
+        elimination.drop_dominated()
+        elimination.remove_chains()
+    return elimination
+
+
+def states_within(ascent: Ascent, excess: Sequence[Floats], room: float, *, least: bool) -> list[Mask]:
+    """Returns for every node the states that cost no more than `room` above the bound; with `least`, above the best state of the node."""
+    kept = [tuple(np.flatnonzero(one <= room + (one.min() if least else 0.0)).tolist()) for one in excess]
+    return [kept[c] for c in ascent.lifted.classes.node.tolist()]
+
+
+def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float) -> Ints:
+    """Returns the best choice found near the bound of an ascent [nodes]. It may not be legal. One that costs `enough` will do."""
+    problem, excess = ascent.lifted.problem, ascent.excess()
+    unit = abs(ascent.bound) / max(problem.num_nodes, 1)
+    best = greedy(ascent)
+    for share in _ROOM:
+        masks = states_within(ascent, excess, share * unit, least=True)
+        elimination = narrowed(elimination_of(problem, store, masks=masks))
+        try:
+            elimination.run(max_entries)
+        except TooWideError:
+            break
+        best = min(best, elimination.read_back(), key=problem.cost)
+        if problem.cost(best) <= enough:
+            break
+    return best
+
+
+def greedy(ascent: Ascent) -> Ints:
+    """Returns a choice made node by node [nodes]: the least by costs and prices, and where a neighbour has chosen, by what that costs."""
+    problem, prices, edge_class = ascent.lifted.problem, ascent.prices, ascent.lifted.classes.edge.tolist()
+    charged = [ascent.charged(c) for c in range(len(ascent.costs))]
+    total = [charged[c].copy() for c in ascent.lifted.classes.node.tolist()]
+    onward: list[list[tuple[int, int, int]]] = [[] for _ in total]  # edges to neighbours that choose later: class, side here, neighbour
+    for e, u, v in zip(edge_class, problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True):
+        onward[min(u, v)].append((e, 0 if u < v else 1, max(u, v)))
+    states = np.zeros(problem.num_nodes, dtype=np.int64)
+    for node, costs in enumerate(total):
+        states[node] = state = int(costs.argmin())
+        for e, side, other in onward[node]:
+            total[other] += ascent.tables[e][1 - side][state] - prices[e][side][state] - prices[e][1 - side]
+    return states

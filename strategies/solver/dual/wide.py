@@ -1,0 +1,127 @@
+"""The best choice of a problem on which elimination is too wide, with a bound: by prices, and by sweeps over mesh axes.
+
+The prices of an ascent (`rhino.strategies.solver.dual.dual_ascent`) prove a bound and say which states can be in a good choice; among
+those, elimination finds one (`rhino.strategies.solver.dual.bounded_elimination`). On most models both meet. Where a gap is left: sweeps
+improve the choice, states are dropped that cost more than the gap allows, and if elimination can do the rest, what it finds is the optimum.
+More rounds of refinement tell more places apart, which can only raise the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from rhino.ir.arrays import Ints
+from rhino.strategies.solver.dual.axis_sweeps import Sweep
+from rhino.strategies.solver.dual.bounded_elimination import best_near, narrowed, states_within
+from rhino.strategies.solver.dual.colour_refinement import Lifted, lift, refinements
+from rhino.strategies.solver.dual.dual_ascent import Ascent, Start
+from rhino.strategies.solver.elimination.by_node import TableStore, TooWideError
+from rhino.strategies.solver.elimination.in_batches import elimination_of
+from rhino.strategies.solver.problem import Problem
+
+_LEG = 30
+"""Passes of an ascent between looks at what they are worth, at most."""
+
+_FIRST, _LONGER = 3, 3
+"""Passes of the first leg of an ascent that begins with the prices of one on a problem nearly the same, and how much longer each leg is
+than the one before it. For two of three such problems the first leg is enough."""
+
+_PROGRESS = 0.05
+"""An ascent goes on while a leg closes this share of the gap."""
+
+_FEW_MORE = 1.5
+"""Rounds that make so many times as many classes of edges, or fewer, are made at once."""
+
+_MOST_LEFT = 0.3
+"""The share of states up to which it is worth a try to find the optimum among what is left of them."""
+
+_NEAR_ENTRIES = 1 << 20
+"""The largest table in a search near the bound: such searches are many."""
+
+
+@dataclass(eq=False)
+class Wide:
+    """The search on one problem. `bound` is proven for it; `states` is the best choice so far, and `cost` what it costs.
+
+    It ends where the bound reaches `cutoff`.
+    """
+
+    problem: Problem
+    store: TableStore
+    max_entries: int
+    gap: float
+    states: Ints
+    cutoff: float = np.inf
+    bound: float = -np.inf
+    cost: float = field(init=False)
+    ascent: Ascent | None = None
+    start: Start | None = None
+
+    def __post_init__(self) -> None:
+        self.cost = self.problem.cost(self.states)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is legal, or cheaper than what is asked for."""
+        return self.bound == np.inf or self.bound >= self.cutoff
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the choice is near enough to the bound, or none is asked for."""
+        return self.is_over or (self.cost < np.inf and self.cost - self.bound <= self.gap * abs(self.cost))
+
+    def lifted(self, rounds: Sequence[int]) -> Iterator[Lifted]:
+        """Yields the problem with alike places as one, after so many rounds each; not where the next rounds make few more classes."""
+        found = [lift(self.problem, classes) for classes in refinements(self.problem, rounds)]
+        for one, finer in pairwise(found):
+            if len(finer.edge) > _FEW_MORE * len(one.edge):
+                yield one
+        yield from found[-1:]
+
+    def ascend(self, lifted: Lifted, passes: int) -> None:
+        """Raises the bound, and looks near it for a better choice."""
+        begun = self.ascent is None and self.start is not None
+        ascent = self.ascent = Ascent(lifted, self.ascent.at if self.ascent else self.start)
+        self.bound = max(self.bound, ascent.bound)
+        leg = _FIRST if begun else _LEG
+        while passes > 0:
+            before = self.bound
+            self.bound = max(before, ascent.run(leg, self.cutoff))
+            passes, leg = passes - leg, min(_LONGER * leg, _LEG)
+            if self.is_over:
+                return
+            if not self.is_done:
+                self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))
+            stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
+            if self.is_done or stalls:
+                return
+
+    def take(self, states: Ints) -> None:
+        """Takes a choice if it is the best so far."""
+        cost = self.problem.cost(states)
+        if cost < self.cost:
+            self.states, self.cost = states, cost
+
+    def sweep(self) -> None:
+        """Improves the choice one axis at a time."""
+        self.take(Sweep(self.problem, self.store, self.max_entries).best(self.states if np.isfinite(self.cost) else None))
+
+    def finish(self) -> None:
+        """Finds the optimum, if that can be done without the states that cost more than the best choice so far."""
+        if self.ascent is None or self.cost == np.inf:
+            return
+        masks = states_within(self.ascent, self.ascent.excess(), self.cost - self.ascent.bound, least=False)
+        if sum(map(len, masks)) > _MOST_LEFT * int(self.problem.num_states().sum()):
+            return
+        if all(masks):
+            elimination = narrowed(elimination_of(self.problem, self.store, masks=masks))
+            try:
+                elimination.run(self.max_entries)
+            except TooWideError:
+                return
+            self.take(elimination.read_back())
+        self.bound = self.cost

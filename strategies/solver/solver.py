@@ -1,0 +1,351 @@
+"""Solve a choice problem at given prices of memory: exactly by elimination, or near a bound where tables would grow too wide.
+
+Along one mesh axis elimination has always been enough. On several axes the states of a node are those of each axis multiplied, and its
+tables often too wide; then `rhino.strategies.solver.dual.wide` finds a choice, and a bound on the cost of every choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+
+from rhino.ir.arrays import Floats, Ints
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.dual.bounded_elimination import narrowed
+from rhino.strategies.solver.dual.colour_refinement import Lifted
+from rhino.strategies.solver.dual.dual_ascent import Ascent, Start
+from rhino.strategies.solver.dual.wide import Wide
+from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
+from rhino.strategies.solver.elimination.in_batches import AnyElimination, BatchElimination, each, elimination_of, is_large, ranks
+from rhino.strategies.solver.elimination.over_layers import LEAST_LAYERS, FoldedElimination, folded
+from rhino.strategies.solver.elimination.repeated_layers import Stretch, find_stretch
+from rhino.strategies.solver.problem import Problem, Residents
+
+Prices = dict[int, float]
+"""Seconds per byte alive, by time."""
+
+
+_OF_GAP = 0.1
+"""The share of the gap at which a search is content that a solve at prices may leave, for the gap of prices comes on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
+
+    `gap` is the share of the cost at which a search is content. A search ends without an answer once its bound reaches `cutoff` (seconds):
+    nothing that slow is asked for. Where tables are too wide, alike places are told apart by so many `rounds`
+    of refinement, one after the other, with at most so many `passes` of an ascent at each.
+    """
+
+    prices: int = 40
+    table_entries: int = 1 << 24
+    exact_below_states: int = 400
+    gap: float = 1e-4
+    rounds: tuple[int, ...] = (4, 8)
+    passes: int = 240
+    cutoff: float = np.inf
+
+
+@dataclass(eq=False)
+class Statistics:
+    """What a search did, for reports: nodes and edges before and after exact reduction, states dropped, solves made."""
+
+    nodes: int = 0
+    edges: int = 0
+    states: int = 0
+    dropped_states: int = 0
+    core_nodes: int = 0
+    core_edges: int = 0
+    solves: int = 0
+    widest_table: int = 0
+
+
+@dataclass(eq=False)
+class Reduced:
+    """A problem at some prices, after the exact reductions: what is left is its core.
+
+    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. Solving it may end once the
+    bound reaches `cutoff`, and is content with a gap of the share `gap`.
+    """
+
+    elimination: AnyElimination | FoldedElimination
+    offset: float
+    gap: float
+    cutoff: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solved:
+    """The best choice found [nodes], its value at the prices, and a lower bound on the value of every choice, in seconds.
+
+    `left` is what is left of the problem, where more can be proven of it or found.
+    """
+
+    states: Ints
+    value: float
+    bound: float
+    left: Left | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Left:
+    """A search that has not come to its end: on the nodes that are left of an elimination, at a cost of `base` seconds for the others.
+
+    `finer`: in which refinements the bound may be raised further.
+    """
+
+    elimination: AnyElimination
+    nodes: list[int]
+    base: float
+    wide: Wide
+    finer: tuple[Lifted, ...]
+
+    def solved(self) -> Solved:
+        """Returns where the search has come to."""
+        wide = self.wide
+        every = self.elimination.read_back(dict(zip(self.nodes, wide.states.tolist(), strict=True)))
+        return Solved(every, wide.cost + self.base, wide.bound + self.base, self)
+
+
+@dataclass(eq=False)
+class Solver:
+    """Solves one problem at one price after the other.
+
+    Solves without prices share tables and remembered operations (`store`). At other prices hardly a table is the same, and those of one
+    solve take up to gigabytes: they go with it.
+    """
+
+    problem: Problem
+    limits: Limits = field(default_factory=Limits)
+    store: TableStore = field(default_factory=TableStore)
+    statistics: Statistics = field(default_factory=Statistics)
+    order: list[int] | None = None
+    """The order in which the first solve removed the nodes; prices change tables, not the graph, so later solves follow it (in batches it
+    is found anew)."""
+    is_wide: bool = False
+    """Whether elimination was found to be too wide."""
+    last: Ints | None = None
+    """The choice of the last solve where it was, with which the next one starts."""
+
+    charged: _Charged | None = None
+    """What edges charged their ends at its end, with which the next one starts too."""
+
+    @property
+    def method(self) -> str:
+        """How choices are found, in a few words."""
+        return "prices and sweeps" if self.is_wide else "elimination"
+
+    def reduce(self, prices: Prices | None = None, budget_bytes: float = 0.0, costs: bool = True) -> Reduced:
+        """Returns the problem at `prices`, without dominated states, and for the first solve without nodes of degree 0, 1 and 2.
+
+        With `costs` off, the prices are all that is charged.
+        """
+        prices = prices or {}
+        store = TableStore() if prices else self.store
+        elimination, dropped = self._eliminated(store, *self._charged(store, prices, costs))
+        if self.order is None:
+            self._note(elimination, dropped)
+        offset = sum(price * (float(self.problem.base_bytes[t]) - budget_bytes) for t, price in prices.items())
+        gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
+        return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
+
+    def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination | FoldedElimination, int]:
+        """Returns an elimination with these tables, after the exact reductions, and how many states were dropped at first."""
+        elimination = self._folded(store, node_costs, edge_costs)
+        if elimination is None:
+            return self._unfolded(store, node_costs, edge_costs)
+        elimination.remove_chains()
+        return elimination, elimination.dropped
+
+    def _unfolded(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
+        elimination = elimination_of(self.problem, store, node_costs, edge_costs)
+        dropped = elimination.drop_dominated()
+        if self.order is None:
+            elimination.remove_chains()
+            elimination.drop_dominated()
+            elimination.remove_chains()
+        return elimination, dropped
+
+    def _folded(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> FoldedElimination | None:
+        """Returns an elimination in which alike layers are one, where there are enough."""
+        if self.is_wide or not is_large(self.problem) or self.stretch is None:
+            return None
+        return folded(self.problem, self.stretch, store, node_costs, edge_costs, self.limits.table_entries)
+
+    @cached_property
+    def stretch(self) -> Stretch | None:
+        """The alike layers of the problem, whatever is charged."""
+        return find_stretch(self.problem, LEAST_LAYERS)
+
+    def _charged(self, store: TableStore, prices: Prices, costs: bool) -> tuple[Ints, Ints]:
+        """Returns the tables of nodes and of edges with the prices of their residents added."""
+        problem = self.problem
+        base = np.array([store.intern(table) for table in problem.tables], dtype=np.int64)
+        plain = base if costs else each(base[:, None], lambda table: store.scale(table, 0.0))
+        node_costs, edge_costs = plain[problem.node_table], plain[problem.edge_table]
+        for residents, charged in ((problem.node_residents, node_costs), (problem.edge_residents, edge_costs)) if prices else ():
+            self._charge(store, charged, residents, base, prices)
+        return node_costs, edge_costs
+
+    @staticmethod
+    def _charge(store: TableStore, charged: Ints, residents: Residents, base: Ints, prices: Prices) -> None:
+        """Adds the prices of residents to the tables `charged` [owners], one after the other; `base` [tables] are the numbers of tables."""
+        weight = _weights(residents, prices)
+        rows = np.flatnonzero(weight)
+        weights, number = np.unique(weight[rows], return_inverse=True)
+        seconds = weights.tolist()
+        added = each(np.column_stack([base[residents.table[rows]], number]), lambda table, at: store.scale(table, seconds[at]))
+        owners = residents.owner[rows]
+        turn = ranks(owners)
+        for one in range(int(turn.max(initial=-1)) + 1):
+            at = turn == one
+            charged[owners[at]] = each(np.column_stack([charged[owners[at]], added[at]]), store.add)
+
+    def _note(self, elimination: AnyElimination | FoldedElimination, dropped: int) -> None:
+        core, s = elimination.core(), self.statistics
+        s.nodes, s.edges, s.states = self.problem.num_nodes, self.problem.num_edges, int(self.problem.num_states().sum())
+        s.dropped_states, s.core_nodes, s.core_edges = dropped, len(core.nodes), core.num_edges
+
+    def solve(self, reduced: Reduced) -> Solved:
+        """Returns the best choice of a reduced problem, with the bound that comes with it: its value, if it was found by elimination.
+
+        The bound is infinite where nothing is legal. Where a gap is left, `tighten` may close it.
+
+        Raises:
+            TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer in its limits.
+        """
+        self.statistics.solves += 1
+        elimination, limit = reduced.elimination, self.limits.table_entries
+        if isinstance(elimination, FoldedElimination):
+            try:
+                elimination.run(limit)
+            except TooWideError:
+                elimination, _ = self._unfolded(elimination.store, *elimination.costs)
+            else:
+                self.order = []
+                return self._solved(elimination, reduced)
+        if self.is_wide:
+            return self._wide(elimination, reduced)
+        untouched = elimination.copy()
+        try:
+            if self.order is None or isinstance(elimination, BatchElimination):
+                elimination.run(limit)
+                self.order = elimination.order if isinstance(elimination, Elimination) else []
+            else:
+                elimination.replay(self.order, limit)
+        except TooWideError:
+            if not self.problem.coordinates:
+                return _by_milp(untouched, reduced.offset)
+            self.is_wide = True
+            return self._wide(untouched, reduced)
+        return self._solved(elimination, reduced)
+
+    def _solved(self, elimination: AnyElimination | FoldedElimination, reduced: Reduced) -> Solved:
+        """Returns what an elimination of all nodes has found."""
+        self.statistics.widest_table = max(self.statistics.widest_table, elimination.widest)
+        value = elimination.constant + reduced.offset
+        return Solved(elimination.read_back(), value, value)
+
+    def _wide(self, elimination: AnyElimination, reduced: Reduced) -> Solved:
+        """Returns the best choice found near a bound where elimination is too wide."""
+        limits = self.limits
+        if self.order is not None:  # it was not too wide before, and so has not been taken as far as it goes
+            elimination = narrowed(elimination)
+        nodes, core = elimination.core_problem()
+        base = elimination.constant + reduced.offset
+        if not nodes:
+            return Solved(elimination.read_back(), base, base)
+        start = np.zeros(len(nodes), dtype=np.int64) if self.last is None else _positions(elimination, nodes, self.last)
+        wide = Wide(core, elimination.store, limits.table_entries, reduced.gap, start, reduced.cutoff - base)
+        if self.charged is not None:
+            wide.start = self.charged.on(elimination, nodes, core)
+        refinements = list(wide.lifted(limits.rounds))
+        if refinements:
+            wide.ascend(refinements[0], limits.passes)
+        if wide.cost == np.inf and not wide.is_over:
+            wide.sweep()
+        solved = Left(elimination, nodes, base, wide, tuple(refinements[1:])).solved()
+        self.last = solved.states
+        if wide.ascent is not None:
+            self.charged = _Charged.of(wide.ascent, elimination, nodes, core)
+        return solved
+
+    def tighten(self, solved: Solved) -> Solved:
+        """Returns a better choice, or the same one, with a higher bound; what elimination found is as good as it gets."""
+        if solved.left is None:
+            return solved
+        wide, passes = solved.left.wide, self.limits.passes
+        steps = [step for lifted in solved.left.finer for step in (wide.finish, partial(wide.ascend, lifted, passes))]
+        for step in (*steps, wide.finish, wide.sweep, wide.finish):
+            if not wide.is_done:
+                step()
+        solved = solved.left.solved()
+        self.last = solved.states
+        return solved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Charged:
+    """The prices at the ends of edges at the end of an ascent, and the states that their nodes had then, as numbered in the problem."""
+
+    prices: dict[tuple[int, int], tuple[Floats, Floats]]
+    masks: dict[int, Ints]
+    num_states: Ints
+
+    @staticmethod
+    def of(ascent: Ascent, elimination: AnyElimination, nodes: list[int], core: Problem) -> _Charged:
+        ends = zip(core.edge_u.tolist(), core.edge_v.tolist(), strict=True)
+        prices = {(nodes[u], nodes[v]): ascent.at(edge) for edge, (u, v) in enumerate(ends)}
+        masks = {n: np.array(elimination.left(n), dtype=np.int64) for n in nodes}
+        return _Charged(prices, masks, elimination.problem.num_states())
+
+    def on(self, elimination: AnyElimination, nodes: list[int], core: Problem) -> Start:
+        """Returns the prices for a core of the same problem; none for states that were not there."""
+
+        def at(edge: int) -> tuple[Floats, Floats] | None:
+            ends = nodes[int(core.edge_u[edge])], nodes[int(core.edge_v[edge])]
+            found = self.prices.get(ends)
+            if found is None:
+                return None
+            first, second = (self.spread(n, price)[list(elimination.left(n))] for n, price in zip(ends, found, strict=True))
+            return first, second
+
+        return at
+
+    def spread(self, node: int, price: Floats) -> Floats:
+        every = np.zeros(int(self.num_states[node]))
+        every[self.masks[node]] = price
+        return every
+
+
+def _positions(elimination: AnyElimination, nodes: list[int], states: Ints) -> Ints:
+    """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
+    left = [elimination.left(n) for n in nodes]
+    return np.array([mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64)
+
+
+def _by_milp(elimination: AnyElimination, offset: float) -> Solved:
+    """Solves what is left of an elimination by MILP; its bound is the solver's. What costs besides comes on top: `offset`, in seconds."""
+    elimination.remove_chains()
+    nodes, problem = elimination.core_problem()
+    base = elimination.constant + offset
+    if not nodes:
+        return Solved(elimination.read_back(), base, base)
+    from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+
+    outcome = solve_milp(problem)
+    if not isinstance(outcome, Answer):
+        raise TooWideError(0)
+    states = elimination.read_back(dict(zip(nodes, outcome.states.tolist(), strict=True)))
+    return Solved(states, outcome.cost + base, outcome.bound + base)
+
+
+def _weights(residents: Residents, prices: Prices) -> Floats:
+    """Returns the seconds per byte that each resident is charged [residents]."""
+    weight = np.zeros(len(residents))
+    for time, price in sorted(prices.items()):
+        weight[(residents.start <= time) & (residents.end >= time)] += price
+    return weight
