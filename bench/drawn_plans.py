@@ -25,10 +25,10 @@ from rhino.ir.graph.spec import partial_axes
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
-from rhino.passes.sharding.choose_shardings import ChooseShardings, predicted_tally, write_plan
+from rhino.passes.sharding.choose_shardings import ChooseShardings, predicted_stats, write_plan
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.problem import Target, build_choice
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -37,7 +37,7 @@ from rhino.runtime.executor.executable import Executable, Host, compile_module
 from rhino.runtime.executor.signature import Value
 from rhino.runtime.executor.steps import run_steps
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import Plan, make_plan
+from rhino.strategies.choice.plan import ShardingPlan, make_plan
 from rhino.strategies.cost.candidates import REPLICATE, State
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.solver.answer import Answer
@@ -62,7 +62,7 @@ class Drawable:
     target: Target
     choice: Choice
 
-    def plan(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> Plan:
+    def plan(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> ShardingPlan:
         """Returns a random legal plan, in which the node `wanted[0]` is in its state `wanted[1]`, and annotates the module with it."""
         return self.write(self.answer(seed, mood, wanted))
 
@@ -73,7 +73,7 @@ class Drawable:
         assert isinstance(outcome, Answer), outcome
         return outcome
 
-    def write(self, answer: Answer) -> Plan:
+    def write(self, answer: Answer) -> ShardingPlan:
         """Returns the plan of a choice, and annotates the module with it."""
         plan = make_plan(self.choice, answer.states)
         with self.module.context, ir.Location.unknown():
@@ -120,7 +120,7 @@ def random_costs(choice: Choice, seed: int, mood: str) -> Problem:
 def _bias(node: Node, mood: str) -> Floats:
     """What the mood adds to the cost of each state of a node [states], where costs are drawn from 0 to 1."""
     whole = [node.kind == "op" and _way(state) == "whole" for state in node.states]
-    sums = [any(map(partial_axes, (*state.needs, *state.comes))) for state in node.states]
+    sums = [any(map(partial_axes, (*state.operand_specs, *state.result_specs))) for state in node.states]
     return 1.0 * np.array(whole) * (mood in ("split", "sums")) - 1.0 * np.array(sums) * (mood == "sums")
 
 
@@ -131,7 +131,7 @@ def _way(state: State) -> str:
     return "split" if max(state.strategy, default=REPLICATE) > REPLICATE else "whole"
 
 
-def ways_to_run(plan: Plan) -> str:
+def ways_to_run(plan: ShardingPlan) -> str:
     """Returns how many ops run in each way, for a report."""
     ways = Counter(_way(op) for op in plan.ops)
     return ", ".join(f"{ways[way]} {way}" for way in ("whole", "split", "partial"))
@@ -144,13 +144,13 @@ class OneDevice:
     inputs: list[Host]
     results: list[Host]
 
-    def difference(self, plan: Plan, module: ir.Module, *, own_collectives: bool = False) -> Difference:
+    def difference(self, plan: ShardingPlan, module: ir.Module, *, own_collectives: bool = False) -> Difference:
         """Returns how far the local program of a plan is from that: its worst result.
 
         The local program must have the collectives that the plan foresees, and no other unless it has some of its own.
         """
         local = localized_copy(module, _FILE)
-        assert own_collectives or predicted_tally(plan) == tally_module(local), (predicted_tally(plan), tally_module(local))
+        assert own_collectives or predicted_stats(plan) == module_stats(local), (predicted_stats(plan), module_stats(local))
         executable = compile_module(wrap_manual(local), jax.devices()[: prod(plan.sizes)])
         found = worst(differences(executable.signature, _run(executable, self.inputs), self.results))
         assert found is not None

@@ -31,11 +31,11 @@ from statistics import median
 from typing import Final
 
 import jax
-import napping
 import numpy as np
+import sleep_op
 
 from rhino.ir.cluster.mesh import mesh_of_shape
-from rhino.ir.plan.instructions import Layout, Program, Run, Step, Transfer
+from rhino.ir.plan.instructions import Layout, Run, Step, StepProgram, Transfer
 from rhino.ir.plan.stage_programs import Argument, StagedStep, StageProgram
 from rhino.runtime.distributed.processes import Team, join, launch, share_ranks
 from rhino.runtime.distributed.tcp_transport import StreamTransport
@@ -86,9 +86,9 @@ def chain(num_stages: int, num_micro_batches: int, layout: Layout, weights: int,
         parts.append(StageProgram("backward", stage, 1, (*names[stage], x, g), (f"g{stage}",)))
     weight = Layout((4, 4), "f32", ((), ()))
     programs = (
-        Program("forward", "forward", (*[weight] * weights, layout), (layout,)),
-        Program("backward", "backward", (*[weight] * weights, layout, layout), (layout,)),
-        Program("start", "start", (layout,), (layout,)),
+        StepProgram("forward", "forward", (*[weight] * weights, layout), (layout,)),
+        StepProgram("backward", "backward", (*[weight] * weights, layout, layout), (layout,)),
+        StepProgram("start", "start", (layout,), (layout,)),
     )
     arguments = (*(Argument(name, weight) for row in names for name in row), Argument("batch", layout), Argument("seed", layout))
     staged = StagedStep(mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, tuple(parts), arguments, ("last",))
@@ -119,7 +119,7 @@ def sleeping(num_stages: int, num_micro_batches: int, num_devices: int = 1, *, c
     def body(time_s: float) -> str:
         product = "contracting_dims = [1] x [0] : (TENSOR, TENSOR) -> TENSOR"
         return f"""%us = stablehlo.constant dense<{round(time_s * 1e6)}> : tensor<i32>
-            %0 = {napping.CUSTOM_CALL}
+            %0 = {sleep_op.CUSTOM_CALL}
             %1 = stablehlo.convert %0 : (tensor<i32>) -> tensor<f32>
             %2 = stablehlo.broadcast_in_dim %1, dims = [] : (tensor<f32>) -> TENSOR
             %3 = stablehlo.maximum %2, %x : TENSOR
@@ -189,7 +189,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
     team: Team
     given, team, transport, repeats = pickle.loads((folder / "given").read_bytes())
     request_host_devices(given.step.mesh.num_devices * len(team.ranks[process]), os.environ)
-    napping.register()
+    sleep_op.register()
     job = join(address, process, team)
     link = _TRANSPORTS[transport](job, team.process_of)
     with Executor(given.step, given.modules, devices_of_ranks(given.step, jax.devices(), team.ranks[process]), link) as executor:
@@ -208,7 +208,7 @@ def run_part(address: str, process: int, folder: Path) -> None:
 
 def overlap(repeats: int) -> Iterator[tuple[str, float, float, float]]:
     """Yields how a sleeping step runs, its time, the ideal and the sum of all sleeps."""
-    napping.register()
+    sleep_op.register()
     num_micro_batches = 8
     both_s = _FORWARD_S + _BACKWARD_S
 

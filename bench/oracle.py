@@ -169,7 +169,7 @@ def same_states(oracle: OracleProblem, choice: Choice, found: Checked) -> list[l
     if kinds[0] != kinds[1]:
         return None
     for number, (node, other) in enumerate(zip(choice.nodes, oracle.nodes, strict=True)):
-        ours = [(_specs(one.needs, num_axes)[: len(other.states[0][0])], _specs(one.comes, num_axes)) for one in node.states]
+        ours = [(_specs(one.operand_specs, num_axes)[: len(other.states[0][0])], _specs(one.result_specs, num_axes)) for one in node.states]
         same = len(set(ours)) == len(ours) and set(ours) == set(other.states) and len(other.states) == len(ours)
         more, less = sorted(set(ours) - set(other.states), key=str)[:3], sorted(set(other.states) - set(ours), key=str)[:3]
         found.expect("states", same, f"node {number} ({node.kind} {node.number}) has {more}, which the oracle has not, and not {less}")

@@ -24,7 +24,7 @@ from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.mlir.shardings import SHARDING
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.localize import localized_copy
@@ -49,7 +49,7 @@ def planned(name: str, text: bytes, cluster: str, pad: str) -> Row:
     build_pass_manager(f'auto-shard{{cluster={cluster} pad="{pad}"}}', module.context, remarks).run(module.operation)
     entry = entry_function(module)
     sharding = str(boundary_attributes(entry, "arg")[0][SHARDING])
-    total = tally_module(localized_copy(module, name)).total
+    total = module_stats(localized_copy(module, name)).total
     masks = next((int(one.text.split()[0]) for one in remarks.items if " masks keep padding out" in one.text), 0)
     answer = remarks.statistics["answer"]
     stored = f"{'x'.join(map(str, entry.type.inputs[0].shape))} {sharding[sharding.index('[') : -1]}"

@@ -53,7 +53,7 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator, Setup, folded, make_space
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import explore
-from rhino.strategies.autotune.base import Estimate, Explored, Outcome, Shape, Space
+from rhino.strategies.autotune.base import Estimate, Explored, Outcome, PlanConfig, Space
 from rhino.strategies.solver.search import Limits
 
 TOLERANCE: Final = 1e-3
@@ -228,7 +228,7 @@ def _expert(
     file.write_text(pins(case, module, mesh_of_shape(mesh), [role for _, role in roles]), encoding="utf-8")
     evaluator = Evaluator(replace(setup, options={"constraints": str(file)}, schedules=("1f1b",)), folder)
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         return [evaluator.outcome(shape, cutoff_s) for shape in shapes]
 
     own = replace(space, meshes={stages: (mesh,)})

@@ -11,20 +11,20 @@ from typing import Any
 import jax
 from phases import auto_shard
 
-from rhino.ir.graph.collective_stats import Tally
+from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.passes.base import Remarks
-from rhino.passes.sharding.choose_shardings import predicted_tally
+from rhino.passes.sharding.choose_shardings import predicted_stats
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import TOLERANCES, Difference, differences, worst
 from rhino.runtime.executor.executable import Executable, Host, compile_module
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
 from rhino.runtime.executor.steps import run_steps
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
 # Below the vocabulary and number of classes of every model: integers are indices.
@@ -37,18 +37,18 @@ class Planned:
 
     annotated: ir.Module
     local: ir.Module
-    plan: Plan
+    plan: ShardingPlan
     answer: Answer
 
     @property
-    def predicted(self) -> Tally:
+    def predicted(self) -> CollectiveStats:
         """The collectives that the plan foresees."""
-        return predicted_tally(self.plan)
+        return predicted_stats(self.plan)
 
     @property
-    def localized(self) -> Tally:
+    def localized(self) -> CollectiveStats:
         """The collectives that stand in each device's program."""
-        return tally_module(self.local)
+        return module_stats(self.local)
 
     def form(self, name: str) -> ir.Module:
         """Returns what to compile for the form "annotated" or "localized"."""

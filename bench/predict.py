@@ -204,11 +204,11 @@ def _constraints(pair: Pair, module: Any) -> str:  # noqa: ANN401 - an MLIR modu
 
     from rhino.ir.cluster.mesh import parse_mesh  # noqa: PLC0415
     from rhino.ir.mlir.reader import entry_function  # noqa: PLC0415
-    from rhino.ir.program.named_tensors import argument_spots  # noqa: PLC0415
+    from rhino.ir.program.named_tensors import argument_tensors  # noqa: PLC0415
 
     mesh, words = parse_mesh(pair.mesh), pair.plan.split()
     if pair.plan == "whole":
-        spots = argument_spots(entry_function(module.operation), pair.model)
+        spots = argument_tensors(entry_function(module.operation), pair.model)
         return "\n".join(f"[[pin]]\nname = '{spot.names[0]}'\nsharding = '[{', '.join('{}' for _ in spot.shape)}]'" for spot in spots)
     if not set(words) <= set(ROLES):
         return ""

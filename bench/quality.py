@@ -43,8 +43,8 @@ from rhino.ir.cluster.mesh import Mesh, parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import entry_function, read_module
-from rhino.ir.program.collectives import tally_module
-from rhino.ir.program.named_tensors import argument_spots
+from rhino.ir.program.collectives import module_stats
+from rhino.ir.program.named_tensors import argument_tensors
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.localize import localized_copy
@@ -207,7 +207,7 @@ def experts(case: Case, num_axes: int) -> Iterator[tuple[str, ...]]:
 def pins(case: Case, module: ir.Module, mesh: Mesh, roles: Sequence[str]) -> str:
     """Returns what an expert says, as a file of constraints: every dim of every argument, and along which dim norms are split."""
     rows = []
-    for spot in argument_spots(entry_function(module.operation), "expert"):
+    for spot in argument_tensors(entry_function(module.operation), "expert"):
         left = list(spot.shape)
         dims: list[list[str]] = [[] for _ in left]
         for (axis, size), role in reversed(list(zip(mesh.axes, roles, strict=True))):  # ZeRO takes what models' axes leave
@@ -303,7 +303,7 @@ def found(name: str, target: str, budget: str, constraints: str = "", *, localiz
             raise
         return Found(error=f"{error.id}: {error.what}")
     answer: Answer = remarks.statistics["answer"]
-    sent = tally_module(localized_copy(module, name)).total.num_bytes if localize else None
+    sent = module_stats(localized_copy(module, name)).total.num_bytes if localize else None
     return Found(answer.cost, answer.bound, answer.gap, answer.peak_bytes, sent, answer.method)
 
 

@@ -47,7 +47,7 @@ from rhino.passes.unsharded import whole_program
 from rhino.strategies.pipeline.stages.cut import CONTENT, StageAnswer, solve_stages
 from rhino.strategies.pipeline.stages.graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, stretches
-from rhino.strategies.structure.training_phases import Parts, parts_of
+from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 MODELS: Final = (
     "gpt: gpt --layers=8 --batch=32; moe: moe --layers=8 --batch=32; t5: t5 --batch=32; unet: unet --batch=32; "
@@ -61,7 +61,7 @@ CLUSTER: Final = "v100x8"
 Record = dict[str, Any]
 
 
-def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Parts]:
+def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, TrainingPhases]:
     """Returns a model's training step with a loop over micro-batches in parts, costed whole on a device of the cluster.
 
     `arguments` are what the exporter takes.
@@ -102,7 +102,7 @@ def _cost(record: Record) -> float:
     return float(record["cost_s"])
 
 
-def measure(name: str, graph: Graph, parts: Parts, num_stages: int, micro_batches: int, tolerance: float) -> Record:
+def measure(name: str, graph: Graph, parts: TrainingPhases, num_stages: int, micro_batches: int, tolerance: float) -> Record:
     """Returns the figures of one model, number of stages and tolerance."""
     since = time.process_time()
     link = mesh_axes(load_cluster(CLUSTER), (num_stages,))[0].link

@@ -33,7 +33,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
 from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
-from rhino.strategies.autotune.base import CutOff, Estimate, Outcome, Shape, Space
+from rhino.strategies.autotune.base import CutOff, Estimate, Outcome, PlanConfig, Space
 
 WITHIN: Final = 1.02
 """How much longer than the best the step of `aceso` may be."""
@@ -72,9 +72,9 @@ class Planner:
         setup = Setup(bytecode(module), row.preset, cluster, float(load_cluster(cluster).device.usable_hbm_bytes), {})
         self.space: Space = make_space(setup)
         self.evaluator = Evaluator(setup)
-        self.known: dict[Shape, tuple[Outcome, float]] = {}
+        self.known: dict[PlanConfig, tuple[Outcome, float]] = {}
 
-    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         """Returns the outcomes of shapes."""
         for shape in shapes:
             known = self.known[shape][0] if shape in self.known else None

@@ -35,7 +35,7 @@ from rhino.ir.plan.folder import WholePlan, read_plan
 from rhino.ir.plan.instructions import Feed
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.strategies.autotune.base import Shape
+from rhino.strategies.autotune.base import PlanConfig
 from rhino.tools import opt
 
 _PARAMETERS: Final = re.compile(r"\.params\b")
@@ -51,7 +51,7 @@ class Kept:
     rest: float
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> PlanConfig:
         """The plan but for its shardings."""
         return _shape(self.data["plan"])
 
@@ -66,8 +66,8 @@ class Kept:
         return float(max(self.data["predicted_peak_bytes"]))
 
 
-def _shape(plan: dict[str, Any]) -> Shape:
-    return Shape(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], plan["keep"])
+def _shape(plan: dict[str, Any]) -> PlanConfig:
+    return PlanConfig(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], plan["keep"])
 
 
 def split_over(plan: WholePlan, *, parameters: bool) -> float:

@@ -28,8 +28,8 @@ import jax
 from planning import plan_step, zoo, zoo_step
 
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
-from rhino.ir.graph.collective_stats import KINDS, Count, Tally
-from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.graph.collective_stats import KINDS, CollectiveStats, Count
+from rhino.ir.graph.hlo_collectives import hlo_stats
 from rhino.ir.units import format_bytes
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executable import compile_module
@@ -44,18 +44,18 @@ def splitting_cluster(memory_bytes_per_s: float = 1e9, link_bytes_per_s: float =
     return cluster_to_text(replace(cluster, name="splitting", about="slow devices, fast links", device=device, levels=levels))
 
 
-def tallies(name: str, cluster: str, budget: str) -> dict[str, Tally]:
+def tallies(name: str, cluster: str, budget: str) -> dict[str, CollectiveStats]:
     """Returns the four tallies of one model, by column."""
     planned = plan_step(zoo_step(name), name, cluster, budget)
-    compiled = {form: tally_hlo(compile_module(planned.form(form), jax.devices()).hlo_text()) for form in ("localized", "annotated")}
+    compiled = {form: hlo_stats(compile_module(planned.form(form), jax.devices()).hlo_text()) for form in ("localized", "annotated")}
     return {"plan": planned.predicted, "local": planned.localized, **compiled}
 
 
-def table(name: str, columns: Mapping[str, Tally]) -> str:
+def table(name: str, columns: Mapping[str, CollectiveStats]) -> str:
     """Returns the rows of one model: a line for each kind that any column has, and one for all."""
-    kinds = [kind for kind in KINDS if any(kind in tally.counts for tally in columns.values())]
-    rows = [(kind, [tally.counts.get(kind, Count()) for tally in columns.values()]) for kind in kinds]
-    rows.append(("total", [tally.total for tally in columns.values()]))
+    kinds = [kind for kind in KINDS if any(kind in stats.counts for stats in columns.values())]
+    rows = [(kind, [stats.counts.get(kind, Count()) for stats in columns.values()]) for kind in kinds]
+    rows.append(("total", [stats.total for stats in columns.values()]))
     return "\n".join(f"{name:<12} {kind:<18}" + "".join(f"{_count(count):>18}" for count in counts) for kind, counts in rows)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from rhino.ir.diagnostics import IDS
 from rhino.passes.base import Pass, option_texts
-from rhino.passes.registry import PASSES, PIPELINES, Pipeline
+from rhino.passes.registry import PASSES, PIPELINES, NamedPipeline
 from rhino.tools import opt_options, plan, profile, run
 
 REFERENCE: Final = Path(__file__).resolve().parent / "reference"
@@ -110,7 +110,7 @@ def step(item: Pass | str) -> str:
     return f"- [{item.name}](#{item.name})" if isinstance(item, Pass) else f"- `{item}`"
 
 
-def pipeline(name: str, one: Pipeline) -> Iterator[str]:
+def pipeline(name: str, one: NamedPipeline) -> Iterator[str]:
     """Yields the lines on a named pipeline."""
     yield from (f"### {name}", "", one.doc, "", *(step(item) for item in one.build({})), "", *options(one.options()))
 

@@ -57,7 +57,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class NamedPipeline:
     """A named list of passes. `takes` are the passes whose options it has; `build` makes the list from their values.
 
     `own` are the default and the description of each option that means something else here than in a pass, or that passes describe in
@@ -187,8 +187,8 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
 _OF_DEVICE: Final = option_texts(ChooseShardings)["budget"][1]
 _SHARE_KEPT: Final = "the largest share of what the backward pass reads of the forward pass that is kept, 0 to 1; the rest is recomputed"
 
-PIPELINES: Final[dict[str, Pipeline]] = {
-    PARALLEL: Pipeline(
+PIPELINES: Final[dict[str, NamedPipeline]] = {
+    PARALLEL: NamedPipeline(
         "Cut a step in micro-batches and stages, each sharded, and make a program of each part.",
         _STAGED,
         _auto_parallel,
@@ -203,14 +203,14 @@ PIPELINES: Final[dict[str, Pipeline]] = {
             "keep": ("", f"{_SHARE_KEPT}; with stages also one for each, as 1;0.5;0; empty recomputes nothing"),
         },
     ),
-    "auto-shard": Pipeline(
+    "auto-shard": NamedPipeline(
         "Choose a sharding for every tensor, and write it on the module.",
         _CHOICE,
         _auto_shard,
         {"keep": ("", f"{_SHARE_KEPT}; empty recomputes nothing")},
     ),
-    "localize": Pipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
-    "micro-batch": Pipeline(
+    "localize": NamedPipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
+    "micro-batch": NamedPipeline(
         "Take the batch in parts: a loop that accumulates gradients, and then applies them.", (MicroBatch, OpRules), _micro_batch
     ),
 }

@@ -25,7 +25,7 @@ from rhino.pipeline_plan import PipelinePlan
 from rhino.pipeline_planner import Staged, adopt_stages
 from rhino.pipeline_program import PipelineProgram
 from rhino.plan import Plan
-from rhino.planner import Wish, adopt_plan
+from rhino.planner import PlanRequest, adopt_plan
 from rhino.program import SpmdProgram, make_program
 from rhino.traced import Traced, key_dims, trace
 from rhino.trees import Trees
@@ -34,12 +34,12 @@ from rhino.whole import plan_step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What the user said beside the function: a wish, whose cluster may be left out, or a plan that was kept.
+    """What the user said beside the function: a request, whose cluster may be left out, or a plan that was kept.
 
     `mesh` and `devices` are those of JAX, where they are given; with `verify` the first step of each program is computed in a second way.
     """
 
-    wish: Wish
+    request: PlanRequest
     plan: Plan | PipelinePlan | None
     mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
@@ -78,11 +78,11 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     Arrays of the call that lie as `before` put them, the entry for other shapes, stay there if a plan fits so.
     """
     kept = asked.plan
-    wish = asked.wish if kept is not None else _settled(asked.wish, asked.devices)
-    named = Mesh(kept.facts.mesh) if isinstance(kept, Plan) else wish.named_mesh()
+    request = asked.request if kept is not None else _settled(asked.request, asked.devices)
+    named = Mesh(kept.facts.mesh) if isinstance(kept, Plan) else request.named_mesh()
     traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named, asked.devices))
-    staying = _staying(traced, wish, before, pieces) if before is not None and kept is None else None
-    facts, code = _planned_first([wish] if staying is None else [staying, wish], traced, kept)
+    staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
+    facts, code = _planned_first([request] if staying is None else [staying, request], traced, kept)
     trees = Trees(key.tree, traced.out_tree)
     plan: Plan | PipelinePlan
     if isinstance(facts, WholePlan):
@@ -94,10 +94,10 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     return Entry(replace(traced, code=b""), plan, code, shape.donated_pieces(pieces))
 
 
-def _staying(traced: Traced, wish: Wish, before: Entry, pieces: Pieces) -> Wish | None:
-    """Returns the wish with each array of a call pinned to where it lies, if `before` put it there; None where there are none."""
+def _staying(traced: Traced, request: PlanRequest, before: Entry, pieces: Pieces) -> PlanRequest | None:
+    """Returns the request with each array of a call pinned to where it lies, if `before` put it there; None where there are none."""
     plan, (leaves, tree) = before.plan, jax.tree.flatten(pieces.values)
-    if not isinstance(plan, Plan) or wish.is_open or (wish.stages or 1) > 1 or tree != before.traced.key.tree:
+    if not isinstance(plan, Plan) or request.is_open or (request.stages or 1) > 1 or tree != before.traced.key.tree:
         return None
     facts = plan.facts
     num_devices = prod(size for _, size in facts.mesh)
@@ -112,24 +112,24 @@ def _staying(traced: Traced, wish: Wish, before: Entry, pieces: Pieces) -> Wish 
         if is_there and one.dims and not one.padded and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     )
     mesh = ",".join(f"{name}={size}" for name, size in facts.mesh)
-    return replace(wish, mesh=mesh, pins=lambda arguments: (*wish.pins(arguments), *pins)) if pins else None
+    return replace(request, mesh=mesh, pins=lambda arguments: (*request.pins(arguments), *pins)) if pins else None
 
 
-def _planned_first(wishes: Sequence[Wish], traced: Traced, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
+def _planned_first(wishes: Sequence[PlanRequest], traced: Traced, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
     """Returns the plan by the first of the wishes that can be had. Raises what the last one does."""
     *others, last = wishes
-    for wish in others:
+    for request in others:
         with suppress(RhinoError):
-            return _planned(traced, wish, kept)
+            return _planned(traced, request, kept)
     return _planned(traced, last, kept)
 
 
-def _planned(traced: Traced, wish: Wish, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
+def _planned(traced: Traced, request: PlanRequest, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
     """Returns the plan for a traced function, and the module to compile if the plan does not hold it."""
     if isinstance(kept, PipelinePlan):
-        adopt_stages(traced, kept.facts, wish.cluster or None)
+        adopt_stages(traced, kept.facts, request.cluster or None)
         return kept.facts, b""
-    found = plan_step(traced, wish) if kept is None else adopt_plan(traced, kept.facts, wish.cluster or None, wish.op_rules)
+    found = plan_step(traced, request) if kept is None else adopt_plan(traced, kept.facts, request.cluster or None, request.op_rules)
     return found.plan, b"" if isinstance(found, Staged) else found.code
 
 
@@ -170,10 +170,10 @@ def _abstract(mesh: Mesh | None, devices: tuple[jax.Device, ...] | None) -> Abst
     return found
 
 
-def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:
-    """Returns the wish with a cluster: if none is named, that of the host devices that are there."""
-    if wish.cluster:
-        return wish
+def _settled(request: PlanRequest, devices: tuple[jax.Device, ...] | None) -> PlanRequest:
+    """Returns the request with a cluster: if none is named, that of the host devices that are there."""
+    if request.cluster:
+        return request
     there = devices if devices is not None else tuple(jax.devices())
     if there[0].platform != "cpu":
         raise RhinoError(
@@ -185,9 +185,9 @@ def _settled(wish: Wish, devices: tuple[jax.Device, ...] | None) -> Wish:
     count = len(there)
     hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
     cluster = next((hosts[size] for size in sorted(hosts) if size >= count), None)
-    is_whole = wish.is_open and not wish.mesh  # what is left open is on all of the cluster
-    if cluster is None or (is_whole and count not in hosts and wish.stages is None):
+    is_whole = request.is_open and not request.mesh  # what is left open is on all of the cluster
+    if cluster is None or (is_whole and count not in hosts and request.stages is None):
         raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster")
-    if wish.mesh or (is_whole and count in hosts):
-        return replace(wish, cluster=cluster)
-    return replace(wish, cluster=cluster, mesh=str(count // (wish.stages or 1)), shared=count)
+    if request.mesh or (is_whole and count in hosts):
+        return replace(request, cluster=cluster)
+    return replace(request, cluster=cluster, mesh=str(count // (request.stages or 1)), shared=count)

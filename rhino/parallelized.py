@@ -20,7 +20,7 @@ from rhino.pins import pin_texts
 from rhino.pipeline_plan import PipelinePlan
 from rhino.pipeline_program import PipelineProgram
 from rhino.plan import Plan
-from rhino.planner import SHARD, WHOLE, Wish
+from rhino.planner import SHARD, WHOLE, PlanRequest
 from rhino.program import Getter, NewShapesError
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
@@ -110,7 +110,7 @@ class Parallelized:
         except ValueError:  # some of it is committed to another place
             result = program.run(*program.place(own.values))
         if expected is not None:
-            check_step(expected, result, entry, self._asked.wish.op_rules)
+            check_step(expected, result, entry, self._asked.request.op_rules)
             self._verified.add(program.key)
         self._run = None if self._shape.static or pieces.names else program.run
         self._watched = program.watched
@@ -239,7 +239,7 @@ def parallelize(
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
     num_stages = count("stages", stages)
-    wish = Wish(
+    request = PlanRequest(
         cluster="" if cluster is None else path_of("cluster", cluster),
         mesh=text,
         budget=budget_text(budget),
@@ -258,11 +258,11 @@ def parallelize(
         search=search,
         jobs=count("jobs", jobs),
     )
-    if wish.search not in (SHARD, WHOLE):
-        raise RhinoError("RHI-JAX-002", f"search is {wish.search!r}", fix="say 'shard' or 'whole'")
-    if wish.schedule:
-        find_schedule(wish.schedule)  # raises for another
-    return Parallelized(fn, shape, Asked(wish, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes)
+    if request.search not in (SHARD, WHOLE):
+        raise RhinoError("RHI-JAX-002", f"search is {request.search!r}", fix="say 'shard' or 'whole'")
+    if request.schedule:
+        find_schedule(request.schedule)  # raises for another
+    return Parallelized(fn, shape, Asked(request, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes)
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

@@ -22,7 +22,7 @@ from rhino.passes.planner.staged_plan import Made
 from rhino.passes.planner.staged_search import cut_step
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.pipeline_plan import kind_of, origin_of
-from rhino.planner import Wish
+from rhino.planner import PlanRequest
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, read_traced, shapes
 from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule
@@ -39,20 +39,20 @@ class Staged:
     peak_bytes: tuple[float, ...]
 
 
-def plan_stages(traced: Traced, wish: Wish) -> Staged:
-    """Returns the plan of `traced` in the stages and micro-batches that the wish names.
+def plan_stages(traced: Traced, request: PlanRequest) -> Staged:
+    """Returns the plan of `traced` in the stages and micro-batches that the request names.
 
     Raises:
         RhinoError: what `rhino-opt --auto-parallel` raises; RHI-SOLVE-001 where old state that is kept does not fit.
     """
     context, remarks = make_context(), Remarks(traced.name)
     module = read_traced(traced, context, KEPT)
-    schedule = find_schedule(wish.schedule or DEFAULT)
+    schedule = find_schedule(request.schedule or DEFAULT)
     chunks = 2 if schedule.chunked else 1
-    asked = wish.options(shapes(traced, module))
-    stages = wish.stages or 1
-    options = {**asked, "cluster": wish.cluster, "stages": str(stages), "ranks": str(max(1, stages // chunks))}
-    options |= {name: text for name, text in (("mesh", wish.mesh), ("budget", wish.budget)) if text}
+    asked = request.options(shapes(traced, module))
+    stages = request.stages or 1
+    options = {**asked, "cluster": request.cluster, "stages": str(stages), "ranks": str(max(1, stages // chunks))}
+    options |= {name: text for name, text in (("mesh", request.mesh), ("budget", request.budget)) if text}
     if schedule.splits_backward:
         options["split-backward"] = "true"
     nonnegative, whole = sorted(nonnegative_arguments(module)), key_words(traced)
@@ -63,14 +63,14 @@ def plan_stages(traced: Traced, wish: Wish) -> Staged:
         "normal_sha256": source.normal_sha256,
         "ops": dict(source.ops),
         "nonnegative_arguments": nonnegative,
-        "cluster_file": list(cluster_lines(wish.cluster)),
+        "cluster_file": list(cluster_lines(request.cluster)),
         "asked": asked,
         "pipeline": {name: text for name, text in options.items() if name != "cluster"},
         "whole": [[list(one) for one in sorted(whole[side].items())] for side in SIDES],
         "jax": jax_version,
     }
-    budget = wish.budget_bytes()
-    made = prove_whole_plan(module, schedule.name, wish.cluster, budget, about, chunks=chunks, file=traced.name)
+    budget = request.budget_bytes()
+    made = prove_whole_plan(module, schedule.name, request.cluster, budget, about, chunks=chunks, file=traced.name)
     peaks = _with_kept(made, traced, budget)
     return Staged(made.plan, made.simulation.timeline.end_s, peaks)
 

@@ -36,7 +36,7 @@ LOCALIZED = "localized"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlanRequest:
     """What the user asks of a plan, in the words of `rhino-opt`. The mesh is a stage's share of `shared` devices; 0: it is the user's.
 
     A whole plan is searched for by `jobs` processes (None: one a core).
@@ -102,8 +102,8 @@ class Planned:
     code: bytes
 
 
-def search_plan(traced: Traced, wish: Wish) -> Planned:
-    """Returns the best plan for `traced` that keeps to the wish.
+def search_plan(traced: Traced, request: PlanRequest) -> Planned:
+    """Returns the best plan for `traced` that keeps to the request.
 
     The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there: what that takes is
     known with the plan, and is counted then.
@@ -111,11 +111,11 @@ def search_plan(traced: Traced, wish: Wish) -> Planned:
     Raises:
         RhinoError: what `rhino-opt --auto-shard` raises.
     """
-    budget = wish.budget_bytes()
-    planned = _search(traced, wish, budget)
+    budget = request.budget_bytes()
+    planned = _search(traced, request, budget)
     kept = _kept_bytes(traced, planned.plan)
     if planned.plan.predicted.peak_bytes + kept > budget:
-        planned = _search(traced, wish, max(1, budget - kept))
+        planned = _search(traced, request, max(1, budget - kept))
         kept = _kept_bytes(traced, planned.plan)
     peak = planned.plan.predicted.peak_bytes + kept
     if peak > budget:
@@ -155,10 +155,10 @@ def annotated_module(traced: Traced, plan: SpmdPlan, op_rules: str, cluster: str
     return module
 
 
-def _search(traced: Traced, wish: Wish, budget: int) -> Planned:
+def _search(traced: Traced, request: PlanRequest, budget: int) -> Planned:
     module = read_traced(traced, make_context())
-    asked = wish.options(shapes(traced, module))
-    options = {"cluster": wish.cluster, "mesh": wish.mesh, "budget": str(budget), **asked}
+    asked = request.options(shapes(traced, module))
+    options = {"cluster": request.cluster, "mesh": request.mesh, "budget": str(budget), **asked}
     plan = search(module, traced.name, options, Remarks(traced.name), key_words(traced)).plan
     arguments, results = tensors(traced, module)
     form, code = _compiled_form(module)

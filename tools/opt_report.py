@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rhino.ir.graph.collective_stats import Tally
+from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.strategies.solver.answer import Answer
 
@@ -27,7 +27,7 @@ def statistics_text(statistics: Mapping[str, Any]) -> str:
     return "\n".join(["statistics:", *(f"  {name:<20} {value:>12}" for name, value in rows)]) if rows else "statistics: none"
 
 
-def collectives_text(tally: Tally) -> str:
+def collectives_text(stats: CollectiveStats) -> str:
     """Returns the collectives of a local program by kind."""
-    rows = tally.table().splitlines()
+    rows = stats.table().splitlines()
     return "\n".join(["collectives per step and device, in the local program:", *(f"  {row}" for row in rows)])

@@ -19,7 +19,7 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
 from rhino.passes.pipeline.pipeline_stages import parse_tolerance
 from rhino.passes.pipeline.rematerialize import share_of_all
-from rhino.passes.planner.autotune import Decided, Made, Said, choose_whole
+from rhino.passes.planner.autotune import AutotuneRequest, Decided, Made, choose_whole
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
@@ -77,11 +77,11 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
     return made.module
 
 
-def _said(options: Namespace) -> Said:
+def _said(options: Namespace) -> AutotuneRequest:
     mesh = parse_mesh(options.mesh).shape if options.mesh and options.mesh != AUTO else ()
     strategy, most = options.strategy or DEFAULT, options.candidates or MOST
     keep = share_of_all(options.keep) if options.keep is not None else None
-    return Said(options.stages, mesh, options.num, options.schedule or "", keep, strategy, most, options.jobs)
+    return AutotuneRequest(options.stages, mesh, options.num, options.schedule or "", keep, strategy, most, options.jobs)
 
 
 def as_said(options: Namespace, plan: Decided) -> Namespace:

@@ -41,7 +41,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PagePart:
     """A part of a whole: its name, its share, and what it is in words."""
 
     name: str
@@ -66,7 +66,7 @@ class Page:
     title: str
     subtitle: str
     tiles: tuple[tuple[str, str, str], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PagePart, ...]
     mesh: Drawing
     timeline: Drawing | None
     phases: tuple[str, ...]

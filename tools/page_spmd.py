@@ -12,7 +12,7 @@ from rhino.ir.plan.spmd_text import alike, new_results, sent_s
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.planner.why import Why
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing
-from rhino.tools.page import Cell, MemoryChart, Page, Part, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
+from rhino.tools.page import Cell, MemoryChart, Page, PagePart, Row, Table, bytes_cell, reasons_table, seconds_cell, share_text, table
 
 _INSIDE: Final = re.compile(r"^jit\([^)]*\)/")
 """What the scopes of all ops begin with."""
@@ -40,7 +40,7 @@ def spmd_page(plan: SpmdPlan, reasons: Sequence[Why]) -> Page:
             (PEAK, format_bytes(said.peak_bytes), f"of {format_bytes(said.budget_bytes)} per device"),
             ("devices", str(prod(size for _, size in plan.mesh)), names),
         ),
-        parts=tuple(Part(name, seconds / (said.step_s or 1.0), format_seconds(seconds)) for name, seconds in parts if seconds),
+        parts=tuple(PagePart(name, seconds / (said.step_s or 1.0), format_seconds(seconds)) for name, seconds in parts if seconds),
         mesh=mesh_drawing(plan.mesh),
         timeline=None,
         phases=(),

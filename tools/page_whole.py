@@ -19,7 +19,7 @@ from rhino.tools.page import (
     Cell,
     MemoryChart,
     Page,
-    Part,
+    PagePart,
     Row,
     Table,
     bytes_cell,
@@ -53,7 +53,7 @@ def whole_page(plan: WholePlan, reasons: Sequence[Why] = ()) -> Page:
             (PEAK, format_bytes(peak), f"of {format_bytes(budget)} per device" if budget else "on the device that holds most"),
             ("devices", str(step.num_ranks * step.mesh.num_devices), f"{step.num_ranks} ranks of {step.mesh}"),
         ),
-        parts=(Part("busy", busy / end_s, format_seconds(busy)), Part("idle", 1 - busy / end_s, format_seconds(end_s - busy))),
+        parts=(PagePart("busy", busy / end_s, format_seconds(busy)), PagePart("idle", 1 - busy / end_s, format_seconds(end_s - busy))),
         mesh=mesh_drawing((("rank", step.num_ranks), *step.mesh.axes)),
         timeline=timeline_drawing(timeline),
         phases=tuple(dict.fromkeys(span.task.phase for span in timeline.spans)),
@@ -149,8 +149,8 @@ def _whole_tables(plan: WholePlan, simulation: Simulation, reasons: Sequence[Why
     yield table("transfers", "Transfers", "Between ranks, per step and device.", ("seconds", "number", "bytes"), rows)
     rows = [
         (Cell(task), Cell(kind_of), Cell(str(count.num), count.num), bytes_cell(count.num_bytes))
-        for task, tally in collectives_by_task(plan)
-        for kind_of, count in tally.counts.items()
+        for task, stats in collectives_by_task(plan)
+        for kind_of, count in stats.counts.items()
     ]
     yield table("kinds", "Collectives by stage and kind", "Within ranks, per step and device.", ("stage", "kind", "number", "bytes"), rows)
     rows = [

@@ -14,13 +14,13 @@ from typing import BinaryIO, Final, TextIO
 import jax
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
-from rhino.ir.graph.collective_stats import Tally
-from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.graph.collective_stats import CollectiveStats
+from rhino.ir.graph.hlo_collectives import hlo_stats
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import LOCAL, copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.refusals import refuse_unrunnable
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
 from rhino.runtime.executor.compare import Difference, check, check_same_signature, coarsest_tolerance, differences
 from rhino.runtime.executor.compile_apart import compiling_apart
@@ -221,7 +221,7 @@ def _choose(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
     with compiling_apart(module, len(devices)) as hlo_text:
         localized = _compile_localized(local, devices)
         try:
-            said = _tally_lines("annotated form, as XLA would have it", tally_hlo(hlo_text()))
+            said = _stats_lines("annotated form, as XLA would have it", hlo_stats(hlo_text()))
         except RhinoError as error:
             said = (f"note: XLA does not take the annotated form: {error.what.splitlines()[0][:200]}",)
     return replace(localized, lines=(*localized.lines, *said))
@@ -231,13 +231,13 @@ def _compile_annotated(module: ir.Module, devices: Sequence[jax.Device]) -> _Pro
     with compiling_apart(module, len(devices)) as hlo_text:
         hlo_text()  # an error where compiling it here would end this process
     executable = compile_module(module, devices)
-    return _Program("annotated", executable, _tally_lines("as compiled", tally_hlo(executable.hlo_text())))
+    return _Program("annotated", executable, _stats_lines("as compiled", hlo_stats(executable.hlo_text())))
 
 
 def _compile_localized(local: ir.Module, devices: Sequence[jax.Device]) -> _Program:
     executable = compile_module(wrap_manual(local), devices)
-    planned, compiled = tally_module(local), tally_hlo(executable.hlo_text())
-    return _Program("localized", executable, (*_tally_lines("as planned", planned), *_tally_lines("as compiled", compiled)))
+    planned, compiled = module_stats(local), hlo_stats(executable.hlo_text())
+    return _Program("localized", executable, (*_stats_lines("as planned", planned), *_stats_lines("as compiled", compiled)))
 
 
 def _localize(module: ir.Module) -> ir.Module:
@@ -246,8 +246,8 @@ def _localize(module: ir.Module) -> ir.Module:
     return localized_copy(module)
 
 
-def _tally_lines(what: str, tally: Tally) -> tuple[str, ...]:
-    rows = tally.table().splitlines()
+def _stats_lines(what: str, stats: CollectiveStats) -> tuple[str, ...]:
+    rows = stats.table().splitlines()
     return (f"collectives per step and device, {what}:", *(f"  {row}" for row in rows))
 
 

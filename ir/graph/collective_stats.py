@@ -25,7 +25,7 @@ class Count(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class CollectiveStats:
     """Collectives of a program by kind.
 
     `exact` is False where a loop's trip count is not a constant (its body counts once), or where branches differ (the one with the
@@ -45,19 +45,21 @@ class Tally:
         """What the payloads come to on the wire, up to a factor (n - 1) / n: an all-reduce scatters and gathers, so it counts twice."""
         return self.total.num_bytes + self.counts.get("all_reduce", Count()).num_bytes
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: CollectiveStats) -> CollectiveStats:
         counts = {}
         for kind in KINDS:
             a, b = self.counts.get(kind, Count()), other.counts.get(kind, Count())
             if a.num or b.num:
                 counts[kind] = Count(a.num + b.num, a.num_bytes + b.num_bytes)
-        return Tally(counts, self.exact and other.exact)
+        return CollectiveStats(counts, self.exact and other.exact)
 
-    def times(self, trips: int | None) -> Tally:
-        """Returns the tally of a loop around this one; `trips` is None where nobody knows how often it runs."""
+    def times(self, trips: int | None) -> CollectiveStats:
+        """Returns the stats of a loop around this one; `trips` is None where nobody knows how often it runs."""
         if trips is None:
-            return Tally(self.counts, self.exact and not self.counts)
-        return Tally({kind: Count(count.num * trips, count.num_bytes * trips) for kind, count in self.counts.items() if trips}, self.exact)
+            return CollectiveStats(self.counts, self.exact and not self.counts)
+        return CollectiveStats(
+            {kind: Count(count.num * trips, count.num_bytes * trips) for kind, count in self.counts.items() if trips}, self.exact
+        )
 
     def table(self) -> str:
         """Returns a line for each kind and one for the total: kind, number, bytes per device."""
@@ -65,15 +67,15 @@ class Tally:
         return "\n".join(f"{name:<18} {count.num:>6} {format_bytes(count.num_bytes):>10}" for name, count in rows)
 
 
-EMPTY: Final = Tally()
+EMPTY: Final = CollectiveStats()
 
 
-def one_collective(kind: str, num_bytes: int) -> Tally:
-    """Returns the tally of a single collective of `num_bytes` payload."""
-    return Tally({kind: Count(1, num_bytes)})
+def one_collective(kind: str, num_bytes: int) -> CollectiveStats:
+    """Returns the stats of a single collective of `num_bytes` payload."""
+    return CollectiveStats({kind: Count(1, num_bytes)})
 
 
-def one_of(branches: Sequence[Tally]) -> Tally:
-    """Returns the tally of a choice between `branches`: the one with the most bytes, exact if they all agree."""
-    largest = max(branches, key=lambda tally: tally.total.num_bytes, default=EMPTY)
-    return Tally(largest.counts, all(tally == largest and tally.exact for tally in branches))
+def one_of(branches: Sequence[CollectiveStats]) -> CollectiveStats:
+    """Returns the stats of a choice between `branches`: the one with the most bytes, exact if they all agree."""
+    largest = max(branches, key=lambda stats: stats.total.num_bytes, default=EMPTY)
+    return CollectiveStats(largest.counts, all(stats == largest and stats.exact for stats in branches))

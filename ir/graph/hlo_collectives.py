@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rhino.ir.graph.collective_stats import EMPTY, Tally, one_collective, one_of, payload_bytes
+from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective, one_of, payload_bytes
 
 _KINDS: Final = {
     "all-reduce": "all_reduce",
@@ -57,7 +57,7 @@ Computation = Mapping[str, Instruction]
 """Instructions by name, in the order in which they stand; the last is the root."""
 
 
-def tally_hlo(text: str) -> Tally:
+def hlo_stats(text: str) -> CollectiveStats:
     """Returns the collectives that one device takes part in when it runs the compiled module once.
 
     Loops count as often as XLA's `known_trip_count` says, else once with `exact=False`. Groups of one device are left out.
@@ -111,15 +111,15 @@ def parse_hlo(text: str) -> tuple[str, dict[str, Computation]]:
 class _Walk:
     computations: Mapping[str, Computation]
     num_partitions: int
-    done: dict[str, Tally]
+    done: dict[str, CollectiveStats]
 
-    def computation(self, name: str) -> Tally:
+    def computation(self, name: str) -> CollectiveStats:
         if name not in self.done:
             body = self.computations.get(name, {})
             self.done[name] = sum((self.instruction(op, body) for op in body.values()), EMPTY)
         return self.done[name]
 
-    def instruction(self, op: Instruction, body: Computation) -> Tally:
+    def instruction(self, op: Instruction, body: Computation) -> CollectiveStats:
         kind = _KINDS.get(op.opcode.removesuffix("-start"))
         if kind is not None:
             return self.collective(kind, op, body)
@@ -134,7 +134,7 @@ class _Walk:
             return together
         return together.times(trips(op))
 
-    def collective(self, kind: str, op: Instruction, body: Computation) -> Tally:
+    def collective(self, kind: str, op: Instruction, body: Computation) -> CollectiveStats:
         size = self.group_size(op.attributes)
         if size == 1 or not _joins_devices(op.attributes):
             return EMPTY

@@ -28,7 +28,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class StepProgram:
     """A compiled unit, the same on every rank that runs it.
 
     `module` names its text; `donated` are pairs (input, output): the output takes over the input's buffer.
@@ -143,7 +143,7 @@ class Step:
 
     mesh: Mesh
     num_ranks: int
-    programs: tuple[Program, ...]
+    programs: tuple[StepProgram, ...]
     slots: tuple[Slot, ...]
     instructions: tuple[Global, ...]
     constants: tuple[tuple[int, int], ...] = ()

@@ -101,7 +101,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PeakTensor:
     """Tensors that are alike and alive at the peak: `count` of them, with their bytes on a device together."""
 
     name: str
@@ -122,7 +122,7 @@ class Memory:
     peak_time: int
     peak_op: str
     curve: tuple[tuple[int, int], ...]
-    alive: tuple[Held, ...]
+    alive: tuple[PeakTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ def _tensor(row: list[Any]) -> Tensor:
 
 def _memory(data: Mapping[str, Any]) -> Memory:
     curve = tuple((int(time), int(num_bytes)) for time, num_bytes in data["curve"])
-    return Memory(data["num_times"], data["peak_time"], data["peak_op"], curve, tuple(Held(*row) for row in data["alive"]))
+    return Memory(data["num_times"], data["peak_time"], data["peak_op"], curve, tuple(PeakTensor(*row) for row in data["alive"]))
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

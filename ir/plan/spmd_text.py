@@ -7,7 +7,7 @@ from math import isclose
 from textwrap import shorten
 from typing import Final
 
-from rhino.ir.graph.collective_stats import EMPTY, Count, Tally
+from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.plan.spmd_plan import Cost, Dims, SpmdPlan, Tensor, dims_text, folded, num_parts
 from rhino.ir.units import format_bytes, format_seconds, peak_text
 
@@ -21,9 +21,9 @@ def explain_text(plan: SpmdPlan, num_rows: int = 20) -> str:
     return "\n".join([*(line for lines in sections for line in lines), *_rivals(plan, num_rows)])
 
 
-def tally_of(costs: Iterable[Cost]) -> Tally:
+def stats_of(costs: Iterable[Cost]) -> CollectiveStats:
     """Returns collectives by kind."""
-    return sum((Tally({one.kind: Count(one.count, one.num_bytes)}) for one in costs), EMPTY)
+    return sum((CollectiveStats({one.kind: Count(one.count, one.num_bytes)}) for one in costs), EMPTY)
 
 
 def differ(then: float, now: float) -> bool:
@@ -145,7 +145,7 @@ def _collectives(plan: SpmdPlan, num_rows: int) -> list[str]:
         )
         for one in plan.costs[:num_rows]
     ]
-    totals = [f"  {line}" for line in tally_of(plan.costs).table().splitlines()]
+    totals = [f"  {line}" for line in stats_of(plan.costs).table().splitlines()]
     return ["collectives, seconds and bytes per step and device:", *totals, *table(rows), *more(len(plan.costs), num_rows)]
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.plan.instructions import Layout, Phase, Program
+from rhino.ir.plan.instructions import Layout, Phase, StepProgram
 
 PARTS: Final = "rhino.parts"
 """On a module that is a step in stages (rhino.ir.program.staged_module): its parts."""
@@ -73,7 +73,7 @@ class StagedStep:
     mesh: Mesh
     num_stages: int
     num_micro_batches: int
-    programs: tuple[Program, ...]
+    programs: tuple[StepProgram, ...]
     parts: tuple[StageProgram, ...]
     arguments: tuple[Argument, ...]
     results: tuple[str, ...]

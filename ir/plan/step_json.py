@@ -7,7 +7,7 @@ import math
 from typing import Any, Final, assert_never, get_args
 
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Phase, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Phase, Run, Slot, Step, StepProgram, Task, Transfer
 
 _MOST: Final = 2**20
 """More stages, ranks, devices along an axis or micro-batches than any step has."""
@@ -95,7 +95,7 @@ def _layout(data: list[Any]) -> Layout:
     return layout
 
 
-def _program_json(program: Program) -> dict[str, Any]:
+def _program_json(program: StepProgram) -> dict[str, Any]:
     return {
         "name": program.name,
         "module": program.module,
@@ -105,10 +105,10 @@ def _program_json(program: Program) -> dict[str, Any]:
     }
 
 
-def _program(data: dict[str, Any]) -> Program:
+def _program(data: dict[str, Any]) -> StepProgram:
     inputs, outputs = (tuple(map(_layout, list_of(data[side]))) for side in ("inputs", "outputs"))
     donated = tuple([(number_of(source), number_of(target)) for source, target in list_of(data["donated"])])
-    return Program(text_of(data["name"]), text_of(data["module"]), inputs, outputs, donated)
+    return StepProgram(text_of(data["name"]), text_of(data["module"]), inputs, outputs, donated)
 
 
 # Values

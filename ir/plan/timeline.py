@@ -22,7 +22,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class TransferSpan:
     """Transfer `uid` is under way from `start_s` to `end_s`, from rank `giver` to rank `taker`."""
 
     uid: int
@@ -38,7 +38,7 @@ class Timeline:
 
     num_ranks: int
     spans: tuple[Span, ...]
-    moves: tuple[Move, ...] = ()
+    moves: tuple[TransferSpan, ...] = ()
 
     @property
     def end_s(self) -> float:

@@ -1,6 +1,6 @@
 """Count what a program sends between devices: collectives by kind, and their payload in bytes per device.
 
-`tally_module` reads a local StableHLO program; `rhino.ir.graph.hlo_collectives.tally_hlo` reads what XLA compiled. Both use the payload of
+`module_stats` reads a local StableHLO program; `rhino.ir.graph.hlo_collectives.hlo_stats` reads what XLA compiled. Both use the payload of
 `payload_bytes`, which the cost model uses too, so that predicted, planned and compiled bytes can be compared as they are.
 """
 
@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rhino.ir.graph.collective_stats import EMPTY, KINDS, Tally, one_collective, one_of, payload_bytes
+from rhino.ir.graph.collective_stats import EMPTY, KINDS, CollectiveStats, one_collective, one_of, payload_bytes
 from rhino.ir.graph.elements import element_bytes
 from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.trip_count import trip_count
 
 
-def tally_module(module: ir.Module | ir.Operation) -> Tally:
+def module_stats(module: ir.Module | ir.Operation) -> CollectiveStats:
     """Returns the collectives that one device takes part in when it runs the entry function once.
 
     A collective over groups of one device moves nothing and is left out. Calls are followed.
@@ -38,24 +38,24 @@ def tensor_bytes(kind: ir.Type) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """A walk over a module; `done` keeps each function's tally, for calls repeat."""
+    """A walk over a module; `done` keeps each function's stats, for calls repeat."""
 
     functions: Mapping[str, func.FuncOp]
-    done: dict[str, Tally]
+    done: dict[str, CollectiveStats]
 
-    def function(self, name: str) -> Tally:
+    def function(self, name: str) -> CollectiveStats:
         if name not in self.done:
             self.done[name] = self.region(self.functions[name].regions[0]) if name in self.functions else EMPTY
         return self.done[name]
 
-    def region(self, region: ir.Region) -> Tally:
+    def region(self, region: ir.Region) -> CollectiveStats:
         found = EMPTY
         for block in region:
             for op in block.operations:
                 found += self.op(op)
         return found
 
-    def op(self, op: ir.OpView) -> Tally:
+    def op(self, op: ir.OpView) -> CollectiveStats:
         name = op.operation.name
         kind = name.removeprefix("stablehlo.")
         if kind in KINDS:
@@ -69,7 +69,7 @@ class _Walk:
         return together.times(trip_count(op)) if name == "stablehlo.while" and together.counts else together
 
 
-def _collective(op: ir.OpView, kind: str) -> Tally:
+def _collective(op: ir.OpView, kind: str) -> CollectiveStats:
     if not _crosses_devices(op):
         return EMPTY
     sent = sum(tensor_bytes(value.type) for value in op.operands)

@@ -19,7 +19,7 @@ _RESULT_INFO = "jax.result_info"
 
 
 @dataclass(eq=False)
-class Spot:
+class NamedTensor:
     """A tensor, the names it goes by, and what is said of it: its sharding if it has one, those it must not have, and by whom."""
 
     names: tuple[str, ...]
@@ -46,53 +46,53 @@ def words_on(program: Program, value: int) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def argument_spots(entry: func.FuncOp, file: str) -> list[Spot]:
+def argument_tensors(entry: func.FuncOp, file: str) -> list[NamedTensor]:
     """Returns the arguments of the entry; their names are pytree paths, with dots."""
     attributes = boundary_attributes(entry, "arg")
-    spots = []
+    tensors = []
     for number, (value, attrs) in enumerate(zip(entry.arguments, attributes, strict=True)):
         name = argument_name(value, number)
         what = f'argument {number} "{name}"'
-        spots.append(_boundary_spot((dotted(name),), what, value.type, place_of(value.location, file), attrs))
-    return spots
+        tensors.append(_boundary_tensor((dotted(name),), what, value.type, place_of(value.location, file), attrs))
+    return tensors
 
 
-def result_spots(entry: func.FuncOp, file: str) -> list[Spot]:
+def result_tensors(entry: func.FuncOp, file: str) -> list[NamedTensor]:
     """Returns the results of the entry; their names are their numbers, and the paths that JAX writes on them."""
-    spots = []
+    tensors = []
     for number, (kind, attrs) in enumerate(zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)):
         info = (dotted(ir.StringAttr(attrs[_RESULT_INFO]).value),) if _RESULT_INFO in attrs else ()
-        spots.append(_boundary_spot((str(number), *info), f"result {number}", kind, place_of(entry.location, file), attrs))
-    return spots
+        tensors.append(_boundary_tensor((str(number), *info), f"result {number}", kind, place_of(entry.location, file), attrs))
+    return tensors
 
 
-def write_boundary(entry: func.FuncOp, side: Side, spots: Sequence[Spot]) -> None:
+def write_boundary(entry: func.FuncOp, side: Side, tensors: Sequence[NamedTensor]) -> None:
     """Writes what is said of arguments or results."""
     old = boundary_attributes(entry, side)
-    set_boundary_attributes(entry, side, [{**attrs, **_said_of(spot)} for attrs, spot in zip(old, spots, strict=True)])
+    set_boundary_attributes(entry, side, [{**attrs, **_said_of(tensor)} for attrs, tensor in zip(old, tensors, strict=True)])
 
 
-def op_spots(program: Program, op: int) -> list[Spot]:
+def op_tensors(program: Program, op: int) -> list[NamedTensor]:
     """Returns the results of an op; their names are its location's (a scope), alone and with the op's behind a colon."""
     operation, values = program.ops[op], program.graph.results(op)
     scope = name_of(operation.location)
     names = (scope, f"{scope}:{operation.name.rpartition('.')[2]}")
     forbidden = list(ir.ArrayAttr(operation.attributes[FORBIDDEN])) if FORBIDDEN in operation.attributes else []
     shardings = _op_shardings(operation)
-    spots = []
+    tensors = []
     for offset, value in enumerate(values):
         what = f"'{operation.name}' in '{scope}'" + (f" result {offset}" if len(values) > 1 else "")
         place = place_of(operation.location, program.file)
-        spot = Spot(names, what, program.graph.type_of(value).shape, place, shardings[offset] if shardings else None)
-        spot.forbidden += list(ir.ArrayAttr(forbidden[offset])) if forbidden else []
-        spots.append(spot)
-    return spots
+        tensor = NamedTensor(names, what, program.graph.type_of(value).shape, place, shardings[offset] if shardings else None)
+        tensor.forbidden += list(ir.ArrayAttr(forbidden[offset])) if forbidden else []
+        tensors.append(tensor)
+    return tensors
 
 
-def write_op(op: ir.Operation, spots: Sequence[Spot], mesh_name: str) -> None:
+def write_op(op: ir.Operation, tensors: Sequence[NamedTensor], mesh_name: str) -> None:
     """Writes what is said of the results of an op; those of which nothing is said stay open."""
-    if any(spot.sharding is not None for spot in spots):
-        every = [spot.sharding or open_attribute(mesh_name, len(spot.shape)) for spot in spots]
+    if any(tensor.sharding is not None for tensor in tensors):
+        every = [tensor.sharding or open_attribute(mesh_name, len(tensor.shape)) for tensor in tensors]
         match op.name:
             case _ if op.name == CONSTRAINT:
                 op.attributes["sharding"] = every[0]
@@ -100,10 +100,10 @@ def write_op(op: ir.Operation, spots: Sequence[Spot], mesh_name: str) -> None:
                 op.attributes[CARRIED] = ir.ArrayAttr.get(every)
             case _:
                 op.attributes[SHARDING] = per_value_attribute(every)
-    if any(spot.forbidden for spot in spots):
-        op.attributes[FORBIDDEN] = ir.ArrayAttr.get([ir.ArrayAttr.get(list(dict.fromkeys(spot.forbidden))) for spot in spots])
-    if any(spot.said for spot in spots):
-        op.attributes[SAID] = _words([*said_words(op.attributes), *(words for spot in spots for words in spot.said)])
+    if any(tensor.forbidden for tensor in tensors):
+        op.attributes[FORBIDDEN] = ir.ArrayAttr.get([ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden))) for tensor in tensors])
+    if any(tensor.said for tensor in tensors):
+        op.attributes[SAID] = _words([*said_words(op.attributes), *(words for tensor in tensors for words in tensor.said)])
 
 
 def dims_attribute(mesh_name: str, dims: Sequence[Dim]) -> ir.Attribute:
@@ -121,12 +121,12 @@ def open_attribute(mesh_name: str, rank: int) -> ir.Attribute:
     return _attribute(mesh_name, [((), True)] * rank, (), ())
 
 
-def both(first: ir.Attribute, second: ir.Attribute, target: NamedMesh, spot: Spot) -> ir.Attribute | None:
+def both(first: ir.Attribute, second: ir.Attribute, target: NamedMesh, tensor: NamedTensor) -> ir.Attribute | None:
     """Returns the sharding that leaves open what both do; None where that is nothing.
 
     Axes only ever split a dim outer ones first, so the axes of both, in the mesh's order, are what is common where anything is.
     """
-    sets = [allowed_specs(one, target, spot.shape, spot.place, spot.what) for one in (first, second)]
+    sets = [allowed_specs(one, target, tensor.shape, tensor.place, tensor.what) for one in (first, second)]
     if not sets[0] & sets[1]:
         return None
     sides = [sdy.TensorShardingAttr(one) for one in (first, second)]
@@ -155,18 +155,18 @@ def _braced(axes: Sequence[str], *, is_open: bool = False) -> str:
     return "{" + ", ".join([*(f'"{axis}"' for axis in axes), *(["?"] if is_open else [])]) + "}"
 
 
-def _boundary_spot(names: tuple[str, ...], what: str, kind: ir.Type, place: Place, attrs: Attributes) -> Spot:
+def _boundary_tensor(names: tuple[str, ...], what: str, kind: ir.Type, place: Place, attrs: Attributes) -> NamedTensor:
     shape = tuple(kind.shape) if isinstance(kind, ir.RankedTensorType) else ()
     forbidden = list(ir.ArrayAttr(attrs[FORBIDDEN])) if FORBIDDEN in attrs else []
-    return Spot(names, what, shape, place, attrs.get(SHARDING), forbidden, said_words(attrs))
+    return NamedTensor(names, what, shape, place, attrs.get(SHARDING), forbidden, said_words(attrs))
 
 
-def _said_of(spot: Spot) -> Attributes:
-    found: Attributes = {} if spot.sharding is None else {SHARDING: spot.sharding}
-    if spot.forbidden:
-        found[FORBIDDEN] = ir.ArrayAttr.get(list(dict.fromkeys(spot.forbidden)))
-    if spot.said:
-        found[SAID] = _words(spot.said)
+def _said_of(tensor: NamedTensor) -> Attributes:
+    found: Attributes = {} if tensor.sharding is None else {SHARDING: tensor.sharding}
+    if tensor.forbidden:
+        found[FORBIDDEN] = ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden)))
+    if tensor.said:
+        found[SAID] = _words(tensor.said)
     return found
 
 

@@ -10,10 +10,10 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import module_mesh
-from rhino.ir.plan.instructions import Layout, Program
+from rhino.ir.plan.instructions import Layout, StepProgram
 
 
-def check_signature(program: Program, module: ir.Module, mesh: Mesh, file: str) -> None:
+def check_signature(program: StepProgram, module: ir.Module, mesh: Mesh, file: str) -> None:
     """Raises what is wrong where `module`, of a file called `file`, takes or gives something else than `program`, or elsewhere than `mesh`.
 
     How arrays are split is seen only in what XLA makes of the module.
@@ -31,7 +31,7 @@ def check_signature(program: Program, module: ir.Module, mesh: Mesh, file: str) 
         raise disagreement(program, f"the module is for mesh {found[1]}, the step for mesh {mesh}", file)
 
 
-def disagreement(program: Program, what: str, file: str) -> RhinoError:
+def disagreement(program: StepProgram, what: str, file: str) -> RhinoError:
     """Returns the error that says in what a program and its module disagree."""
     return RhinoError("RHI-RUN-006", f"program {program.name} and its module {program.module} disagree: {what}", Place(file))
 

@@ -22,7 +22,7 @@ from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
-from rhino.ir.plan.instructions import Layout, Phase, Program
+from rhino.ir.plan.instructions import Layout, Phase, StepProgram
 from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgram
 from rhino.ir.program.accumulation import MICRO_BATCHES
 from rhino.ir.program.program import argument_name
@@ -41,7 +41,7 @@ ONE_DEVICE: Final = Mesh((("x", 1),))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagedPart:
     """A stage program by the name of its function."""
 
     phase: Phase
@@ -94,7 +94,7 @@ def program_boundary(sharding: ir.Attribute | None, alias: int | None = None) ->
     return attributes
 
 
-def write_staged(module: ir.Operation, parts: list[Part], num_stages: int, num_micro_batches: int, results: list[str]) -> None:
+def write_staged(module: ir.Operation, parts: list[StagedPart], num_stages: int, num_micro_batches: int, results: list[str]) -> None:
     """Writes on the module what its functions are for."""
     module.attributes[PARTS] = ir.ArrayAttr.get([part.attribute() for part in parts])
     module.attributes[NUM_STAGES] = _number(num_stages)
@@ -147,12 +147,12 @@ def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
     return Layout((*(sizes[axis] for axis in sums), *shape), dtype, (*((axis,) for axis in sums), *dims))
 
 
-def _program(function: func.FuncOp, mesh: Mesh) -> Program:
+def _program(function: func.FuncOp, mesh: Mesh) -> StepProgram:
     donated = [
         (number, _int(attributes[ALIAS])) for number, attributes in enumerate(boundary_attributes(function, "arg")) if ALIAS in attributes
     ]
     name = str(function.name.value)
-    return Program(name, name, layouts(function, "arg", mesh), layouts(function, "res", mesh), tuple(donated))
+    return StepProgram(name, name, layouts(function, "arg", mesh), layouts(function, "res", mesh), tuple(donated))
 
 
 def _part(part: Attributes, numbers: dict[str, int]) -> StageProgram:

@@ -99,7 +99,7 @@ Constraint = Pin | Ban | AxisBan
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Constraints:
     """All that is said: of tensors, of axes, and of scopes."""
 
     constraints: tuple[Constraint, ...] = ()
@@ -145,7 +145,7 @@ def parse_pad(text: str) -> Pad:
     return Pad(pattern, int(dim), said) if colon else Pad(dim, None, said)
 
 
-def read_constraints(file: str) -> Said:
+def read_constraints(file: str) -> Constraints:
     """Returns what a TOML file says. Raises RHI-CLI-002 where it cannot be read, RHI-PIN-001."""
     root = read_toml(file, "RHI-PIN-001")
     try:
@@ -155,7 +155,7 @@ def read_constraints(file: str) -> Said:
         roles = [_role(axis, role, f"axis-role '{axis}={role}' of {file}") for axis, role in _table(root, "axis-role", "axes")]
         scopes = [_scope(name, way, f"scope '{name}={way}' of {file}") for name, way in _table(root, "scope", "names")]
         pads = [_file_pad(row, f"pad {number} of {file}") for number, row in enumerate(_rows(root, "pad"), 1)]
-        return Said((*pins, *bans), tuple(roles), tuple(scopes), tuple(pads))
+        return Constraints((*pins, *bans), tuple(roles), tuple(scopes), tuple(pads))
     except _MalformedError as error:
         raise RhinoError("RHI-PIN-001", str(error), Place(file), fix="see docs/constraints.md") from None
 

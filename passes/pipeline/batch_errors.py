@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.program.program import Program
-from rhino.strategies.microbatch.micro_batch import NoBatch, Nothing, Outcome, Parts, Sync, Uneven
+from rhino.strategies.microbatch.micro_batch import BatchParts, NoBatch, Nothing, Outcome, Sync, Uneven
 
 
 def refused(outcome: Outcome, program: Program, parts: int) -> RhinoError:
@@ -21,7 +21,7 @@ def refused(outcome: Outcome, program: Program, parts: int) -> RhinoError:
         case Nothing(batch=batch):
             what = f"nothing that the step gives depends on {_dims(program, batch)}: there is nothing to accumulate"
             return RhinoError("RHI-BATCH-005", what, place, fix="name the batch with --batch, if it is another")
-        case NoBatch() | Parts():
+        case NoBatch() | BatchParts():
             carried = sum(argument.alias is not None for argument in program.graph.arguments)
             why = f"of {len(program.graph.arguments)} arguments {carried} are carried from step to step, and no other has a dim"
             return RhinoError("RHI-BATCH-002", "the step has no batch", place, (why,), "name the batch with --batch=NAME:DIM")

@@ -15,7 +15,7 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.program.program import Program, ops_of
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.micro_batch import Boundary, MicroBatch, begin
-from rhino.strategies.microbatch.micro_batch import Parts
+from rhino.strategies.microbatch.micro_batch import BatchParts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class _Decided:
 
     step: bytes
     boundary: Boundary
-    parts: Parts
+    parts: BatchParts
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Divider:
         module = ir.Module.parse(step)
         boundary = begin(module.operation, remarks)
 
-        def read() -> tuple[Program, Parts]:
+        def read() -> tuple[Program, BatchParts]:
             program, parts = micro.decide(module.operation, remarks)
             self.sizes = self.sizes or _sizes(program.graph)
             self.decided[self._divides(micro.num)] = _Decided(bytecode(module), boundary, parts)
@@ -61,7 +61,7 @@ class Divider:
     def _again(self, known: _Decided, micro: MicroBatch, remarks: Remarks) -> ir.Module:
         module = ir.Module.parse(known.step)
 
-        def read() -> tuple[Program, Parts]:
+        def read() -> tuple[Program, BatchParts]:
             entry = entry_function(module)
             return Program(known.parts.found.graph, entry, ops_of(entry), remarks.file), known.parts
 

@@ -44,8 +44,8 @@ from rhino.passes.pipeline.part_slices import take_slices
 from rhino.passes.pipeline.time_loop import Carried
 from rhino.passes.sharding.localize import rewrite
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.plan import Plan
-from rhino.strategies.microbatch.micro_batch import Asked, Parts, Sync, as_plan, take_in_parts
+from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.microbatch.micro_batch import BatchParts, BatchRequest, Sync, as_plan, take_in_parts
 
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")
 _AXIS: Final = "micro-batch"
@@ -71,12 +71,12 @@ class MicroBatch(Pass):
         boundary = begin(module, remarks)
         self.divide(module, boundary, lambda: self.decide(module, remarks), remarks)
 
-    def divide(self, module: ir.Operation, boundary: Boundary, read: Callable[[], tuple[Program, Parts]], remarks: Remarks) -> None:
+    def divide(self, module: ir.Operation, boundary: Boundary, read: Callable[[], tuple[Program, BatchParts]], remarks: Remarks) -> None:
         """Rewrites a module that was begun with, as `read` says: its program, and how that takes its batch in parts."""
         mesh = Mesh(((_AXIS, self.num),))
-        decided: list[Parts] = []
+        decided: list[BatchParts] = []
 
-        def planned() -> tuple[Plan, Program]:
+        def planned() -> tuple[ShardingPlan, Program]:
             program, parts = read()
             decided.append(parts)
             _write_batch(module, program, mesh, parts.batch)
@@ -95,7 +95,7 @@ class MicroBatch(Pass):
         boundary.put_back(module, entry)
         _remark(entry, decided[0].batch, carried, self.num, remarks)
 
-    def decide(self, module: ir.Operation, remarks: Remarks) -> tuple[Program, Parts]:
+    def decide(self, module: ir.Operation, remarks: Remarks) -> tuple[Program, BatchParts]:
         """Returns the program, in which is copied what has to be known whole early, and how it takes its batch in parts."""
         mesh = Mesh(((_AXIS, self.num),))
         batch: Mapping[int, int] = {}
@@ -106,13 +106,13 @@ class MicroBatch(Pass):
             outcome = take_in_parts(program.graph, replace(asked, batch=batch or asked.batch))
             if isinstance(outcome, Sync) and start_from_zero(program, outcome.meeting):
                 continue
-            if not isinstance(outcome, Parts):
+            if not isinstance(outcome, BatchParts):
                 raise refused(outcome, program, self.num)
             if not copy_whole(program, outcome.found):
                 return program, outcome
             batch = outcome.batch
 
-    def asked(self, program: Program, remarks: Remarks) -> Asked:
+    def asked(self, program: Program, remarks: Remarks) -> BatchRequest:
         """Returns what the options and the program say."""
         graph = program.graph
         batch: dict[int, int] = {}
@@ -126,7 +126,7 @@ class MicroBatch(Pass):
                 batch[number] = dim
         whole = frozenset(number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file))
         copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
-        return Asked(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, condition_reads(program))
+        return BatchRequest(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, condition_reads(program))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import end_of, walk
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.accumulation import MICRO_BATCHES, STAGE
-from rhino.ir.program.staged_module import Part, argument_names, declare_step, program_boundary, write_staged
+from rhino.ir.program.staged_module import StagedPart, argument_names, declare_step, program_boundary, write_staged
 
 _NAME: Final = "step_0"
 
@@ -42,7 +42,7 @@ def make_one_program(module: ir.Operation, entry: func.FuncOp) -> None:
     for number in sorted(set(range(len(names))).difference(read), reverse=True):
         block.erase_argument(number)
     _write_boundary(entry, [arguments[number] for number in read], [results[number] for number in given], given)
-    part = Part("step", 0, _NAME, tuple([names[number] for number in read]), tuple([f"{_NAME}.{number}" for number in given]))
+    part = StagedPart("step", 0, _NAME, tuple([names[number] for number in read]), tuple([f"{_NAME}.{number}" for number in given]))
     named = [names[passed[number]] if number in passed else f"{_NAME}.{number}" for number in range(len(returned))]
     write_staged(module, [part], 1, num_micro_batches, named)
 

@@ -43,13 +43,13 @@ from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
 from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
-from rhino.strategies.pipeline.split_backward_cost import ways_apart
+from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.marks import marked_stages
 from rhino.strategies.pipeline.stages.places import op_stages
 from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem
 from rhino.strategies.solver.answer import Infeasible, Unsolved
-from rhino.strategies.structure.training_phases import Parts, parts_of
+from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 if TYPE_CHECKING:
     from rhino.strategies.pipeline.stages.cut import StageAnswer
@@ -115,7 +115,7 @@ class PipelineStages(Pass):
         parts = parts_of(program.graph, loop, seconds)
         value_bytes = local_bytes(plan)
         handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
-        apart = ways_apart(plan, model, handing) if self.stages > 1 else None  # the last stage's two ways are one program
+        apart = split_backward_cost(plan, model, handing) if self.stages > 1 else None  # the last stage's two ways are one program
         link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
         pins = {
             number: ir.IntegerAttr(op.attributes[STAGE]).value
@@ -137,7 +137,7 @@ class PipelineStages(Pass):
         _check_order(program, staging, pins)
         return staging
 
-    def _marked(self, program: Program, parts: Parts) -> dict[int, int]:
+    def _marked(self, program: Program, parts: TrainingPhases) -> dict[int, int]:
         """Returns the virtual stages of ops that follow from the user's boundaries. Raises RHI-STAGE-003 where these do not fit."""
         marks = {number: way for number, op in enumerate(program.ops) if (way := way_of(op)) is not None}
         if not marks:

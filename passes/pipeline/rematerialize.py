@@ -36,7 +36,7 @@ from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
 from rhino.passes.sharding.problem import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
 from rhino.strategies.remat.remat_graph import ONE_STAGE, Stash, stash_of
-from rhino.strategies.structure.training_phases import Parts, parts_of
+from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
 if TYPE_CHECKING:
     from rhino.strategies.remat.rematerialization import StageChoice
@@ -85,7 +85,7 @@ class Begun:
     """What is known of a step whatever is kept: its graph, what it saves for the way back, and in how many stages it is."""
 
     graph: Graph
-    parts: Parts
+    parts: TrainingPhases
     stash: Stash
     num_stages: int
     is_staged: bool

@@ -16,13 +16,13 @@ from rhino.ir.program.accumulation import STAGE, AnyValue, reads_of
 from rhino.ir.program.named_tensors import open_attribute
 from rhino.ir.program.program import CARRIED, Program
 from rhino.strategies.remat.remat_graph import Stash
-from rhino.strategies.structure.training_phases import Parts
+from rhino.strategies.structure.training_phases import TrainingPhases
 
 if TYPE_CHECKING:
     from rhino.strategies.remat.rematerialization import Block
 
 
-def write_blocks(program: Program, parts: Parts, stash: Stash, blocks: Sequence[Block], last_stage: int) -> None:
+def write_blocks(program: Program, parts: TrainingPhases, stash: Stash, blocks: Sequence[Block], last_stage: int) -> None:
     """Writes the copies that `blocks` ask for, and points the way back at them."""
     if blocks:
         _Writer(program, parts, stash, last_stage).write(blocks)
@@ -44,7 +44,7 @@ class _Draft:
 
 
 class _Writer:
-    def __init__(self, program: Program, parts: Parts, stash: Stash, last_stage: int) -> None:
+    def __init__(self, program: Program, parts: TrainingPhases, stash: Stash, last_stage: int) -> None:
         self.program, self.graph, self.parts, self.last_stage = program, program.graph, parts, last_stage
         stands = materialized(self.graph)
         self.units = {unit.op for unit in stash.units}

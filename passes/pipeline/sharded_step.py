@@ -12,7 +12,7 @@ from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.program.program import Program
 from rhino.passes.sharding.localize import annotated_plan
 from rhino.passes.sharding.problem import rank_target
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.choice.plan_costs import op_seconds, states_of
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import Builder
@@ -35,7 +35,7 @@ class ShardedFigures(NamedTuple):
     """The seconds of each op in a step [ops], with the collectives that it waits for; how everything lies; and the model of costs."""
 
     seconds: Floats
-    plan: Plan
+    plan: ShardingPlan
     model: CostModel
 
 
@@ -51,7 +51,7 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     return ShardedFigures(op_seconds(choice, states_of(choice, plan)), plan, model)
 
 
-def sharded_plan(program: Program, module: ir.Operation) -> Plan:
+def sharded_plan(program: Program, module: ir.Operation) -> ShardingPlan:
     """Returns the plan that the annotations of a module are. What has no sharding is whole everywhere.
 
     Raises:

@@ -45,7 +45,7 @@ from rhino.ir.program.accumulation import (
 from rhino.ir.program.folded_layers import refuse_folded
 from rhino.ir.program.numerics import FUSIBLE
 from rhino.ir.program.program import CARRIED
-from rhino.ir.program.staged_module import NUM_STAGES, Part, argument_names, declare_step, program_boundary, write_staged
+from rhino.ir.program.staged_module import NUM_STAGES, StagedPart, argument_names, declare_step, program_boundary, write_staged
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.one_program import make_one_program
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
@@ -251,7 +251,7 @@ class _Splitter:
 
     # Names
 
-    def build(self, drafts: list[_Draft]) -> tuple[list[Part], list[str]]:
+    def build(self, drafts: list[_Draft]) -> tuple[list[StagedPart], list[str]]:
         """Makes the functions of `drafts` and of the setups before them; returns the parts, and the names of the step's results."""
         for number, _, value in self.program.accumulated():
             draft = self.home.get(value)
@@ -357,7 +357,7 @@ class _Writer:
         self.reads: dict[str, AnyValue] = {}
         self.read_shardings: list[ir.Attribute | None] = []
 
-    def part(self) -> Part:
+    def part(self) -> StagedPart:
         draft = self.draft
         for op in draft.ops:
             self.clone(op)
@@ -366,7 +366,7 @@ class _Writer:
             func.ReturnOp(returned)
         set_function_type(self.function)
         self.write_boundary()
-        return Part(draft.phase, draft.stage, draft.label, tuple(self.reads), tuple(draft.gives))
+        return StagedPart(draft.phase, draft.stage, draft.label, tuple(self.reads), tuple(draft.gives))
 
     def clone(self, op: ir.Operation) -> None:
         new = {value: self.value(value) for value in reads_of(op)}
@@ -511,7 +511,7 @@ def _replicated(module: ir.Operation) -> str:
     return f"#sdy.sharding<@{found[0]}, []>"
 
 
-def _share_equal(module: ir.Operation, parts: Sequence[Part]) -> list[Part]:
+def _share_equal(module: ir.Operation, parts: Sequence[StagedPart]) -> list[StagedPart]:
     """Keeps one of equal functions; returns the parts with the names of those that are kept."""
     functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
     first: dict[str, str] = {}
@@ -522,5 +522,5 @@ def _share_equal(module: ir.Operation, parts: Sequence[Part]) -> list[Part]:
         name = first.setdefault(text, part.function)
         if name != part.function:
             function.operation.erase()
-        shared.append(Part(part.phase, part.stage, name, part.reads, part.gives))
+        shared.append(StagedPart(part.phase, part.stage, name, part.reads, part.gives))
     return shared

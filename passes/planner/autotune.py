@@ -21,7 +21,7 @@ from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space
 from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.problem import to_fit
 from rhino.strategies.autotune import DEFAULT, explore, is_open, reopen
-from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Evaluate, Explored, Outcome, Refused, Shape, Space
+from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
 from rhino.strategies.pipeline.schedules import SCHEDULES
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AutotuneRequest:
     """What is decided of a plan before anything is searched for (None and empty: open), and how the search goes.
 
     `stages` are those of the model, of which a schedule may put several on a rank; `keep` is the share of what the way back needs that is
@@ -92,7 +92,7 @@ Make = Callable[[Decided], Made[T]]
 """Makes the programs of a plan; what it raises where they do not fit rules the plan out."""
 
 
-def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
+def choose_whole(setup: Setup, said: AutotuneRequest, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
     """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
 
     Raises:
@@ -119,7 +119,7 @@ def choose_whole(setup: Setup, said: Said, make: Make[T], told: Callable[[Explor
     return made.made, Report(end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
 
 
-def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
+def _space(setup: Setup, said: AutotuneRequest, stages: Sequence[int]) -> Space:
     """Returns what is left to choose from. Raises RHI-SOLVE-002 where stages are asked for, and there is no batch."""
     numbers = [] if said.micro_batches is None else [said.micro_batches]
     space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
@@ -129,7 +129,7 @@ def _space(setup: Setup, said: Said, stages: Sequence[int]) -> Space:
     return space if said.keep is None else replace(space, keeps=(said.keep,))
 
 
-def _check_numbers(said: Said) -> None:
+def _check_numbers(said: AutotuneRequest) -> None:
     if said.stages is not None and said.stages < 1:
         raise RhinoError("RHI-STAGE-001", f"{said.stages} stages were asked for", fix="ask for one or more, or leave them out")
     if said.micro_batches is not None and said.micro_batches < 1:
@@ -162,14 +162,14 @@ class _End(Generic[T]):
     plans: list[MadePlan] = field(default_factory=list)
     failed: list[Refused] = field(default_factory=list)
     best: tuple[Made[T], MadePlan] | None = None
-    known: dict[Shape, Outcome] = field(default_factory=dict)
+    known: dict[PlanConfig, Outcome] = field(default_factory=dict)
 
     def make_best(self) -> None:
         """Makes the best of what is new; where that is interrupted, with something made, that is all there is.
 
         Where none fits, what came near is made: the first that fits is taken.
         """
-        shapes: dict[Shape, int] = {}
+        shapes: dict[PlanConfig, int] = {}
         new = [one for one in self.explored.outcomes if self.known.get(one.shape) is not one]
         self.known = {one.shape: one for one in self.explored.outcomes}
         for estimate in self.candidates(new):
@@ -194,7 +194,7 @@ class _End(Generic[T]):
         return self.best
 
     @property
-    def done(self) -> dict[Shape, None]:
+    def done(self) -> dict[PlanConfig, None]:
         """The shapes of which programs were made."""
         return dict.fromkeys([*(one.estimate.shape for one in self.plans), *(one.shape for one in self.failed)])
 
@@ -208,7 +208,7 @@ class _End(Generic[T]):
         assert self.best is not None, "there is a step to beat"
         self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, told, strategy)
 
-    def is_worth(self, shape: Shape, made: dict[Shape, int]) -> bool:
+    def is_worth(self, shape: PlanConfig, made: dict[PlanConfig, int]) -> bool:
         """Says whether one more may be made, after so many of each shape; without stages there is nothing that estimates leave open."""
         if shape in made:
             return sum(made.values()) - len(made) < MOST_SCHEDULES
@@ -273,7 +273,7 @@ class _End(Generic[T]):
         about = "" if least.found_bytes == size else "about "  # what rows and stages are said to need is no program
         return f"; of what was looked at the least needs {about}{words}" if size else ""
 
-    def refused_step(self, shapes: Sequence[Shape]) -> RhinoError | None:
+    def refused_step(self, shapes: Sequence[PlanConfig]) -> RhinoError | None:
         """Returns why the step itself cannot be had in any of `shapes`, by the first of them; None where in some it can."""
         errors = []
         for shape in {(one.micro_batches, one.keep): one for one in shapes}.values():

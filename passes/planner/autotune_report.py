@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any, Final
 
 from rhino.ir.units import format_seconds, peak_text
-from rhino.strategies.autotune.base import CutOff, Estimate, Explored, Refused, Shape
+from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
 
 SHOWN: Final = 5
 """How many of the shapes that lost are printed, best first, and how many of those that are none; the JSON has them all."""
@@ -90,7 +90,7 @@ class Report:
 
     def lost(self) -> list[Lost]:
         """Returns the shapes that could be had and were not taken, each as its best plan, best first."""
-        best: dict[Shape, MadePlan] = {}
+        best: dict[PlanConfig, MadePlan] = {}
         for plan in sorted(self.made, key=lambda one: one.step_s):
             best.setdefault(plan.estimate.shape, plan)
         gone = {self.chosen.estimate.shape, *best, *(one.shape for one in self.failed)}
@@ -153,7 +153,7 @@ class Report:
         }
 
 
-def _shape_json(shape: Shape) -> dict[str, Any]:
+def _shape_json(shape: PlanConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"stages": shape.stages, "mesh": list(shape.mesh), "micro_batches": shape.micro_batches, "keep": shape.keep}
     return found if shape.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
 

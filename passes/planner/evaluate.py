@@ -35,7 +35,7 @@ from rhino.passes.pipeline.rematerialize import Recompute, Recomputer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.sharding.problem import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.autotune.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, Refused, Shape, Space, may_fit
+from rhino.strategies.autotune.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, PlanConfig, Refused, Space, may_fit
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import make_plan
 from rhino.strategies.choice.plan_costs import op_seconds
@@ -124,7 +124,7 @@ class Evaluator:
         self.divider = Divider(self.context)
         self.recomputer = Recomputer(self.context)
 
-    def outcome(self, shape: Shape, cutoff_s: float = inf) -> Outcome:
+    def outcome(self, shape: PlanConfig, cutoff_s: float = inf) -> Outcome:
         """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
         try:
             target = self.target(shape)
@@ -134,7 +134,7 @@ class Evaluator:
         except RhinoError as error:
             return Refused(shape, error.what, by_memory=False)
 
-    def program(self, shape: Shape, target: Target) -> tuple[ir.Module, Program]:
+    def program(self, shape: PlanConfig, target: Target) -> tuple[ir.Module, Program]:
         """Returns the step of a shape, which lasts as long as its module; one in which no axis is spoken of is read once for all meshes."""
         key = (shape.micro_batches, shape.keep)
         found = self.programs.pop(key, None)
@@ -148,7 +148,7 @@ class Evaluator:
             del self.programs[next(iter(self.programs))]
         return found
 
-    def prepared(self, shape: Shape) -> ir.Module:
+    def prepared(self, shape: PlanConfig) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
 
         To divide it is most of the work, and the same whatever is kept for the way back. What is pinned comes last and is not kept, so that
@@ -197,11 +197,11 @@ class Evaluator:
             part.replace(file)  # whole or not at all: others may look at any time
         return found
 
-    def target(self, shape: Shape) -> Target:
+    def target(self, shape: PlanConfig) -> Target:
         """Returns the mesh of a rank, on the links that it has where every rank has one."""
         return rank_target(self.cluster, mesh_of_shape(shape.mesh), shape.stages)
 
-    def planned(self, shape: Shape, program: Program, target: Target, cutoff_s: float) -> Outcome:
+    def planned(self, shape: PlanConfig, program: Program, target: Target, cutoff_s: float) -> Outcome:
         """Returns what the best shardings of a step come to."""
         least_s = arithmetic_s(program.graph, self.cluster)
         if least_s >= cutoff_s:
@@ -275,7 +275,7 @@ class Evaluator:
         budget_bytes = self.setup.budget_bytes
         return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
 
-    def with_memory(self, shape: Shape, choice: Choice, loop: Loop | None, free_bound_s: float) -> tuple[Choice, Problem] | Refused:
+    def with_memory(self, shape: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float) -> tuple[Choice, Problem] | Refused:
         """Returns a choice with what it keeps in memory, and as a problem with what all ranks hold; not where that cannot fit."""
         ranks = shape.stages
         choice = choice.with_memory()
@@ -288,7 +288,7 @@ class Evaluator:
         return choice, problem
 
     def in_stages(
-        self, shape: Shape, problem: Problem, answer: Answer, bounds: tuple[float, float], timed: Timed, cutoff_s: float
+        self, shape: PlanConfig, problem: Problem, answer: Answer, bounds: tuple[float, float], timed: Timed, cutoff_s: float
     ) -> Outcome:
         """Returns what a sharded step comes to as a pipeline, with the best of the schedules that fit.
 
@@ -332,7 +332,7 @@ class Evaluator:
                 others.append(told)
         return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
 
-    def timed(self, shape: Shape, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
+    def timed(self, shape: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
         """Returns what a sharded step takes as a pipeline by each schedule, none where it cannot be cut; those apart that run ahead.
 
         Shapes are compared by the others. What runs ahead needs so much that most that it would keep in the race are too large in the end.
@@ -352,7 +352,7 @@ class Evaluator:
         return sorted(found, key=_seconds), sorted(ahead, key=_seconds)
 
 
-def refusal(setup: Setup, shape: Shape) -> RhinoError | None:
+def refusal(setup: Setup, shape: PlanConfig) -> RhinoError | None:
     """Returns the error of the step itself, in so many micro-batches and recomputed so, whatever the devices; None where there is none."""
     try:
         Evaluator(setup).prepared(shape)
@@ -361,7 +361,7 @@ def refusal(setup: Setup, shape: Shape) -> RhinoError | None:
     return None
 
 
-def _estimates(shape: Shape, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
+def _estimates(shape: PlanConfig, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
     """Returns what a shape comes to by each schedule, best first, without what that needs."""
     _, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
     found = []
@@ -375,7 +375,7 @@ def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:
     return timed[0]
 
 
-def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:
+def pipeline_of(schedule: Schedule, shape: PlanConfig) -> Pipeline | None:
     """Returns the pipeline that a schedule runs for a shape; None where it takes none."""
     chunks = 2 if schedule.chunked else 1
     if chunks > 1 and shape.micro_batches % shape.stages:
@@ -383,13 +383,13 @@ def pipeline_of(schedule: Schedule, shape: Shape) -> Pipeline | None:
     return Pipeline(shape.stages * chunks, shape.micro_batches, chunks)
 
 
-def named_options(shape: Shape) -> dict[str, str]:
+def named_options(shape: PlanConfig) -> dict[str, str]:
     """Returns the options of the passes before the choice of shardings that make a step of this shape."""
     found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
     return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
 
 
-def _none_that_fits(shape: Shape, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
+def _none_that_fits(shape: PlanConfig, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
     """Returns the refusal of a shape of which no choice fits, with the least program that was found, which one stage alone has."""
     why = "no choice of shardings that is predicted to fit was found"
     least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if shape.stages == 1 else None

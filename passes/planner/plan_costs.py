@@ -15,16 +15,16 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import TensorType
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.mlir.locations import name_of, place_of
-from rhino.ir.plan.spmd_plan import Cost, Held, Memory, Predicted, Rival, Work, folded, layout_text
+from rhino.ir.plan.spmd_plan import Cost, Memory, PeakTensor, Predicted, Rival, Work, folded, layout_text
 from rhino.ir.program.program import Program
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import Plan, Transfer
+from rhino.strategies.choice.plan import ShardingPlan, Transfer
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.problem import Problem
 
-_Row = TypeVar("_Row", Cost, Held, Work)
+_Row = TypeVar("_Row", Cost, PeakTensor, Work)
 
 MOST_POINTS: Final = 240
 """Points of a curve of memory: enough for a drawing as wide as a page."""
@@ -46,7 +46,7 @@ class PlanCosts:
 
     choice: Choice
     states: Ints
-    plan: Plan
+    plan: ShardingPlan
     program: Program
     known: dict[int, Named] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ class PlanCosts:
         problem, states = self.kept
         alive = problem.memory(states)
         peak = int(alive.argmax())
-        rows: dict[tuple[str, str], list[Held]] = {}
+        rows: dict[tuple[str, str], list[PeakTensor]] = {}
         for one in self._alive(peak):
             rows.setdefault((folded(one.name), one.kind), []).append(one)
         together = [_together(ones, ("count", "num_bytes"), name=key[0]) for key, ones in rows.items()]
@@ -149,12 +149,12 @@ class PlanCosts:
     def how(self, op: int, state: State) -> str:
         """Returns how an op's operands are needed (those of a fusible one as its results come), and how its results come."""
         cls = self.plan.graph.cls(op)
-        results = self._layouts(state.comes, cls.results)
-        return results if cls.fusible else f"{self._layouts(state.needs, cls.operands)} -> {results}"
+        results = self._layouts(state.result_specs, cls.results)
+        return results if cls.fusible else f"{self._layouts(state.operand_specs, cls.operands)} -> {results}"
 
     def how_stored(self, node: Node, state: State) -> str:
         """Returns how an argument, a value or a result lies in a state of its node."""
-        return layout_text(state.comes[0], self.axes, len(self._value_type(node).shape))
+        return layout_text(state.result_specs[0], self.axes, len(self._value_type(node).shape))
 
     def type_of(self, node: Node) -> str:
         """Returns the type of what a node stands for, of the first result of an op; empty where it has none."""
@@ -191,7 +191,7 @@ class PlanCosts:
         shares = state.num_shares(self.plan.sizes) if state.strategy else 1
         return Work(kind, name, line, times, shares, self.how(op, state), compute_s, collectives_s, times * local)
 
-    def _alive(self, time: int) -> Iterator[Held]:
+    def _alive(self, time: int) -> Iterator[PeakTensor]:
         """Yields what is alive at a time."""
         problem, states = self.kept
         nodes, edges = problem.node_residents, problem.edge_residents
@@ -200,13 +200,13 @@ class PlanCosts:
             name, kind = self._node(self.choice.nodes[owner])
             if self.choice.nodes[owner].kind == "argument" and (nodes.start[row], nodes.end[row]) != (0, problem.num_times - 1):
                 kind = f"{kind}, beside the old one"
-            yield Held(name, kind, 1, int(problem.tables[nodes.table[row]][states[owner]]))
+            yield PeakTensor(name, kind, 1, int(problem.tables[nodes.table[row]][states[owner]]))
         for row in np.flatnonzero((edges.start <= time) & (edges.end >= time)).tolist():
             u, v = int(problem.edge_u[edges.owner[row]]), int(problem.edge_v[edges.owner[row]])
             name, kind = self._node(self.choice.nodes[u])
             num_bytes = int(problem.tables[edges.table[row]][states[u], states[v]])
             if num_bytes:
-                yield Held(name, f"{kind}, moved", 1, num_bytes)
+                yield PeakTensor(name, f"{kind}, moved", 1, num_bytes)
 
     def _node(self, node: Node) -> tuple[str, str]:
         graph = self.plan.graph

@@ -13,7 +13,7 @@ from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.plan.folder import Boundary, WholePlan
-from rhino.ir.plan.instructions import Program
+from rhino.ir.plan.instructions import StepProgram
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
@@ -91,7 +91,7 @@ def costs_of(plan: WholePlan) -> Costs:
     return Costs(tuple(about["predicted_run_s"]), tuple(about["predicted_temp_bytes"]), links)
 
 
-def _price(module: ir.Module, program: Program, mesh: Mesh, model: CostModel) -> tuple[float, int]:
+def _price(module: ir.Module, program: StepProgram, mesh: Mesh, model: CostModel) -> tuple[float, int]:
     """Returns the seconds of one run of a program, and the bytes that a device needs beside its inputs and outputs meanwhile."""
     with module.context:
         passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rhino.ir.graph.collective_stats import EMPTY, Tally
+from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.plan.folder import WholePlan
 from rhino.ir.plan.instructions import Feed, Layout, Run, Transfer, rank_of
@@ -16,10 +16,10 @@ from rhino.ir.plan.spmd_plan import SpmdPlan, dims_text, folded, num_parts
 from rhino.ir.plan.spmd_text import changes_of, differ, more, signed_bytes, signed_seconds, table
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.plan.timeline import render
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.planner.staged_plan import costs_of
-from rhino.strategies.autotune.base import Shape
+from rhino.strategies.autotune.base import PlanConfig
 from rhino.strategies.pipeline.simulate import Simulation, simulate
 
 Placed = tuple[str, int, str]
@@ -195,7 +195,7 @@ def lost(search: dict[str, Any]) -> Iterator[LostShape]:
 
 def shape_text(one: dict[str, Any]) -> str:
     """Returns a shape of a report in words."""
-    return str(Shape(one["stages"], tuple(one["mesh"]), one.get("micro_batches", 0), one.get("keep", 1.0)))
+    return str(PlanConfig(one["stages"], tuple(one["mesh"]), one.get("micro_batches", 0), one.get("keep", 1.0)))
 
 
 def _ranks(plan: WholePlan, simulation: Simulation) -> list[str]:
@@ -257,22 +257,22 @@ def _transferred(plan: WholePlan) -> tuple[int, int]:
 
 def _collected(plan: WholePlan) -> tuple[int, int]:
     """Returns the number of collectives in a step, each counted on its rank, and their bytes on a device."""
-    counts = [count for _, tally in collectives_by_task(plan) for count in tally.counts.values()]
+    counts = [count for _, stats in collectives_by_task(plan) for count in stats.counts.values()]
     return sum(one.num for one in counts), sum(one.num_bytes for one in counts)
 
 
-def collectives_by_task(plan: WholePlan) -> list[tuple[str, Tally]]:
+def collectives_by_task(plan: WholePlan) -> list[tuple[str, CollectiveStats]]:
     """Returns the collectives of a step by stage; a program's own are as many as it runs."""
     context = make_context()
-    own: dict[int, Tally] = {}
-    found: dict[str, Tally] = {}
+    own: dict[int, CollectiveStats] = {}
+    found: dict[str, CollectiveStats] = {}
     for one in plan.step.instructions:
         if isinstance(one, Run):
             if one.program not in own:
-                own[one.program] = tally_module(ir.Module.parse(plan.modules[plan.step.programs[one.program].module], context))
+                own[one.program] = module_stats(ir.Module.parse(plan.modules[plan.step.programs[one.program].module], context))
             task = f"{one.task.phase} of stage {one.task.stage}"
             found[task] = found.get(task, EMPTY) + own[one.program]
-    return [(task, tally) for task, tally in found.items() if tally.counts]
+    return [(task, stats) for task, stats in found.items() if stats.counts]
 
 
 def _placed_diff(a: WholePlan, b: WholePlan) -> Iterator[str]:

@@ -31,7 +31,7 @@ from rhino.passes.planner.spmd_search import Whole, digest
 from rhino.passes.planner.staged_plan import make_whole_plan
 from rhino.passes.planner.staged_search import cut_step
 from rhino.passes.planner.staged_text import diff_whole, lost_text
-from rhino.passes.planner.why import Asked, Subject, Why, cluster_file, notable, other_program, pins_of, reasons_text
+from rhino.passes.planner.why import Replanned, Subject, Why, cluster_file, notable, other_program, pins_of, reasons_text
 from rhino.passes.sharding.choose_shardings import LEVELS
 from rhino.strategies.pipeline.stages.graph import NO_NODE, Staging
 from rhino.strategies.pipeline.stages.problem import OPEN
@@ -103,7 +103,7 @@ def _whole(plan: WholePlan) -> Whole:
     return {side: dict(found) for side, found in zip(sides, plan.about.get("whole", ([], [])), strict=True)}
 
 
-def _asked(module: ir.Module, plan: WholePlan, data: bytes) -> Asked:
+def _asked(module: ir.Module, plan: WholePlan, data: bytes) -> Replanned:
     """Returns what the search for a plan, made again, can be asked."""
     remarks = Remarks(str(plan.about["source"]))
     options = _options(plan, module, data)
@@ -112,7 +112,7 @@ def _asked(module: ir.Module, plan: WholePlan, data: bytes) -> Asked:
     said = remarks.statistics
     costs = plan_costs(said)
     places = _Places(plan, costs, said["staging"], said["stages"], options)
-    return Asked(
+    return Replanned(
         costs,
         said["answer"],
         said["solver"],

@@ -1,7 +1,7 @@
 """Why a plan is as it is: the same search again, with some tensors held elsewhere, or under one more pin.
 
 A plan does not hold its program, so both take the module that it was made of. Questions are asked of a choice that was made again
-(`Asked`), which plans of one program and of stages (`rhino.passes.planner.staged_why`) have alike.
+(`Replanned`), which plans of one program and of stages (`rhino.passes.planner.staged_why`) have alike.
 
 Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks of nothing that is there; and what the search raises.
 """
@@ -87,7 +87,7 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class Replanned:
     """A choice that was made again, to be asked about: what `solver` found under limits and a budget, and what that costs.
 
     `results` are the names of results, `peak_of` as in `Alternatives`. `place` says where a node is (nothing where all are in one), and
@@ -106,12 +106,14 @@ class Asked:
     head: tuple[str, ...] = ("step", "compute", "collectives", PEAK)
 
 
-def asked_of(found: Found, plan: SpmdPlan) -> Asked:
+def asked_of(found: Found, plan: SpmdPlan) -> Replanned:
     """Returns what the search for `plan`, made again, can be asked."""
     limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
     budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
     choice, results = found.costs.choice, tuple(one.path for one in found.plan.results)
-    return Asked(found.costs, found.answer, found.solver, limits, budget, results, lambda states: predicted_peak(make_plan(choice, states)))
+    return Replanned(
+        found.costs, found.answer, found.solver, limits, budget, results, lambda states: predicted_peak(make_plan(choice, states))
+    )
 
 
 @contextmanager
@@ -168,13 +170,13 @@ def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
     return reasons_text(asked_of(again(module, plan), plan), name)
 
 
-def reasons_text(asked: Asked, name: str) -> str:
+def reasons_text(asked: Replanned, name: str) -> str:
     """Returns why what `name` speaks of is as it is."""
     every = reasons(asked, name)
     return "\n".join([line for one in every[:MOST_SUBJECTS] for line in _lines(asked, one)] + more(len(every), MOST_SUBJECTS))
 
 
-def reasons(asked: Asked, name: str) -> list[Why]:
+def reasons(asked: Replanned, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
     subjects = sorted(_meant(asked, name), key=lambda one: -_seconds(asked, one))
     return [*_answered(asked, subjects[:MOST_SUBJECTS]), *(_why(asked, one, []) for one in subjects[MOST_SUBJECTS:])]
@@ -185,7 +187,7 @@ def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
     return notable(asked_of(again(module, plan), plan))
 
 
-def notable(asked: Asked) -> list[Why]:
+def notable(asked: Replanned) -> list[Why]:
     """Returns the reasons for the arguments that take most memory, and for the ops that take most time."""
     costs, nodes = asked.costs, list(enumerate(asked.costs.choice.nodes))
     arguments = _grouped(asked, [number for number, node in nodes if node.kind == "argument"])
@@ -195,7 +197,7 @@ def notable(asked: Asked) -> list[Why]:
     return _answered(asked, (*largest[:NOTABLE], *longest[:NOTABLE]))
 
 
-def _answered(asked: Asked, subjects: Sequence[Subject]) -> list[Why]:
+def _answered(asked: Replanned, subjects: Sequence[Subject]) -> list[Why]:
     """Returns why subjects are as they are, and what else each could be."""
     if prod(asked.costs.choice.model.sizes) == 1:
         return [_why(asked, one, []) for one in subjects]
@@ -206,13 +208,13 @@ def _answered(asked: Asked, subjects: Sequence[Subject]) -> list[Why]:
     return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
 
 
-def _seconds(asked: Asked, subject: Subject) -> float:
+def _seconds(asked: Replanned, subject: Subject) -> float:
     """Returns what the nodes of a subject take by themselves, in a step."""
     problem, nodes = asked.costs.choice.problem, np.array(subject.nodes)
     return float(problem.node_entries(problem.node_table[nodes], nodes, asked.answer.states).sum())
 
 
-def _why(asked: Asked, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
+def _why(asked: Replanned, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
     costs, first = asked.costs, subject.nodes[0]
     node = costs.choice.nodes[first]
     chosen = _how(costs, node, node.states[int(asked.answer.states[first])])
@@ -231,7 +233,7 @@ def _how(costs: PlanCosts, node: Node, state: State) -> str:
     return f"{costs.how(node.number, state)}  ({strategy_name(costs.plan.graph.cls(node.number), state.strategy)})"
 
 
-def _lines(asked: Asked, one: Why) -> list[str]:
+def _lines(asked: Replanned, one: Why) -> list[str]:
     count = f" ({len(one.subject.nodes)} of them, together)" if len(one.subject.nodes) > 1 else ""
     size = "" if one.num_bytes is None else f", {format_bytes(one.num_bytes)} on a device each"
     lines = [f"{one.subject.name}{count}, {one.subject.what}", f"  chosen: {one.chosen}{size}", *(f"  {note}" for note in one.notes)]
@@ -254,7 +256,7 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     return shown[0], shown[1], shown[2], peak if one.is_peak_exact else f"about {peak}", known
 
 
-def _meant(asked: Asked, name: str) -> list[Subject]:
+def _meant(asked: Replanned, name: str) -> list[Subject]:
     """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
     nodes = asked.costs.choice.nodes
     pattern, scopes = name.removeprefix(RESULT).removeprefix(_PLACE), ("op", "value")
@@ -273,7 +275,7 @@ def _meant(asked: Asked, name: str) -> list[Subject]:
     raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
 
 
-def _grouped(asked: Asked, nodes: Sequence[int]) -> list[Subject]:
+def _grouped(asked: Replanned, nodes: Sequence[int]) -> list[Subject]:
     """Returns nodes in groups of those that are alike, and were decided alike."""
     costs = asked.costs
     groups: dict[tuple[str, str, str, object, int], list[int]] = {}
@@ -288,7 +290,7 @@ def _grouped(asked: Asked, nodes: Sequence[int]) -> list[Subject]:
     ]
 
 
-def _names(asked: Asked, node: Node) -> tuple[str, ...]:
+def _names(asked: Replanned, node: Node) -> tuple[str, ...]:
     """Returns what a node goes by; the last name is the one that is shown."""
     costs, graph = asked.costs, asked.costs.plan.graph
     match node.kind:
@@ -304,7 +306,7 @@ def _names(asked: Asked, node: Node) -> tuple[str, ...]:
     return f"{scope}:{costs.program.ops[op].name.rpartition('.')[2]}", line, scope
 
 
-def _result_names(asked: Asked, node: Node) -> tuple[str, ...]:
+def _result_names(asked: Replanned, node: Node) -> tuple[str, ...]:
     """Returns what the result goes by that a node is; an argument is the result that is its next value."""
     number = node.number if node.kind == "return" else None
     if node.kind == "argument":

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 from rhino.passes.planner.evaluate import MOST_OPS, Evaluator, Setup
-from rhino.strategies.autotune.base import ROUND, Outcome, Shape
+from rhino.strategies.autotune.base import ROUND, Outcome, PlanConfig
 
 _SERVE: Final = """\
 import json, sys
@@ -37,7 +37,7 @@ MOST_PROCESSES: Final = 2 * ROUND
 COLLECTED: Final = MOST_OPS // 4
 """After how many ops that were read garbage is collected: there is little of it, and to look for it after each step takes long."""
 
-Asked: TypeAlias = tuple[Shape, float]
+Asked: TypeAlias = tuple[PlanConfig, float]
 """A shape, and the seconds that cut it off: all that its outcome depends on."""
 
 
@@ -83,7 +83,7 @@ class Workers:
         self.folder = TemporaryDirectory(prefix="rhino-") if self.most else None
         self.workers: list[_Worker] = []
         self.are_told = False
-        self.foreseen: Iterable[Shape] = ()
+        self.foreseen: Iterable[PlanConfig] = ()
         self.early: dict[Asked, Outcome] = {}
         """What came of shapes that were not asked for yet."""
 
@@ -93,11 +93,11 @@ class Workers:
         except OSError:
             self.most = 0
 
-    def foresee(self, shapes: Iterable[Shape]) -> None:
+    def foresee(self, shapes: Iterable[PlanConfig]) -> None:
         """Takes shapes that are likely to be asked for after those of the next round: processes that have nothing to do begin with them."""
         self.foreseen = shapes
 
-    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float = inf) -> list[Outcome]:
+    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float = inf) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order; a shape is cut off where it is proven to take no less than `cutoff_s`."""
         if self.most:
             try:
@@ -114,7 +114,7 @@ class Workers:
         if self.folder is not None:
             self.folder.cleanup()
 
-    def _shared(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def _shared(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         """Returns the outcomes of shapes, each evaluated by a process that is free. Raises OSError or EOFError where one is gone."""
         self._tell()
         asked = [(shape, cutoff_s) for shape in shapes]

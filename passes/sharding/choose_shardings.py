@@ -22,7 +22,7 @@ from typing import ClassVar
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph.collective_stats import EMPTY, Tally, one_collective
+from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD
 from rhino.ir.graph.spec import Spec, spec_text
 from rhino.ir.mlir.bindings import ir
@@ -38,7 +38,7 @@ from rhino.passes.base import Remarks, opt
 from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, Target, begin_choice, rank_target, to_fit, write_mesh
 from rhino.passes.sharding.uneven import uneven_arguments
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import Plan, implied, make_plan
+from rhino.strategies.choice.plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.memory.peak import predicted_peak
@@ -137,7 +137,7 @@ class _Planned:
     target: Target
     program: Program
     choice: Choice
-    plan: Plan
+    plan: ShardingPlan
     answer: Answer
     budget: float
     solver: Solver
@@ -170,7 +170,7 @@ class _Clock:
         self._since = now
 
 
-def predicted_tally(plan: Plan) -> Tally:
+def predicted_stats(plan: ShardingPlan) -> CollectiveStats:
     """Returns the collectives of a plan, by kind."""
     graph, total = plan.graph, EMPTY
     unknown = [loop for loop in graph.loops if loop.trips is None]
@@ -182,7 +182,7 @@ def predicted_tally(plan: Plan) -> Tally:
     return total
 
 
-def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Target) -> None:
+def write_plan(module: ir.Operation, program: Program, plan: ShardingPlan, target: Target) -> None:
     """Writes a plan onto the module that it was made for."""
     graph = program.graph
     write_mesh(module, target)
@@ -219,7 +219,7 @@ def write_plan(module: ir.Operation, program: Program, plan: Plan, target: Targe
         set_boundary_attributes(entry, side, [{**old, SHARDING: one} for old, one in zip(present, new, strict=True)])
 
 
-def _remark(program: Program, plan: Plan, answer: Answer, target: Target, budget: float, remarks: Remarks) -> None:
+def _remark(program: Program, plan: ShardingPlan, answer: Answer, target: Target, budget: float, remarks: Remarks) -> None:
     name = ChooseShardings.name
     remarks.add(
         name,

@@ -40,16 +40,16 @@ from rhino.ir.mlir.shardings import (
     per_value_attribute,
     sharding_attribute,
 )
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.ir.program.folded_layers import refuse_folded
 from rhino.ir.program.program import CARRIED, COST, Program, read_program
 from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.plan import Plan, handing_on, implied, loop_states, sent_bytes
+from rhino.strategies.choice.plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
-from rhino.strategies.cost.reshard import Step, way
+from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 
 _GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, SAID)
 """What annotates ops of the global program."""
@@ -91,7 +91,7 @@ class Localize(Pass):
             if op.name == "stablehlo.fft":
                 _lay_in_rows(op)
         module.attributes[LOCAL] = ir.UnitAttr.get()
-        remarks.statistics["localized"] = tally_module(module)
+        remarks.statistics["localized"] = module_stats(module)
 
 
 def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
@@ -103,7 +103,7 @@ def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
 
 
 def rewrite(
-    module: ir.Operation, mesh_name: str, axes: tuple[str, ...], read: Callable[[], tuple[Plan, Program]], remarks: Remarks
+    module: ir.Operation, mesh_name: str, axes: tuple[str, ...], read: Callable[[], tuple[ShardingPlan, Program]], remarks: Remarks
 ) -> None:
     """Rewrites `module` into what each device runs by the plan that `read` returns, for a program of its ops with their rules.
 
@@ -120,14 +120,14 @@ def rewrite(
     _finish(module)
 
 
-def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Plan, Program]:
+def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[ShardingPlan, Program]:
     """Returns the plan that the module's annotations are, and the program it is for."""
     run_on_functions(module, "sdy-populate-op-sharding-rules")
     program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
     return annotated_plan(program, mesh.shape, remarks.file), program
 
 
-def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Plan:
+def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> ShardingPlan:
     """Returns the plan that the annotations of a program's ops are, on a mesh of `sizes`; what has none is whole everywhere."""
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
@@ -151,7 +151,7 @@ def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Plan:
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     returned = tuple(min(limit) if limit is not None else REPLICATED for limit in graph.return_fixed)
-    return Plan(graph, sizes, tuple(ops), tuple(specs), returned)
+    return ShardingPlan(graph, sizes, tuple(ops), tuple(specs), returned)
 
 
 def _state(graph: Graph, number: int, op: ir.Operation, specs: Sequence[Spec], sizes: tuple[int, ...], file: str) -> State:
@@ -180,7 +180,7 @@ class _Inserter:
     """Puts `sdy` collectives between values and their readers, so that every op finds and gives what its strategy says."""
 
     program: Program
-    plan: Plan
+    plan: ShardingPlan
     mesh_name: str
     axes: tuple[str, ...]
 
@@ -200,7 +200,7 @@ class _Inserter:
             if op.name == MANUAL:
                 aside, op = set_aside(op, number)
                 self.asides.append(aside)
-            for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), state.needs, strict=True)):
+            for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), state.operand_specs, strict=True)):
                 if plan.specs[value] != need:
                     self.read_as(op, position, value, need)
             if op.name in INDEXED:
@@ -246,9 +246,9 @@ class _Inserter:
         """Makes an op that indexes a tensor ready for Shardy's conversion."""
 
         def annotate(made: ir.Operation, position: int) -> None:
-            made.attributes[SHARDING] = per_value_attribute([self.sharding(made.results[0], state.needs[position])])
+            made.attributes[SHARDING] = per_value_attribute([self.sharding(made.results[0], state.operand_specs[position])])
 
-        dims = map(split_dim, unpack(state.needs[0], len(self.axes)))
+        dims = map(split_dim, unpack(state.operand_specs[0], len(self.axes)))
         prepare(op, [dim for dim in dims if dim is not None], annotate)
 
     def hide_padding(self, op: ir.Operation, state: State) -> None:
@@ -256,21 +256,21 @@ class _Inserter:
 
         Shardy's conversion (jaxlib 0.10.2) ends the process over such an operand, unless it sees that the padding is zero.
         """
-        if not any(_summed(op, state, comes) for comes in state.comes):
+        if not any(_summed(op, state, comes) for comes in state.result_specs):
             return
         for position, operand in enumerate(op.operands):
             made = maker_of(operand)
             if made is not None and made.name == "stablehlo.pad":
                 with ir.InsertionPoint(op):
                     hidden = stablehlo.ReshapeOp(operand.type, operand, loc=ir.Location.name(_MARK))
-                hidden.attributes[SHARDING] = per_value_attribute([self.sharding(operand, state.needs[position])])
+                hidden.attributes[SHARDING] = per_value_attribute([self.sharding(operand, state.operand_specs[position])])
                 op.operands[position] = hidden.result
 
     def store(self, number: int, op: ir.Operation) -> None:
         """Brings the results of `op` from how they come to how they are stored, and says how they come."""
         state = self.plan.ops[number]
         if op.name == "sdy.sharding_constraint":
-            held, comes, stored = op.operands[0], state.comes[0], self.plan.specs[self.program.graph.results(number).start]
+            held, comes, stored = op.operands[0], state.result_specs[0], self.plan.specs[self.program.graph.results(number).start]
             if comes != stored:
                 with ir.InsertionPoint(op), op.location:
                     held = self.move(held, comes, stored)
@@ -279,7 +279,7 @@ class _Inserter:
             op.erase()
             return
         results = list(op.results)
-        for value, result, comes in zip(self.program.graph.results(number), results, state.comes, strict=True):
+        for value, result, comes in zip(self.program.graph.results(number), results, state.result_specs, strict=True):
             stored = self.plan.specs[value]
             is_there = comes == stored and op.name not in _CHECKED
             self.values.append(result if is_there else self.stored(op, state, result, comes, stored))
@@ -288,7 +288,7 @@ class _Inserter:
 
     def coming(self, number: int, results: Sequence[ir.Value[Any]]) -> ir.Attribute | None:
         """Returns what says how the results of an op come; None where some are no tensors."""
-        comes = self.plan.ops[number].comes
+        comes = self.plan.ops[number].result_specs
         key = (int(self.program.graph.op_class[number]), comes)
         if key not in self.comings:
             tensors = all(map(_is_tensor, results))
@@ -300,7 +300,7 @@ class _Inserter:
         """Returns `result` brought to the spec that it is stored in; its readers read that."""
         summed = _summed(op, state, comes)
         # As the conversion insists: of a gather by the dims of its operand, of others factor by factor.
-        summed.sort(key=lambda axis: entry(state.needs[0], axis) if op.name == GATHER else state.strategy[axis])
+        summed.sort(key=lambda axis: entry(state.operand_specs[0], axis) if op.name == GATHER else state.strategy[axis])
         if not summed and comes == stored:
             return result
         uses = list(result.uses)
@@ -315,13 +315,13 @@ class _Inserter:
 
     def move(self, value: ir.Value[Any], source: Spec, target: Spec, monoid: str = "add") -> ir.Value[Any]:
         """Returns `value` brought from one spec to another, at the insertion point."""
-        steps = way(len(ir.RankedTensorType(value.type).shape), source, target, len(self.axes))
+        steps = reshard_path(len(ir.RankedTensorType(value.type).shape), source, target, len(self.axes))
         assert steps is not None, (source, target)
         for step in steps:
             value = self.collective(value, step, monoid)
         return value
 
-    def collective(self, value: ir.Value[Any], step: Step, monoid: str) -> ir.Value[Any]:
+    def collective(self, value: ir.Value[Any], step: LayoutStep, monoid: str) -> ir.Value[Any]:
         out = layout_attribute(self.mesh_name, self.axes, step.after)
         location = ir.Location.current if monoid == "add" else ir.Location.name(_MONOID + monoid)
         leaving, arriving = (self.refs_at(dim, step) for dim in (step.source, step.target))
@@ -346,7 +346,7 @@ class _Inserter:
     def refs(self, axes: Sequence[int]) -> ir.Attribute:
         return ir.Attribute.parse(f"#sdy<axis_ref_list{axis_names(self.axes, axes)}>")
 
-    def refs_at(self, dim: int | None, step: Step) -> ir.Attribute:
+    def refs_at(self, dim: int | None, step: LayoutStep) -> ir.Attribute:
         """Returns the axes of a step as a list by dims: those of `dim`, none elsewhere."""
         inner = ", ".join(axis_names(self.axes, step.axes if number == dim else ()) for number in range(len(step.before)))
         return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")

@@ -25,12 +25,12 @@ from rhino.ir.mlir.boundary import entries
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import ROLES, NamedMesh, allowed_specs
 from rhino.ir.program.named_tensors import (
-    Spot,
-    argument_spots,
+    NamedTensor,
+    argument_tensors,
     both,
     dims_attribute,
-    op_spots,
-    result_spots,
+    op_tensors,
+    result_tensors,
     without_axis,
     write_boundary,
     write_op,
@@ -41,8 +41,8 @@ from rhino.ir.request.constraints import (
     AxisRole,
     Ban,
     Constraint,
+    Constraints,
     Pin,
-    Said,
     parse_forbid,
     parse_pin,
     parse_role,
@@ -82,7 +82,7 @@ class PinShardings(PlanningPass):
             self.write(module, said, remarks)
         write_scopes(module, said.scopes, self.name, remarks)
 
-    def write(self, module: ir.Operation, said: Said, remarks: Remarks) -> None:
+    def write(self, module: ir.Operation, said: Constraints, remarks: Remarks) -> None:
         """Writes what is said of tensors and axes."""
         target = self.target(module, remarks)
         _check_axes(said, target)
@@ -96,19 +96,19 @@ class PinShardings(PlanningPass):
                 _write_ops(program, places, target, remarks)
                 _write_roles(module, program, said.roles, remarks)
 
-    def said(self) -> Said:
+    def said(self) -> Constraints:
         """Returns what all options say."""
-        file = read_constraints(self.constraints) if self.constraints else Said()
+        file = read_constraints(self.constraints) if self.constraints else Constraints()
         own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
         roles = (*map(parse_role, _each(self.axis_role)), *file.roles)
-        return Said((*own, *file.constraints), roles, (*map(parse_scope, _each(self.scope)), *file.scopes))
+        return Constraints((*own, *file.constraints), roles, (*map(parse_scope, _each(self.scope)), *file.scopes))
 
 
 def _each(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def _check_axes(said: Said, target: Target) -> None:
+def _check_axes(said: Constraints, target: Target) -> None:
     used = [(axis, one.said) for one in said.constraints for axis in _axes_of(one)] + [(role.axis, role.said) for role in said.roles]
     for axis, words in used:
         if axis not in target.names:
@@ -135,8 +135,8 @@ class _Boundary:
     def __init__(self, module: ir.Operation, target: Target, remarks: Remarks) -> None:
         self.target, self.remarks = target, remarks
         self.entry = entry_function(module, remarks.file)
-        self.arguments = argument_spots(self.entry, remarks.file)
-        self.results = result_spots(self.entry, remarks.file)
+        self.arguments = argument_tensors(self.entry, remarks.file)
+        self.results = result_tensors(self.entry, remarks.file)
 
     def write(self, constraints: Sequence[Constraint]) -> None:
         for one in constraints:
@@ -153,13 +153,13 @@ def _write_ops(program: Program, constraints: Sequence[Constraint], target: Targ
     """Writes what is said of ops. Those that depend on constants alone have no place of their own: nothing is said of them."""
     graph = program.graph
     numbers = [op for op in range(graph.num_ops) if constraints and not graph.cls(op).free and graph.cls(op).name != YIELD]
-    spots = {op: op_spots(program, op) for op in numbers}
-    every = [spot for op in numbers for spot in spots[op]]
+    tensors = {op: op_tensors(program, op) for op in numbers}
+    every = [tensor for op in numbers for tensor in tensors[op]]
     for one in constraints:
         _constrain(one, one.pattern.removeprefix(_PLACE), "/", every, target, remarks)
     for op in numbers:
-        if any(spot.said for spot in spots[op]):
-            write_op(program.ops[op], spots[op], target.mesh_name)
+        if any(tensor.said for tensor in tensors[op]):
+            write_op(program.ops[op], tensors[op], target.mesh_name)
 
 
 def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRole], remarks: Remarks) -> None:
@@ -179,57 +179,57 @@ def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRol
     module.attributes[ROLES] = ir.DictAttr.get({**old, **{role.axis: ir.StringAttr.get(role.role) for role in roles}})
 
 
-def _constrain(one: Constraint, pattern: str, separator: str, spots: Sequence[Spot], target: Target, remarks: Remarks) -> None:
+def _constrain(one: Constraint, pattern: str, separator: str, tensors: Sequence[NamedTensor], target: Target, remarks: Remarks) -> None:
     """Notes one constraint on all tensors that it speaks of."""
-    found = [spot for spot in spots if any(matches(pattern, name, separator) for name in spot.names)]
+    found = [tensor for tensor in tensors if any(matches(pattern, name, separator) for name in tensor.names)]
     if not found:
-        close = nearest(pattern, (spot.names[-1 if separator == "." else 0] for spot in spots), separator)
+        close = nearest(pattern, (tensor.names[-1 if separator == "." else 0] for tensor in tensors), separator)
         fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
         raise RhinoError("RHI-PIN-002", f"{one.said} matches no tensor", Place(remarks.file), fix=fix)
-    different = list(dict.fromkeys(spot.what for spot in found))
+    different = list(dict.fromkeys(tensor.what for tensor in found))
     shown = ", ".join(different[:_SHOWN]) + (", ..." if len(different) > _SHOWN else "")
     remarks.add(PinShardings.name, Place(remarks.file), f"{one.said} speaks of {shown} ({len(found)} in all)")
-    for spot in found:
-        _note(one, spot, target)
+    for tensor in found:
+        _note(one, tensor, target)
 
 
-def _note(one: Constraint, spot: Spot, target: Target) -> None:
-    mesh, rank = NamedMesh(target.mesh_name, target.mesh), len(spot.shape)
+def _note(one: Constraint, tensor: NamedTensor, target: Target) -> None:
+    mesh, rank = NamedMesh(target.mesh_name, target.mesh), len(tensor.shape)
     if not isinstance(one, AxisBan) and len(one.dims) != rank:
-        what = f"the sharding of {spot.what} cannot be honoured: it lists {len(one.dims)} dims, and the tensor has {rank}"
-        raise RhinoError("RHI-SHARD-001", what, spot.place, (f"{one.said} says so",), "list every dim, or say more exactly which tensors")
+        what = f"the sharding of {tensor.what} cannot be honoured: it lists {len(one.dims)} dims, and the tensor has {rank}"
+        raise RhinoError("RHI-SHARD-001", what, tensor.place, (f"{one.said} says so",), "list every dim, or say more exactly which tensors")
     match one:
         case AxisBan(axis=axis):
             if rank:
-                _limit(one, without_axis(target.mesh_name, axis, rank), spot, mesh)
+                _limit(one, without_axis(target.mesh_name, axis, rank), tensor, mesh)
         case Pin(dims=dims):
-            _limit(one, dims_attribute(target.mesh_name, dims), spot, mesh)
+            _limit(one, dims_attribute(target.mesh_name, dims), tensor, mesh)
         case Ban(dims=dims):
-            if _divides(one, spot, target):
-                spot.forbidden.append(dims_attribute(target.mesh_name, dims))
-                spot.said.append(one.said)
+            if _divides(one, tensor, target):
+                tensor.forbidden.append(dims_attribute(target.mesh_name, dims))
+                tensor.said.append(one.said)
 
 
-def _limit(one: Constraint, sharding: ir.Attribute, spot: Spot, mesh: NamedMesh) -> None:
+def _limit(one: Constraint, sharding: ir.Attribute, tensor: NamedTensor, mesh: NamedMesh) -> None:
     """Makes a tensor lie as `sharding` leaves open, and as it had to lie before."""
     try:
-        allowed_specs(sharding, mesh, spot.shape, spot.place, spot.what)
+        allowed_specs(sharding, mesh, tensor.shape, tensor.place, tensor.what)
     except RhinoError as error:
         error.notes = (f"{one.said} says so",)
         raise
-    if spot.sharding is not None and not spot.said:
-        spot.said.append(_MODULE)
-    together = sharding if spot.sharding is None else both(spot.sharding, sharding, mesh, spot)
+    if tensor.sharding is not None and not tensor.said:
+        tensor.said.append(_MODULE)
+    together = sharding if tensor.sharding is None else both(tensor.sharding, sharding, mesh, tensor)
     if together is None:
-        notes = (f"{one.said} asks for {sharding}", f"against it stands {spot.sharding}, of {' and '.join(spot.said)}")
+        notes = (f"{one.said} asks for {sharding}", f"against it stands {tensor.sharding}, of {' and '.join(tensor.said)}")
         raise RhinoError(
-            "RHI-SHARD-001", f"the sharding of {spot.what} contradicts what else is said of it", spot.place, notes, "leave one out"
+            "RHI-SHARD-001", f"the sharding of {tensor.what} contradicts what else is said of it", tensor.place, notes, "leave one out"
         )
-    spot.sharding = together
-    spot.said.append(one.said)
+    tensor.sharding = together
+    tensor.said.append(one.said)
 
 
-def _divides(one: Ban, spot: Spot, target: Target) -> bool:
+def _divides(one: Ban, tensor: NamedTensor, target: Target) -> bool:
     """Says whether a tensor could lie so: if not, there is nothing to forbid."""
     used = {target.names.index(axis): split(number) for number, dim in enumerate(one.dims) for axis in dim.axes}
-    return fits(pack(used.get(axis, REPLICATED) for axis in range(len(target.names))), spot.shape, target.mesh.shape)
+    return fits(pack(used.get(axis, REPLICATED) for axis in range(len(target.names))), tensor.shape, target.mesh.shape)

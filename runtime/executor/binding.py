@@ -1,8 +1,8 @@
 """A process's list of instructions as functions of nothing: each knows its slots, its program, its peer before the first step.
 
-The list is run in one or more *lanes*, each a thread that follows the list's order among the instructions of its ranks. What passes from
-one lane to another goes through a copy, and the lane that takes it waits right before the copy's first use. The order of the whole list is
-one in which the lanes can always go on, so they cannot wait for each other in a circle.
+The list is run in one or more *queues*, each a thread that follows the list's order among the instructions of its ranks. What passes from
+one queue to another goes through a copy, and the queue that takes it waits right before the copy's first use. The order of the whole list
+is one in which the queues can always go on, so they cannot wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Observer(Protocol):
 
 
 class Stopped(Exception):  # noqa: N818 - no error of its own
-    """Another lane has failed."""
+    """Another queue has failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lane:
+class DispatchQueue:
     """One thread's part of the list: `places[i]` is where action i comes from in the process's list."""
 
     places: list[int] = field(default_factory=list)
@@ -73,39 +73,39 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binder:
-    """What instructions are bound to. `lane_of` says in which lane each rank's instructions run."""
+    """What instructions are bound to. `queue_of` says in which queue each rank's instructions run."""
 
     step: Step
     ranks: Mapping[int, RankDevices]
     programs: Mapping[tuple[int, int], RankProgram]
-    lane_of: Mapping[int, int]
+    queue_of: Mapping[int, int]
     transport: Transport | None
     memory: Memory
     recorder: Observer | None = None
 
-    def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[Lane], list[threading.Lock]]:
-        """Returns the lanes of a list, and the locks that they wait at; if `checked`, every array is looked at before it is used."""
-        lanes = [Lane() for _ in range(max(self.lane_of.values()) + 1)]
+    def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
+        """Returns the queues of a list, and the locks that they wait at; if `checked`, every array is looked at before it is used."""
+        queues = [DispatchQueue() for _ in range(max(self.queue_of.values()) + 1)]
         locks: list[threading.Lock] = []
         awaited: dict[int, tuple[int, Action]] = {}  # by slot: what must be done before its first use, and for which place
         for place, one in enumerate(instructions):
-            for lane, part in self._by_lane(one):
+            for queue, part in self._by_queue(one):
                 for slot in sorted({*reads(part), *(part.slots if isinstance(part, Free) else ())} & awaited.keys()):
-                    lanes[lane].add(*awaited.pop(slot))
+                    queues[queue].add(*awaited.pop(slot))
                 action = self._noted(place, part, self._action(place, part, checked=checked))
                 if isinstance(part, Receive) and self._transport.waits:
                     awaited[part.target] = place, action
                     continue
-                if isinstance(part, Copy) and self._lane(part.target) != lane:
+                if isinstance(part, Copy) and self._queue(part.target) != queue:
                     lock = threading.Lock()
                     lock.acquire()
                     locks.append(lock)
                     awaited[part.target] = place, self._wait(lock)
                     action = _then(action, lock.release)
-                lanes[lane].add(place, action)
+                queues[queue].add(place, action)
         for slot, (place, action) in awaited.items():
-            lanes[self._lane(slot)].add(place, action)
-        return lanes, locks
+            queues[self._queue(slot)].add(place, action)
+        return queues, locks
 
     @property
     def _transport(self) -> Transport:
@@ -115,16 +115,16 @@ class Binder:
             )
         return self.transport
 
-    def _lane(self, slot: int) -> int:
-        return self.lane_of[self.step.slots[slot].rank]
+    def _queue(self, slot: int) -> int:
+        return self.queue_of[self.step.slots[slot].rank]
 
-    def _by_lane(self, one: Local) -> Iterable[tuple[int, Local]]:
-        """The instruction, or its part of each lane; a copy runs in the lane that gives."""
+    def _by_queue(self, one: Local) -> Iterable[tuple[int, Local]]:
+        """The instruction, or its part of each queue; a copy runs in the queue that gives."""
         if not isinstance(one, Free):
-            yield self._lane((*reads(one), *writes(one))[0]), one
+            yield self._queue((*reads(one), *writes(one))[0]), one
             return
-        for lane in sorted({self._lane(slot) for slot in one.slots}):
-            yield lane, Free(tuple(slot for slot in one.slots if self._lane(slot) == lane))
+        for queue in sorted({self._queue(slot) for slot in one.slots}):
+            yield queue, Free(tuple(slot for slot in one.slots if self._queue(slot) == queue))
 
     def _layout(self, slot: int) -> Layout:
         return self.step.slots[slot].layout

@@ -1,4 +1,4 @@
-"""Run the lanes of a step: one in the caller's thread, each other in a thread of its own that lives as long as the executor."""
+"""Run the dispatch queues of a step: one in the caller's thread, each other in a thread that lives as long as the executor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rhino.runtime.executor.binding import Lane, Memory, Stopped
+from rhino.runtime.executor.binding import DispatchQueue, Memory, Stopped
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A thread that runs one lane whenever it is told to."""
+    """A thread that runs one queue whenever it is told to."""
 
     start: threading.Lock = field(default_factory=threading.Lock)
     done: threading.Lock = field(default_factory=threading.Lock)
@@ -30,7 +30,7 @@ class _Worker:
     def __post_init__(self) -> None:
         self.start.acquire()
         self.done.acquire()
-        self.thread = threading.Thread(target=self.loop, name="rhino-lane", daemon=True)
+        self.thread = threading.Thread(target=self.loop, name="rhino-dispatch", daemon=True)
         self.thread.start()
 
     def loop(self) -> None:
@@ -42,29 +42,29 @@ class _Worker:
             self.done.release()
 
 
-class Lanes:
-    """The threads of an executor. `positions[i]` is how many actions of its lane thread i has started in this step."""
+class DispatchThreads:
+    """The threads of an executor. `positions[i]` is how many actions of its queue thread i has started in this step."""
 
-    def __init__(self, num_lanes: int, memory: Memory) -> None:
-        self.positions = [0] * num_lanes
+    def __init__(self, num_queues: int, memory: Memory) -> None:
+        self.positions = [0] * num_queues
         self._memory = memory
         self._failures: list[Failure] = []
-        self._workers = [_Worker() for _ in range(num_lanes - 1)]
+        self._workers = [_Worker() for _ in range(num_queues - 1)]
 
-    def run(self, lanes: Sequence[Lane], locks: Sequence[threading.Lock]) -> Failure | None:
+    def run(self, queues: Sequence[DispatchQueue], locks: Sequence[threading.Lock]) -> Failure | None:
         """Runs all actions; returns the first failure in the list's order, after which nothing may be run again.
 
-        `locks` are those that the lanes wait at: opened when one fails, so that the others end.
+        `locks` are those that the queues wait at: opened when one fails, so that the others end.
         """
-        self.positions[:] = [0] * len(lanes)
-        for number, (worker, lane) in enumerate(zip(self._workers, lanes[1:], strict=True), 1):
-            worker.work = lambda number=number, lane=lane: self._run(number, lane, locks)
+        self.positions[:] = [0] * len(queues)
+        for number, (worker, queue) in enumerate(zip(self._workers, queues[1:], strict=True), 1):
+            worker.work = lambda number=number, queue=queue: self._run(number, queue, locks)
             worker.start.release()
         try:
-            self._run(0, lanes[0], locks)
+            self._run(0, queues[0], locks)
             for worker in self._workers:
                 worker.done.acquire()
-        except BaseException:  # the user's interrupt: no lane may be left waiting
+        except BaseException:  # the user's interrupt: no queue may be left waiting
             self._stop(locks)
             raise
         return min(self._failures, key=lambda one: one.place, default=None)
@@ -78,18 +78,18 @@ class Lanes:
             worker.thread.join()
         self._workers = []
 
-    def _run(self, number: int, lane: Lane, locks: Sequence[threading.Lock]) -> None:
+    def _run(self, number: int, queue: DispatchQueue, locks: Sequence[threading.Lock]) -> None:
         positions = self.positions
         position = 0
         try:
-            for position, action in enumerate(lane.actions):
+            for position, action in enumerate(queue.actions):
                 positions[number] = position
                 action()
-            positions[number] = len(lane.actions)
+            positions[number] = len(queue.actions)
         except Stopped:
             return
         except Exception as error:
-            self._failures.append(Failure(lane.places[position], error))
+            self._failures.append(Failure(queue.places[position], error))
             self._stop(locks)
 
     def _stop(self, locks: Sequence[threading.Lock]) -> None:

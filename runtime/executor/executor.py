@@ -20,7 +20,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project, rank_of
 from rhino.runtime.executor.binding import Binder, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
-from rhino.runtime.executor.dispatch_threads import Lanes
+from rhino.runtime.executor.dispatch_threads import DispatchThreads
 from rhino.runtime.executor.executable import Host, failed_run, same_placement
 from rhino.runtime.executor.rank_program import RankDevices, compile_programs, dtype_of
 from rhino.runtime.executor.transport import Transport
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where an executor is: in step `step` (from 0, -1 before the first), each lane at the place of the list in `places`, None at its end.
+    """Where an executor is: in step `step` (from 0, -1 before the first), each queue at the place of the list in `places`, None at its end.
 
     Not `running` is between steps, as far as dispatch goes.
     """
@@ -105,12 +105,12 @@ class Executor:
             if step.slots[slot].rank in held:
                 self._empty[slot] = _constant(number, step.slots[slot].layout, held[step.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
-        lane_of = {rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)}
+        queue_of = {rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)}
         if recorder is not None:
             recorder.attach(step, self.instructions)
-        binder = Binder(step, held, self.programs, lane_of, transport, self.memory, recorder)
+        binder = Binder(step, held, self.programs, queue_of, transport, self.memory, recorder)
         self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
-        self._lanes = Lanes(len(self._fast[0]), self.memory)
+        self._threads = DispatchThreads(len(self._fast[0]), self.memory)
         self._num_steps = 0
         self._broken = False
         self._running = False
@@ -139,11 +139,11 @@ class Executor:
         memory.tokens[:] = [None] * len(memory.tokens)
         memory.step = self.transport.next_step() if self.transport else self._num_steps
         del placed
-        lanes, locks = self._fast if self._num_steps else self._checked
+        queues, locks = self._fast if self._num_steps else self._checked
         self._num_steps += 1
         self._running, self._broken = True, True
         try:
-            failure = self._lanes.run(lanes, locks)
+            failure = self._threads.run(queues, locks)
         finally:
             self._running = False
         if failure is not None:
@@ -181,7 +181,7 @@ class Executor:
     def close(self) -> None:
         """Ends the executor's threads and drops its arrays; the transport stays."""
         self._broken = True
-        self._lanes.close()
+        self._threads.close()
         self.memory.slots.clear()
         self.memory.tokens.clear()
 
@@ -193,8 +193,8 @@ class Executor:
 
     def progress(self) -> Progress:
         """Returns where the executor is; from any thread."""
-        lanes = self._fast[0]  # of the same places as the checked ones
-        places = tuple(lane.place(position) for lane, position in zip(lanes, self._lanes.positions, strict=True))
+        queues = self._fast[0]  # of the same places as the checked ones
+        places = tuple(queue.place(position) for queue, position in zip(queues, self._threads.positions, strict=True))
         return Progress(self._num_steps - 1, self._running, places)
 
     def launched(self) -> dict[int, list[tuple[int, Any]]]:

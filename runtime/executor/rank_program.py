@@ -19,7 +19,7 @@ from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import entry_function, read_module
-from rhino.ir.plan.instructions import Layout, Program
+from rhino.ir.plan.instructions import Layout, StepProgram
 from rhino.ir.program.program_signature import check_signature, disagreement
 from rhino.runtime.executor.compile_cache import CompileCache, Request
 from rhino.runtime.executor.executable import Executable, Handler, array_handler, same_placement
@@ -70,7 +70,7 @@ def dtype_of(layout: Layout) -> np.dtype[np.generic]:
 
 
 def compile_programs(
-    programs: Sequence[tuple[Program, RankDevices]], modules: Mapping[str, ir.Module | str], cache: CompileCache
+    programs: Sequence[tuple[StepProgram, RankDevices]], modules: Mapping[str, ir.Module | str], cache: CompileCache
 ) -> list[RankProgram]:
     """Returns each program compiled for the rank beside it; a program that stands with several ranks is compiled once."""
     parsed: dict[str, ir.Module] = {}
@@ -81,7 +81,7 @@ def compile_programs(
     return [_checked(program, rank, one) for (program, rank), one in zip(programs, executables, strict=True)]
 
 
-def _module(program: Program, modules: Mapping[str, ir.Module | str], mesh: Mesh) -> ir.Module:
+def _module(program: StepProgram, modules: Mapping[str, ir.Module | str], mesh: Mesh) -> ir.Module:
     if program.module not in modules:
         raise RhinoError("RHI-RUN-006", f"program {program.name} is of module {program.module}, which is not there")
     given = modules[program.module]
@@ -91,7 +91,7 @@ def _module(program: Program, modules: Mapping[str, ir.Module | str], mesh: Mesh
     return module
 
 
-def _with_donations(program: Program, module: ir.Module) -> ir.Module:
+def _with_donations(program: StepProgram, module: ir.Module) -> ir.Module:
     """Makes the module donate what the program does, and nothing else."""
     with module.context:
         entry = entry_function(module)
@@ -105,7 +105,7 @@ def _with_donations(program: Program, module: ir.Module) -> ir.Module:
     return module
 
 
-def _checked(program: Program, rank: RankDevices, executable: Executable) -> RankProgram:
+def _checked(program: StepProgram, rank: RankDevices, executable: Executable) -> RankProgram:
     signature = executable.signature
     sides = (
         ("argument", signature.arguments, executable.in_shardings, program.inputs),

@@ -15,7 +15,7 @@ Fresh = Callable[[int], Mapping[int, Host]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class StepRun:
     """One finished step: its number from 0, its wall time, and its results.
 
     Results have their stored shapes, and those that are fed back live until the next step starts: `Executable.fetch` them before.
@@ -26,7 +26,7 @@ class Step:
     results: tuple[jax.Array, ...]
 
 
-def run_steps(executable: Executable, inputs: Sequence[Host], num_steps: int, fresh: Fresh | None = None) -> Iterator[Step]:
+def run_steps(executable: Executable, inputs: Sequence[Host], num_steps: int, fresh: Fresh | None = None) -> Iterator[StepRun]:
     """Runs `num_steps` steps and yields each when it is finished.
 
     Arguments that no result takes over keep their value of `inputs`, unless `fresh(step)` gives another.
@@ -39,7 +39,7 @@ def run_steps(executable: Executable, inputs: Sequence[Host], num_steps: int, fr
         start_s = time.perf_counter()
         results = executable.run(arguments)
         wait(results)
-        yield Step(number, time.perf_counter() - start_s, results)
+        yield StepRun(number, time.perf_counter() - start_s, results)
         if number + 1 < num_steps:
             drawn = fresh(number + 1) if fresh else {}
             arguments = _next(executable, arguments, results, [drawn.get(i, value) for i, value in enumerate(inputs)], drawn)

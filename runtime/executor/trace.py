@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import jax
 
 from rhino.ir.plan.instructions import Copy, Local, Receive, Run, Send, Step, rank_of
-from rhino.ir.plan.timeline import Move, Span, Timeline
+from rhino.ir.plan.timeline import Span, Timeline, TransferSpan
 from rhino.runtime.executor.binding import Action
 
 Event: TypeAlias = dict[str, Any]
@@ -123,7 +123,7 @@ class Recorder:
             events.append(_event(DISPATCH, self._rank(one), name, record.start_s, record.dispatched_s, record.step))
         return events
 
-    def _measured(self, step: int) -> tuple[list[Span], list[Move]]:
+    def _measured(self, step: int) -> tuple[list[Span], list[TransferSpan]]:
         assert self._step is not None
         arrived: dict[int, float] = {}
         free_s: defaultdict[int, float] = defaultdict(float)
@@ -140,7 +140,7 @@ class Recorder:
             elif isinstance(one, Copy | Receive):
                 arrived[one.target] = end_s
                 giver = one.peer if isinstance(one, Receive) else self._step.slots[one.source].rank
-                moves.append(Move(one.uid, giver, self._rank(one), record.start_s, end_s))
+                moves.append(TransferSpan(one.uid, giver, self._rank(one), record.start_s, end_s))
         return spans, moves
 
     def _rank(self, one: Local) -> int:
@@ -166,7 +166,7 @@ class Recorder:
         return self._offset_s + time.perf_counter()
 
 
-def timeline_events(group: str, spans: Iterable[Span], moves: Iterable[Move], step: int = 0) -> list[Event]:
+def timeline_events(group: str, spans: Iterable[Span], moves: Iterable[TransferSpan], step: int = 0) -> list[Event]:
     """Returns a timeline as events of two groups: what runs, `MEASURED` or `SIMULATED`, and what is moved."""
     runs = [_event(group, span.rank, str(span.task), span.start_s, span.end_s, step) for span in spans]
     return runs + [_event(f"{group}, moved", move.taker, f"transfer {move.uid}", move.start_s, move.end_s, step) for move in moves]
@@ -197,10 +197,10 @@ def _names(events: Sequence[Mapping[str, Any]]) -> list[Event]:
     return [*heads, *order, *rows]
 
 
-def _from_zero(num_ranks: int, spans: Sequence[Span], moves: Sequence[Move]) -> Timeline:
+def _from_zero(num_ranks: int, spans: Sequence[Span], moves: Sequence[TransferSpan]) -> Timeline:
     first = min([*(span.start_s for span in spans), *(move.start_s for move in moves)], default=0.0)
     return Timeline(
         num_ranks,
         tuple(Span(one.rank, one.task, one.start_s - first, one.end_s - first) for one in spans),
-        tuple(Move(one.uid, one.giver, one.taker, one.start_s - first, one.end_s - first) for one in moves),
+        tuple(TransferSpan(one.uid, one.giver, one.taker, one.start_s - first, one.end_s - first) for one in moves),
     )

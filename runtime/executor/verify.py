@@ -25,7 +25,7 @@ from typing import Final, Literal, TypeAlias
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.elements import element_bytes
 from rhino.ir.plan.folder import Boundary, WholePlan
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Local, Program, Run, Step, Transfer, project, reads, writes
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Local, Run, Step, StepProgram, Transfer, project, reads, writes
 from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
 from rhino.ir.units import PEAK, format_bytes
 
@@ -198,7 +198,7 @@ class _Walk:
                 for slot in slots:
                     self.give_up(slot, "freed")
 
-    def check_run(self, run: Run, program: Program) -> None:
+    def check_run(self, run: Run, program: StepProgram) -> None:
         """A run's slots are what its program takes and gives, on one rank, and it may take over what it does."""
         ranks = {self.step.slots[slot].rank for slot in (*run.inputs, *run.outputs)}
         if len(ranks) > 1:

@@ -17,14 +17,14 @@ from rhino.strategies.autotune.base import (
     CutOff,
     Estimate,
     Evaluate,
+    Evaluations,
     Explored,
     Outcome,
+    PlanConfig,
     Refused,
-    Shape,
     Space,
     SpentError,
     Strategy,
-    Trials,
 )
 
 __all__ = ["DEFAULT", "STRATEGIES", "explore", "is_open", "reopen"]
@@ -54,7 +54,7 @@ def explore(
     strategy: str = DEFAULT,
     below_s: float = inf,
     relaxed: Sequence[Outcome] = (),
-    foresee: Callable[[Iterator[Shape]], None] = lambda _: None,
+    foresee: Callable[[Iterator[PlanConfig]], None] = lambda _: None,
     made_s: float | None = None,
 ) -> Explored:
     """Returns what became of the shapes of `space`; `evaluate` gives the outcomes of a round, and `told` hears of each round.
@@ -64,11 +64,11 @@ def explore(
     known. Before a round `foresee` is given what is likely to be asked for behind it, which is found out when it is first read.
     """
 
-    def round_of(shapes: Sequence[Shape], cutoff_s: float) -> Iterable[Outcome]:
+    def round_of(shapes: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
         foresee(_foreseen(trials, strategy, set(shapes)))
         return evaluate(shapes, cutoff_s)
 
-    trials = Trials(space, round_of, told, Explored(below_s, made_s), relaxed)
+    trials = Evaluations(space, round_of, told, Explored(below_s, made_s), relaxed)
     try:
         STRATEGIES[strategy].run(trials)
     except SpentError:
@@ -80,7 +80,7 @@ def explore(
     return trials.explored
 
 
-def is_open(explored: Explored, made_s: float, done: Collection[Shape]) -> bool:
+def is_open(explored: Explored, made_s: float, done: Collection[PlanConfig]) -> bool:
     """Says whether a shape was cut off, or a family passed over, that may yet take less than the programs of the best plan, `made_s`.
 
     That is so where these take longer than was estimated. Of `done` the programs were made.
@@ -92,7 +92,7 @@ def is_open(explored: Explored, made_s: float, done: Collection[Shape]) -> bool:
 def reopen(
     explored: Explored,
     made_s: float,
-    done: Collection[Shape],
+    done: Collection[PlanConfig],
     space: Space,
     evaluate: Evaluate,
     told: Callable[[Explored], None] = lambda _: None,
@@ -104,7 +104,7 @@ def reopen(
     """
     known = {one.shape: one for one in explored.outcomes if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done}
 
-    def evaluated(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluated(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         new = [one for one in shapes if one not in known]
         found = {one.shape: one for one in (evaluate(new, cutoff_s) if new else ())}
         return [known.get(one) or found[one] for one in shapes]
@@ -134,12 +134,12 @@ class _EnoughError(Exception):
 class _Guesses:
     """Evaluates shapes for a search that is run again: as `known`, else as `guess` has it; and notes what is `foreseen`."""
 
-    known: Mapping[Shape, Outcome]
-    under_way: Container[Shape]
-    guess: Callable[[Shape, float], Outcome]
-    foreseen: list[Shape] = field(default_factory=list)
+    known: Mapping[PlanConfig, Outcome]
+    under_way: Container[PlanConfig]
+    guess: Callable[[PlanConfig, float], Outcome]
+    foreseen: list[PlanConfig] = field(default_factory=list)
 
-    def __call__(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def __call__(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         guessed = [one for one in shapes if one not in self.known]
         self.foreseen += [one for one in guessed if one not in self.under_way]
         if len(self.foreseen) >= FORESEEN or (self.foreseen and cutoff_s == inf):
@@ -147,27 +147,29 @@ class _Guesses:
         return [self.known.get(one) or self.guess(one, cutoff_s) for one in shapes]
 
 
-def _too_slow(shape: Shape, cutoff_s: float) -> Outcome:
+def _too_slow(shape: PlanConfig, cutoff_s: float) -> Outcome:
     return CutOff(shape, cutoff_s, cutoff_s, by_memory=False)
 
 
-def _too_large(shape: Shape, _: float) -> Outcome:
+def _too_large(shape: PlanConfig, _: float) -> Outcome:
     return Refused(shape, "", by_memory=True)
 
 
-def _foreseen(trials: Trials, strategy: str, under_way: Collection[Shape]) -> Iterator[Shape]:
+def _foreseen(trials: Evaluations, strategy: str, under_way: Collection[PlanConfig]) -> Iterator[PlanConfig]:
     """Yields what a search asks for next, if nothing that is not known yet is better than the best: all too slow, or all too large.
 
     At the beginning the shapes under way stand for a best one, which collectives slow down.
     """
-    known: dict[Shape, Outcome] = {one.shape: one for one in trials.explored.outcomes}
+    known: dict[PlanConfig, Outcome] = {one.shape: one for one in trials.explored.outcomes}
     if not known:
         least_s = trials.space.least_s
         known = {one: Estimate(one, "", 2 * least_s, least_s, least_s, least_s, least_s, ()) for one in under_way}
-    found: dict[Shape, None] = {}
+    found: dict[PlanConfig, None] = {}
     for guess in (_too_slow, _too_large):
         guesses = _Guesses(known, under_way, guess)
-        again = Trials(trials.space, guesses, explored=Explored(trials.explored.below_s, trials.explored.made_s), relaxed=trials.relaxed)
+        again = Evaluations(
+            trials.space, guesses, explored=Explored(trials.explored.below_s, trials.explored.made_s), relaxed=trials.relaxed
+        )
         with suppress(_EnoughError, SpentError):
             STRATEGIES[strategy].run(again)
         new = [one for one in guesses.foreseen if one not in found]

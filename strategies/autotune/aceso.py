@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rhino.strategies.autotune.base import CutOff, Estimate, Outcome, Refused, Shape, Strategy, Trials, bound_by_memory
+from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, Outcome, PlanConfig, Refused, Strategy, bound_by_memory
 from rhino.strategies.autotune.moves import Resource, balanced, is_legal, keep_less, keep_more, moves
 
 HOPS: Final = 2
@@ -44,7 +44,7 @@ Rank = tuple[int, float]
 """Orders outcomes, best first: by step, then by how far they are from fitting."""
 
 
-def search(trials: Trials) -> None:
+def search(trials: Evaluations) -> None:
     """Alleviates from balanced plans, one of each number of stages."""
     alleviate(trials, balanced(trials.space))
 
@@ -52,7 +52,7 @@ def search(trials: Trials) -> None:
 STRATEGY: Final = Strategy("aceso", "bottlenecks alleviated one by one, from balanced plans", search)
 
 
-def alleviate(trials: Trials, starts: list[Shape], fails: int = FAILS) -> None:
+def alleviate(trials: Evaluations, starts: list[PlanConfig], fails: int = FAILS) -> None:
     """Searches from the best of `starts`, until `fails` configurations in a row were no better than the best before."""
     _Alleviation(trials, fails).run(starts)
 
@@ -70,14 +70,14 @@ def rank_of(outcome: Outcome) -> Rank:
 class _Alleviation:
     """One search: `best` so far, `failed` configurations since, and those `unexplored`, evaluated but not gone on from."""
 
-    trials: Trials
+    trials: Evaluations
     fails: int
     best: Outcome | None = None
     failed: int = 0
-    seen: dict[Shape, Outcome] = field(default_factory=dict)
-    unexplored: dict[Shape, Outcome] = field(default_factory=dict)
+    seen: dict[PlanConfig, Outcome] = field(default_factory=dict)
+    unexplored: dict[PlanConfig, Outcome] = field(default_factory=dict)
 
-    def run(self, starts: list[Shape]) -> None:
+    def run(self, starts: list[PlanConfig]) -> None:
         """Searches from the best of `starts`, the others being unexplored (Algorithm 1)."""
         now = min(self.evaluated(starts), key=_order)
         while not self.is_over:
@@ -121,7 +121,7 @@ class _Alleviation:
         )
         return list(order)
 
-    def relieved(self, shape: Shape, resource: Resource | None) -> list[Outcome]:
+    def relieved(self, shape: PlanConfig, resource: Resource | None) -> list[Outcome]:
         """Returns what the primitives that relieve a resource lead to, best first."""
         space = self.trials.space
         found = self.evaluated(self.enlarged(moves(space, shape, resource)))
@@ -134,7 +134,7 @@ class _Alleviation:
         ]
         return sorted(found + self.evaluated(self.enlarged(fitted)), key=_order)
 
-    def evaluated(self, shapes: Iterable[Shape]) -> list[Outcome]:
+    def evaluated(self, shapes: Iterable[PlanConfig]) -> list[Outcome]:
         """Returns what those of the shapes come to that were not seen here and may be better than the best."""
         new = [one for one in dict.fromkeys(shapes) if one not in self.seen and self.may_pay(one)]
         found = self.trials.outcomes(new)
@@ -146,7 +146,7 @@ class _Alleviation:
                 self.failed += 1
         return found
 
-    def enlarged(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
+    def enlarged(self, shapes: Iterable[PlanConfig]) -> Iterator[PlanConfig]:
         """Returns the shapes in as many micro-batches as they need to fit, without those for which there are not so many."""
         for shape in shapes:
             least = max((self.trials.space.may_fit_from(one) for one in self.family(shape)), default=0.0)
@@ -154,7 +154,7 @@ class _Alleviation:
             if numbers:
                 yield replace(shape, micro_batches=numbers[0])
 
-    def may_pay(self, shape: Shape) -> bool:
+    def may_pay(self, shape: PlanConfig) -> bool:
         """Says whether a shape may be better than the best, by its bound and by its family, where one number of micro-batches is best."""
         if isinstance(self.best, Estimate) and self.bound_s(shape) >= self.best.step_s:
             return False
@@ -163,7 +163,7 @@ class _Alleviation:
         worse = [one.shape.micro_batches for one in family if one.shape.micro_batches != best]
         return not any(number < other < best or best < other < number for other in worse)
 
-    def bound_s(self, shape: Shape) -> float:
+    def bound_s(self, shape: PlanConfig) -> float:
         """Returns what a shape is taken not to fall below.
 
         A bound without regard to memory holds with more micro-batches and with less that is kept, too. Where only shapes of more
@@ -174,7 +174,7 @@ class _Alleviation:
         fewer = [bound_s for number, bound_s in known if number <= shape.micro_batches]
         return max(fewer or [bound_s for _, bound_s in known[:1]], default=self.trials.space.least_s)
 
-    def family(self, shape: Shape) -> list[Outcome]:
+    def family(self, shape: PlanConfig) -> list[Outcome]:
         """Returns what was seen that differs in micro-batches alone."""
         return [one for other, one in self.seen.items() if other.family == shape.family]
 
@@ -196,7 +196,7 @@ class _Alleviation:
                 tried = self.better(best, replace(best.shape, keep=keep))
                 best, edge = (tried, edge) if tried else (best, keep)
 
-    def better(self, best: Estimate, shape: Shape) -> Estimate | None:
+    def better(self, best: Estimate, shape: PlanConfig) -> Estimate | None:
         """Returns what a shape comes to, if that is better than the best."""
         found = self.evaluated([shape])
         return next((one for one in found if isinstance(one, Estimate) and one.step_s < best.step_s), None)
@@ -212,7 +212,7 @@ def _uses(one: Estimate) -> dict[Resource, float]:
     }
 
 
-def _order(one: Outcome) -> tuple[Rank, Shape]:
+def _order(one: Outcome) -> tuple[Rank, PlanConfig]:
     return rank_of(one), one.shape
 
 

@@ -2,7 +2,7 @@
 
 A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the way back that is kept: all of a whole plan but
 its schedule, which is chosen with it, and its shardings and stage boundaries, which are the best ones of a shape. What a shape comes to is
-found by planning it, so strategies differ in what they ask for, and in what order; they ask `Trials`, which plans no shape twice.
+found by planning it, so strategies differ in what they ask for, and in what order; they ask `Evaluations`, which plans no shape twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEPT: Final = 1 / 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class PlanConfig:
     """A whole plan but for its schedule: `mesh` is that of one rank, `keep` the share of what the way back needs that is not recomputed."""
 
     stages: int
@@ -46,9 +46,9 @@ class Shape:
     keep: float = 1.0
 
     @property
-    def family(self) -> Shape:
+    def family(self) -> PlanConfig:
         """The shape that stands for all that differ from this one in micro-batches alone."""
-        return Shape(self.stages, self.mesh, 0, self.keep)
+        return PlanConfig(self.stages, self.mesh, 0, self.keep)
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
@@ -76,7 +76,7 @@ class Estimate:
     Shapes: `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
-    shape: Shape
+    shape: PlanConfig
     schedule: str
     step_s: float
     bound_s: float
@@ -112,7 +112,7 @@ class Refused:
     found, where one was.
     """
 
-    shape: Shape
+    shape: PlanConfig
     why: str
     by_memory: bool
     free_bound_s: float = 0.0
@@ -136,7 +136,7 @@ class CutOff:
     what was known, and `plans` are those that were estimated, best first, of which none is known to fit.
     """
 
-    shape: Shape
+    shape: PlanConfig
     bound_s: float
     free_bound_s: float
     by_memory: bool
@@ -190,7 +190,7 @@ class Space:
     passing_bytes: float = 0.0
     has_kin: bool = False
 
-    def kin(self, shape: Shape) -> list[Shape]:
+    def kin(self, shape: PlanConfig) -> list[PlanConfig]:
         """Returns the shapes with a rank's devices in one row, or with its axes the other way round; none unless `has_kin`."""
         if not self.has_kin:
             return []
@@ -227,8 +227,8 @@ class Explored:
     made_s: float | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     implied: list[CutOff] = field(default_factory=list)
-    asked_by: dict[Shape, str] = field(default_factory=dict)
-    passed_over: dict[Shape, float] = field(default_factory=dict)
+    asked_by: dict[PlanConfig, str] = field(default_factory=dict)
+    passed_over: dict[PlanConfig, float] = field(default_factory=dict)
     is_complete: bool = True
 
     @property
@@ -274,7 +274,7 @@ class Explored:
         return found
 
 
-Evaluate = Callable[[Sequence[Shape], float], Iterable[Outcome]]
+Evaluate = Callable[[Sequence[PlanConfig], float], Iterable[Outcome]]
 """Gives the outcomes of a round of shapes, in their order; what is proven to take no less than the seconds given may be cut off."""
 
 
@@ -283,7 +283,7 @@ class SpentError(Exception):
 
 
 @dataclass(eq=False)
-class Trials:
+class Evaluations:
     """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
 
     `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here can.
@@ -300,7 +300,7 @@ class Trials:
     told: Callable[[Explored], None] = lambda _: None
     explored: Explored = field(default_factory=Explored)
     relaxed: Sequence[Outcome] = ()
-    known: dict[Shape, Outcome] = field(default_factory=dict)
+    known: dict[PlanConfig, Outcome] = field(default_factory=dict)
     asker: str = ""
     until: int = field(init=False)
 
@@ -323,7 +323,7 @@ class Trials:
         finally:
             self.until = before
 
-    def outcomes(self, shapes: Sequence[Shape]) -> list[Outcome]:
+    def outcomes(self, shapes: Sequence[PlanConfig]) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order.
 
         Raises:
@@ -344,7 +344,7 @@ class Trials:
             waiting = self.not_implied([one for one in waiting if one not in self.known])
         return [self.known[one] for one in shapes]
 
-    def not_implied(self, shapes: Sequence[Shape]) -> list[Shape]:
+    def not_implied(self, shapes: Sequence[PlanConfig]) -> list[PlanConfig]:
         """Returns the shapes that are left where those are cut off that what is known shows to be no better than the best."""
         best_s, left = self.explored.best_s, []
         for shape in shapes:
@@ -373,7 +373,7 @@ class Trials:
             self.asker = before
 
 
-def bounds(one: Shape, other: Shape) -> bool:
+def bounds(one: PlanConfig, other: PlanConfig) -> bool:
     """Says whether the bound of a shape without regard to memory holds for another."""
     alike = (one.stages, one.mesh) == (other.stages, other.mesh)
     return alike and one.micro_batches <= other.micro_batches and one.keep >= other.keep
@@ -381,13 +381,13 @@ def bounds(one: Shape, other: Shape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to search: `search` asks `Trials` for shapes until it has enough. `doc` is a phrase for --help."""
+    """A way to search: `search` asks `Evaluations` for shapes until it has enough. `doc` is a phrase for --help."""
 
     name: str
     doc: str
-    search: Callable[[Trials], None]
+    search: Callable[[Evaluations], None]
 
-    def run(self, trials: Trials) -> None:
+    def run(self, trials: Evaluations) -> None:
         """Searches; what is evaluated is noted as asked for by this strategy, or by those that it calls."""
         with trials.asked_by(self.name):
             self.search(trials)

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from rhino.strategies.autotune import aceso, rhino, tap
-from rhino.strategies.autotune.base import CutOff, Estimate, Shape, Strategy, Trials
+from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, PlanConfig, Strategy
 
 STARTS: Final = 3
 """Families of which the best member is a start."""
@@ -28,7 +28,7 @@ NEAR: Final = 1.05
 """Times the best step: whose kin is looked at. On four devices of a machine of eight V100s, one row was up to 2.1 % faster than 2x2."""
 
 
-def search(trials: Trials) -> None:
+def search(trials: Evaluations) -> None:
     """Asks for what all strategies ask for."""
     most = trials.space.most
     with trials.allowing(most):
@@ -45,14 +45,14 @@ def search(trials: Trials) -> None:
         rhino.walk(trials, replace(trials.space, meshes=_kin(trials)))
 
 
-def _rest(trials: Trials) -> int:
+def _rest(trials: Evaluations) -> int:
     return max(0, trials.space.most - len(trials.explored.outcomes))
 
 
 STRATEGY: Final = Strategy("best", "all of them, then the bottlenecks of the best plans; never worse than any other", search)
 
 
-def _in_one_part(trials: Trials) -> None:
+def _in_one_part(trials: Evaluations) -> None:
     """Asks for one stage whose batch is in one part, where nothing has fit.
 
     Strategies ask for more micro-batches where memory binds, until no more shapes may be evaluated. But what is summed up over them is
@@ -60,24 +60,24 @@ def _in_one_part(trials: Trials) -> None:
     """
     space = trials.space
     meshes = space.meshes.get(1, ())
-    kin = tuple(dict.fromkeys(one.mesh for mesh in meshes for one in space.kin(Shape(1, mesh, 1))))
+    kin = tuple(dict.fromkeys(one.mesh for mesh in meshes for one in space.kin(PlanConfig(1, mesh, 1))))
     for keep in space.keeps if space.micro_batches[0] == 1 and space.may_hold(1, 1, 0.0) else ():
         for tried in (meshes, kin):
             if not trials.explored.ranked:
-                trials.outcomes([Shape(1, mesh, 1, keep) for mesh in tried])
+                trials.outcomes([PlanConfig(1, mesh, 1, keep) for mesh in tried])
 
 
-def _starts(trials: Trials) -> list[Shape]:
+def _starts(trials: Evaluations) -> list[PlanConfig]:
     """Returns the best shape of each of the best families."""
-    best: dict[Shape, Shape] = {}
+    best: dict[PlanConfig, PlanConfig] = {}
     for one in trials.explored.ranked:
         best.setdefault(one.shape.family, one.shape)
     return list(best.values())[:STARTS]
 
 
-def _kin(trials: Trials) -> dict[int, tuple[tuple[int, ...], ...]]:
+def _kin(trials: Evaluations) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Returns the meshes of the kin of the best shape of each number of stages, where that comes near the best of all."""
-    least: dict[int, tuple[float, Shape]] = {}
+    least: dict[int, tuple[float, PlanConfig]] = {}
     for shape, one in trials.known.items():
         if isinstance(one, Estimate | CutOff):
             least[shape.stages] = min(least.get(shape.stages, (inf, shape)), (one.step_s, shape))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from math import log2, prod
 from typing import Final, Literal
 
-from rhino.strategies.autotune.base import Shape, Space
+from rhino.strategies.autotune.base import PlanConfig, Space
 
 Resource = Literal["memory", "compute", "collectives", "idle"]
 
@@ -40,51 +40,51 @@ class Primitive:
 
     name: str
     relieves: tuple[Resource, ...]
-    apply: Callable[[Space, Shape], Iterator[Shape]]
+    apply: Callable[[Space, PlanConfig], Iterator[PlanConfig]]
 
 
-def _more_stages(space: Space, shape: Shape) -> Iterator[Shape]:
+def _more_stages(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     for stages in _next_stages(space, shape.stages, up=True):
         yield from _restaged(space, shape, stages)
 
 
-def _fewer_stages(space: Space, shape: Shape) -> Iterator[Shape]:
+def _fewer_stages(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     for stages in _next_stages(space, shape.stages, up=False):
         yield from _restaged(space, shape, stages)
 
 
-def _other_axis(space: Space, shape: Shape) -> Iterator[Shape]:
+def _other_axis(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     outer, inner = _two_axes(shape.mesh)
     wanted = [(outer * f, inner // f) for f in _primes(inner)] + [(outer // f, inner * f) for f in _primes(outer)]
     for mesh in dict.fromkeys(_nearest(space.meshes[shape.stages], one) for one in wanted):
         if mesh != shape.mesh:
-            yield Shape(shape.stages, mesh, shape.micro_batches, shape.keep)
+            yield PlanConfig(shape.stages, mesh, shape.micro_batches, shape.keep)
 
 
-def _fewer_micro_batches(space: Space, shape: Shape) -> Iterator[Shape]:
+def _fewer_micro_batches(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     lower = [number for number in space.micro_batches if number < shape.micro_batches]
     if lower and is_legal(shape.stages, lower[-1]):
-        yield Shape(shape.stages, shape.mesh, lower[-1], shape.keep)
+        yield PlanConfig(shape.stages, shape.mesh, lower[-1], shape.keep)
 
 
-def _more_micro_batches(space: Space, shape: Shape) -> Iterator[Shape]:
+def _more_micro_batches(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     higher = [number for number in space.micro_batches if number > shape.micro_batches]
     if higher:
-        yield Shape(shape.stages, shape.mesh, higher[0], shape.keep)
+        yield PlanConfig(shape.stages, shape.mesh, higher[0], shape.keep)
 
 
-def keep_less(space: Space, shape: Shape) -> Iterator[Shape]:
+def keep_less(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     """Returns the shape that keeps the next smaller share."""
     smaller = [keep for keep in space.keeps if keep < shape.keep]
     if smaller:
-        yield Shape(shape.stages, shape.mesh, shape.micro_batches, max(smaller))
+        yield PlanConfig(shape.stages, shape.mesh, shape.micro_batches, max(smaller))
 
 
-def keep_more(space: Space, shape: Shape) -> Iterator[Shape]:
+def keep_more(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
     """Returns the shape that keeps the next larger share."""
     larger = [keep for keep in space.keeps if keep > shape.keep]
     if larger:
-        yield Shape(shape.stages, shape.mesh, shape.micro_batches, min(larger))
+        yield PlanConfig(shape.stages, shape.mesh, shape.micro_batches, min(larger))
 
 
 PRIMITIVES: Final = (
@@ -99,16 +99,18 @@ PRIMITIVES: Final = (
 """Every kind of move."""
 
 
-def moves(space: Space, shape: Shape, resource: Resource | None = None) -> list[Shape]:
+def moves(space: Space, shape: PlanConfig, resource: Resource | None = None) -> list[PlanConfig]:
     """Returns where the primitives that relieve a resource lead, or all of them; each shape once."""
     taken = [one for one in PRIMITIVES if resource is None or resource in one.relieves]
     return [one for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, shape)) if one != shape]
 
 
-def balanced(space: Space) -> list[Shape]:
+def balanced(space: Space) -> list[PlanConfig]:
     """Returns a shape of each number of stages, its mesh as nearly square as there is: where a search begins that knows nothing."""
     return [
-        Shape(stages, min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)), space.micro_batches[space.seed(stages)], max(space.keeps))
+        PlanConfig(
+            stages, min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)), space.micro_batches[space.seed(stages)], max(space.keeps)
+        )
         for stages, meshes in sorted(space.meshes.items())
     ]
 
@@ -118,7 +120,7 @@ def is_legal(stages: int, micro_batches: int) -> bool:
     return stages == 1 or micro_batches > 1
 
 
-def _restaged(space: Space, shape: Shape, stages: int) -> Iterator[Shape]:
+def _restaged(space: Space, shape: PlanConfig, stages: int) -> Iterator[PlanConfig]:
     """Returns the shapes of so many stages, one axis having the devices that this frees or takes; with as many micro-batches or the seed.
 
     Two primitives at once where the number of micro-batches changes: a pipeline twice as deep wants twice as many.
@@ -130,7 +132,7 @@ def _restaged(space: Space, shape: Shape, stages: int) -> Iterator[Shape]:
     for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
         for number in dict.fromkeys((shape.micro_batches, space.micro_batches[space.seed(stages, shape.keep)])):
             if is_legal(stages, number):
-                yield Shape(stages, mesh, number, shape.keep)
+                yield PlanConfig(stages, mesh, number, shape.keep)
 
 
 def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:

@@ -21,18 +21,29 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, TypeGuard
 
-from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space, Strategy, Trials, bound_by_memory
+from rhino.strategies.autotune.base import (
+    ROUND,
+    CutOff,
+    Estimate,
+    Evaluations,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Space,
+    Strategy,
+    bound_by_memory,
+)
 
 PAYS: Final = 0.005
 """Relative: what more micro-batches must save to be worth another look."""
 
 
-def search(trials: Trials) -> None:
+def search(trials: Evaluations) -> None:
     """Walks every family of the space."""
     walk(trials, trials.space)
 
 
-def walk(trials: Trials, space: Space) -> None:
+def walk(trials: Evaluations, space: Space) -> None:
     """Walks every family of a space, which may have other meshes than that of the trials."""
     walking = _Walk(trials, space)
     while shapes := walking.proposals():
@@ -47,7 +58,7 @@ STRATEGY: Final = Strategy("rhino", "every family of shapes that its bound does 
 class _Family:
     """Where the search of one family stands: what came of the numbers of micro-batches tried, by their place in the space's list."""
 
-    shape: Shape
+    shape: PlanConfig
     least_s: float
     seed: int
     is_open: bool
@@ -117,7 +128,7 @@ def _is_estimated(outcome: Outcome) -> TypeGuard[Estimate | CutOff]:
 
 
 class _Walk:
-    def __init__(self, trials: Trials, space: Space) -> None:
+    def __init__(self, trials: Evaluations, space: Space) -> None:
         self.trials = trials
         self.space = space
         self.explored = trials.explored
@@ -127,13 +138,13 @@ class _Walk:
         for stages, meshes in sorted(self.space.meshes.items()):
             for mesh in meshes:
                 for keep in self.space.keeps:
-                    shape = Shape(stages, mesh, 0, keep)
+                    shape = PlanConfig(stages, mesh, 0, keep)
                     yield _Family(shape, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps))
 
-    def proposals(self) -> list[Shape]:
+    def proposals(self) -> list[PlanConfig]:
         """Returns the shapes of the next round, none at the end."""
         best_s = self.explored.best_s
-        waiting: list[tuple[float, bool, int, Shape, _Family]] = []
+        waiting: list[tuple[float, bool, int, PlanConfig, _Family]] = []
         for family in self.families.values():
             if not family.is_open:
                 continue
@@ -152,7 +163,7 @@ class _Walk:
             self.explored.passed_over.update({one.shape: bound_s for bound_s, *_, one in waiting})
         return [shape for *_, shape, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
 
-    def turn(self, shape: Shape) -> int:
+    def turn(self, shape: PlanConfig) -> int:
         """Returns how many meshes of as many stages come before that of a shape: square ones first, so that a round looks at all kinds."""
         meshes = sorted(self.space.meshes[shape.stages], key=lambda mesh: (max(mesh), mesh))
         return meshes.index(shape.mesh)
@@ -175,7 +186,7 @@ class _Walk:
         smaller = [keep for keep in self.space.keeps if keep < family.shape.keep]
         if smaller:
             one = family.shape
-            other = self.families[Shape(one.stages, one.mesh, 0, max(smaller))]
+            other = self.families[PlanConfig(one.stages, one.mesh, 0, max(smaller))]
             if not other.tried and other.shape not in self.explored.passed_over:
                 other.is_open = True
                 other.bounds |= family.bounds  # to compute again takes no less

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from rhino.strategies.autotune.base import Estimate, Shape, Strategy, Trials
+from rhino.strategies.autotune.base import Estimate, Evaluations, PlanConfig, Strategy
 
 
-def search(trials: Trials) -> None:
+def search(trials: Evaluations) -> None:
     """Asks for each mesh of one stage, in more and more micro-batches while it does not fit."""
     space = trials.space
     meshes = space.meshes.get(1, ())
     for number in space.micro_batches[space.seed(1) :]:
-        shapes = [Shape(1, mesh, number, max(space.keeps)) for mesh in meshes]
+        shapes = [PlanConfig(1, mesh, number, max(space.keeps)) for mesh in meshes]
         found = trials.outcomes(shapes) if shapes else []
         meshes = tuple([one.shape.mesh for one in found if not isinstance(one, Estimate) and one.by_memory])
 

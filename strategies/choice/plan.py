@@ -11,26 +11,26 @@ from rhino.ir.graph.graph import BARRIER, Graph, Loop, OpClass
 from rhino.ir.graph.spec import REPLICATED, Spec, partial_axes, split_axes
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.candidates import State, following, strategies
-from rhino.strategies.cost.reshard import Move, moves, sent
+from rhino.strategies.cost.reshard import ReshardStep, moves, sent
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective of a plan: which value, for which op (None: to store or return it), how often in a step.
 
-    It is a step of the way from spec `source` to spec `target`.
+    It is a step of the path from spec `source` to spec `target`.
     """
 
     value: int
     reader: int | None
     source: Spec
     target: Spec
-    move: Move
+    move: ReshardStep
     times: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class ShardingPlan:
     """How one graph runs on a mesh with axes of `sizes`.
 
     `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function. `hoists` says
@@ -49,9 +49,9 @@ class Plan:
         """Yields every collective, in program order."""
         graph = self.graph
         for op, (state, times) in enumerate(zip(self.ops, graph.times().tolist(), strict=True)):
-            for value, need in zip(graph.operands(op).tolist(), state.needs, strict=True):
+            for value, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
                 yield from self._between(value, op, self.specs[value], need, times)
-            for value, comes in zip(graph.results(op), state.comes, strict=True):
+            for value, comes in zip(graph.results(op), state.result_specs, strict=True):
                 yield from self._between(value, None, comes, self.specs[value], times)
         for value, wanted in zip(graph.returns, self.returned, strict=True):
             yield from self._between(value, None, self.specs[value], wanted, 1)
@@ -66,7 +66,7 @@ class Plan:
 
 
 def implied(graph: Graph, op: int, specs: Sequence[Spec], sizes: tuple[int, ...]) -> State | None:
-    """Returns how `op` runs if only the specs of its operands and results are known; None where there is no way."""
+    """Returns how `op` runs if only the specs of its operands and results are known; None where there is no path."""
     results = graph.results(op)
     if results and partial_axes(specs[results.start]) and results.start in graph.zeros:
         return following(graph.cls(op), specs[results.start], sizes)
@@ -78,8 +78,8 @@ def implied(graph: Graph, op: int, specs: Sequence[Spec], sizes: tuple[int, ...]
 def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]) -> State | None:
     """Returns how an op runs between operands that lie as `given` and results that are `stored`, if nothing else is said.
 
-    It is the way that sends the fewest bytes; of those one that shares the work among most devices, and of those the first. None where
-    there is no way.
+    It is the state that sends the fewest bytes; of those one that shares the work among most devices, and of those the first. None where
+    there is no path.
     """
     if stored and split_axes(stored[0]) and cls.name == "stablehlo.iota":
         return following(cls, stored[0], sizes)
@@ -95,8 +95,8 @@ def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...
 def sent_bytes(
     cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...], most: int | None = None
 ) -> int | None:
-    """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no way, or they are over `most`."""
-    pairs = [*zip(cls.operands, given, state.needs, strict=True), *zip(cls.results, state.comes, stored, strict=True)]
+    """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no path, or they are over `most`."""
+    pairs = [*zip(cls.operands, given, state.operand_specs, strict=True), *zip(cls.results, state.result_specs, stored, strict=True)]
     total = 0
     for kind, source, target in pairs:
         steps = moves(kind.num_bytes, len(kind.shape), source, target, sizes) if source != target else ()
@@ -108,7 +108,7 @@ def sent_bytes(
     return total
 
 
-def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
+def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> ShardingPlan:
     """Returns the plan of a choice: nodes as chosen, free ops as their users want them."""
     graph, sizes = choice.graph, choice.model.sizes
     specs: list[Spec] = [REPLICATED] * graph.num_values
@@ -119,28 +119,28 @@ def make_plan(choice: Choice, chosen: Sequence[int] | Ints) -> Plan:
         match node.kind:
             case "op":
                 ops[node.number] = state
-                for value, spec in zip(graph.results(node.number), state.comes, strict=True):
+                for value, spec in zip(graph.results(node.number), state.result_specs, strict=True):
                     specs[value] = spec if graph.type_of(value).shape else REPLICATED
             case "return":
-                returned[node.number] = state.comes[0]
+                returned[node.number] = state.result_specs[0]
             case _:
-                specs[node.number] = state.comes[0]
+                specs[node.number] = state.result_specs[0]
                 alias = graph.arguments[node.number].alias if node.kind == "argument" else None
                 if alias is not None:
-                    returned[alias] = state.comes[0]
+                    returned[alias] = state.result_specs[0]
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, specs)
     for op in range(graph.num_ops):
         if graph.cls(op).name == BARRIER:
             ops[op] = handing_on(graph, op, specs)
     every = _with_free(graph, sizes, ops, specs, returned)
-    return Plan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.is_host)
+    return ShardingPlan(graph, sizes, every, tuple(specs), tuple(returned), choice.model.is_host)
 
 
 def loop_states(graph: Graph, loop: Loop, specs: Sequence[Spec]) -> tuple[State, State]:
     """Returns how a loop starts and how its body returns: both give what is carried as it is stored."""
     start = handing_on(graph, loop.op, specs)
-    return start, State((), start.comes, ())
+    return start, State((), start.result_specs, ())
 
 
 def handing_on(graph: Graph, op: int, specs: Sequence[Spec]) -> State:
@@ -164,11 +164,13 @@ def _with_free(graph: Graph, sizes: tuple[int, ...], ops: list[State | None], sp
         if state is None:
             state = _free_state(graph, op, wanted[values.start], sizes)
             limit = graph.fixed.get(values.start)
-            specs[values.start] = state.comes[0] if limit is None else min(limit, key=lambda spec: (spec != state.comes[0], spec))
+            specs[values.start] = (
+                state.result_specs[0] if limit is None else min(limit, key=lambda spec: (spec != state.result_specs[0], spec))
+            )
         for value in values:
             if partial_axes(specs[value]) and len(wanted[value]) == 1 and value not in graph.fixed:
                 specs[value] = next(iter(wanted[value]))
-        for operand, need in zip(graph.operands(op).tolist(), state.needs, strict=True):
+        for operand, need in zip(graph.operands(op).tolist(), state.operand_specs, strict=True):
             wanted[operand][need] = None
         result.append(state)
     return tuple(reversed(result))

@@ -14,7 +14,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph.spec import num_parts
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node
 
@@ -38,13 +38,13 @@ def op_seconds(choice: Choice, states: Ints) -> Floats:
     return found
 
 
-def states_of(choice: Choice, plan: Plan) -> Ints:
+def states_of(choice: Choice, plan: ShardingPlan) -> Ints:
     """Returns the state of each node of a choice that a plan is [nodes]; where it has none, the first that is there."""
     found = [_place(node.states, _state_of(plan, node)) for node in choice.nodes]
     return np.array(found, dtype=np.int64)
 
 
-def _state_of(plan: Plan, node: Node) -> State:
+def _state_of(plan: ShardingPlan, node: Node) -> State:
     match node.kind:
         case "op":
             return plan.ops[node.number]
@@ -72,7 +72,7 @@ def _op_of(choice: Choice, node: Node) -> int:
             return _NO_OP
 
 
-def local_bytes(plan: Plan) -> Floats:
+def local_bytes(plan: ShardingPlan) -> Floats:
     """Returns the bytes of each value on one device, as it is stored [values]."""
     graph = plan.graph
     parts = np.array([num_parts(spec, plan.sizes) for spec in plan.specs], dtype=np.float64)
@@ -80,7 +80,7 @@ def local_bytes(plan: Plan) -> Floats:
     return found
 
 
-def runs_alone(plan: Plan) -> Bools:
+def runs_alone(plan: ShardingPlan) -> Bools:
     """Returns which ops wait for no other device: what they read is there as it lies, and what they give is stored as it comes [ops]."""
     found = np.ones(plan.graph.num_ops, dtype=bool)
     for one in plan.transfers():

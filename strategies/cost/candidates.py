@@ -30,8 +30,8 @@ class State:
     """
 
     strategy: tuple[int, ...]
-    needs: tuple[Spec, ...]
-    comes: tuple[Spec, ...]
+    operand_specs: tuple[Spec, ...]
+    result_specs: tuple[Spec, ...]
     monoid: str = "add"
 
     def num_shares(self, sizes: Sequence[int]) -> int:
@@ -90,11 +90,11 @@ def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
     if partial_axes(wanted):
         state = following(cls, without_partial(wanted), sizes)
         sums = wanted - without_partial(wanted)
-        return replace(state, comes=tuple(Spec(spec | sums) for spec in state.comes))
+        return replace(state, result_specs=tuple(Spec(spec | sums) for spec in state.result_specs))
     if cls.name == "stablehlo.iota":  # each device counts from where its block starts
         legal = fits(wanted, cls.results[0].shape, sizes)
         return State(tuple(max(one - 2, REPLICATE) for one in unpack(wanted, len(sizes))), (), (wanted,)) if legal else whole
-    return next((s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.comes == (wanted,)), whole)
+    return next((s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,)), whole)
 
 
 def _replicated(count: int) -> tuple[Spec, ...]:
@@ -125,8 +125,8 @@ def _extended(
         if one.strategy[0] < 0 or _divides(local, one.strategy[0], sizes[axis]):
             yield State(
                 (*state.strategy, *one.strategy),
-                _with_entries(state.needs, one.needs, axis),
-                _with_entries(state.comes, one.comes, axis),
+                _with_entries(state.operand_specs, one.operand_specs, axis),
+                _with_entries(state.result_specs, one.result_specs, axis),
                 one.monoid if one.monoid != "add" else state.monoid,
             )
 

@@ -30,7 +30,7 @@ from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.cluster import MeshAxis
 from rhino.ir.cluster.hardware import Device, Line
 from rhino.ir.graph.graph import COSTLY, OpClass, TensorType
-from rhino.strategies.cost.reshard import Move, PartedStep, parted_way
+from rhino.strategies.cost.reshard import PartedStep, ReshardStep, parted_path
 from rhino.strategies.cost.reshard_classes import Pair, pair_classes
 
 PRODUCTS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
@@ -54,7 +54,7 @@ class CostModel:
         """Whether devices are those of a host's own processor, for which XLA's CPU backend compiles."""
         return any(axis.topology == "host" for axis in self.axes)
 
-    def move_s(self, move: Move) -> float:
+    def move_s(self, move: ReshardStep) -> float:
         """Returns the seconds of one collective; of a slice, those to read and write the part."""
         if move.kind == "slice":
             return (self.device.op_s or 0.0) + 2 * move.num_bytes / self.device.memory_bytes_per_s
@@ -108,7 +108,7 @@ class CostModel:
 
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
-    """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no way."""
+    """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no path."""
     affine, which = _affine(model, tuple(given), tuple(needed))
     seconds: Floats = affine[:, 0] + affine[:, 1] * kind.num_bytes
     return seconds[which]
@@ -128,7 +128,7 @@ def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -
 
 @lru_cache(maxsize=64)
 def _pair_s(model: CostModel) -> Callable[[Pair], tuple[float, float]]:
-    """Returns a function of a pair of specs: the seconds of the way for no bytes, and per byte of the whole tensor."""
+    """Returns a function of a pair of specs: the seconds of the path for no bytes, and per byte of the whole tensor."""
     sizes = model.sizes
 
     @cache
@@ -138,7 +138,7 @@ def _pair_s(model: CostModel) -> Callable[[Pair], tuple[float, float]]:
 
     @cache
     def seconds(pair: Pair) -> tuple[float, float]:
-        steps = parted_way(*pair, sizes)
+        steps = parted_path(*pair, sizes)
         return (inf, 0.0) if steps is None else of_steps(steps)
 
     return seconds

@@ -33,7 +33,7 @@ class OpCosts:
         moved = self.moved_bytes(op, state)
         is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
         seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
-        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.comes, strict=True) if not kind.shape]
+        scalars = [(kind, comes) for kind, comes in zip(cls.results, state.result_specs, strict=True) if not kind.shape]
         return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
 
     def moved_bytes(self, op: int, state: State) -> int:
@@ -47,11 +47,11 @@ class OpCosts:
             return cls.moved_bytes // state.num_shares(self.sizes)
         values = graph.results(op)
         if values and values[0] in self.in_place:
-            written = list(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True))[1:]
+            written = list(zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True))[1:]
             return sum((1 + self.lies[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
-        results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.comes, strict=True)]
+        results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
         moved = sum(size for value, size in zip(values, results, strict=True) if self.in_memory[value])
-        for position, (value, kind, spec) in enumerate(zip(graph.operands(op).tolist(), cls.operands, state.needs, strict=True)):
+        for position, (value, kind, spec) in enumerate(zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True)):
             if self.lies[value]:
                 partly = position == 0 and cls.name in _READS_PART
                 moved += min(*results, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)

@@ -1,6 +1,6 @@
-"""The way from one spec of a tensor to another: which collectives, in which order.
+"""The path from one spec of a tensor to another: which collectives, in which order.
 
-The way depends on the two specs alone, so that planner, report and localized program agree on it without a word. What makes it cheap:
+The path depends on the two specs alone, so that planner, report and localized program agree on it without a word. What makes it cheap:
 blocks shrink first (slices, reduce-scatters) and grow last (gathers); sums over several axes are taken at once; among collectives of one
 kind, inner axes scatter first and outer axes gather first, so that slower links carry smaller blocks.
 
@@ -23,8 +23,8 @@ Layout = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step of a way: an operation along `axes`, and the layout after it.
+class LayoutStep:
+    """One step of a path: an operation along `axes`, and the layout after it.
 
     `kind` is a collective's, or "slice": every device cuts its part out of what it has. `source` and `target` are dims where they matter:
     where an axis leaves, and where it arrives.
@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReshardStep:
     """One step, sized: its kind and axes, and its payload in bytes per device (of a slice: of the part cut out)."""
 
     kind: str
@@ -55,28 +55,28 @@ class PartedStep(NamedTuple):
     before: int
     after: int
 
-    def move(self, num_bytes: int) -> Move:
+    def move(self, num_bytes: int) -> ReshardStep:
         """Returns the step of a tensor of `num_bytes`."""
         before, after = num_bytes // self.before, num_bytes // self.after
-        return Move(self.kind, self.axes, after if self.kind == "slice" else payload_bytes(self.kind, before, after))
+        return ReshardStep(self.kind, self.axes, after if self.kind == "slice" else payload_bytes(self.kind, before, after))
 
 
-def moves(num_bytes: int, rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[Move, ...] | None:
-    """Returns the steps that take a tensor of `num_bytes` from spec `source` to `target` on axes of `sizes`; None where there is no way."""
-    steps = parted_way(rank, source, target, sizes)
+def moves(num_bytes: int, rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[ReshardStep, ...] | None:
+    """Returns the steps that take a tensor of `num_bytes` from spec `source` to `target`; None where there is no path."""
+    steps = parted_path(rank, source, target, sizes)
     return None if steps is None else tuple([step.move(num_bytes) for step in steps])
 
 
 @lru_cache(maxsize=1 << 16)
-def parted_way(rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[PartedStep, ...] | None:
-    """Returns the steps from spec `source` to spec `target` on axes of `sizes`; None where there is no way."""
-    steps = way(rank, source, target, len(sizes))
+def parted_path(rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[PartedStep, ...] | None:
+    """Returns the steps from spec `source` to spec `target` on axes of `sizes`; None where there is no path."""
+    steps = reshard_path(rank, source, target, len(sizes))
     if steps is None:
         return None
     return tuple([PartedStep(one.kind, one.axes, count_parts(one.before, sizes), count_parts(one.after, sizes)) for one in steps])
 
 
-def sent(steps: Sequence[Move]) -> int:
+def sent(steps: Sequence[ReshardStep]) -> int:
     """Returns the bytes that a device sends in these steps."""
     return sum(step.num_bytes for step in steps if step.kind != "slice")
 
@@ -91,7 +91,7 @@ def count_parts(layout: Layout, sizes: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def way(rank: int, source: int, target: int, num_axes: int) -> tuple[Step, ...] | None:
+def reshard_path(rank: int, source: int, target: int, num_axes: int) -> tuple[LayoutStep, ...] | None:
     """Returns the steps from spec `source` to spec `target`; None where a sum would have to be undone."""
     if source == target:
         return ()
@@ -102,7 +102,7 @@ def way(rank: int, source: int, target: int, num_axes: int) -> tuple[Step, ...] 
 
 
 class _Way:
-    """The layout on its way, and what is still to be done."""
+    """The layout on its path, and what is still to be done."""
 
     def __init__(self, rank: int, have: tuple[int, ...], want: tuple[int, ...]) -> None:
         self.want = [split_dim(one) for one in want]
@@ -114,9 +114,9 @@ class _Way:
         self.scatters = [axis for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h == PARTIAL and w >= 2]
         self.slices = [axis for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h == REPLICATED and w >= 2]
         self.leaving = {axis: h - 2 for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h >= 2 and w != h}
-        self.steps: list[Step] = []
+        self.steps: list[LayoutStep] = []
 
-    def run(self) -> tuple[Step, ...]:
+    def run(self) -> tuple[LayoutStep, ...]:
         self.reorder([[a for a in axes if a not in self.leaving] + [a for a in axes if a in self.leaving] for axes in self.dims])
         while self.shrink() or self.exchange() or self.sum() or self.gather():
             pass
@@ -150,7 +150,7 @@ class _Way:
         if not self.sums:
             return False
         layout = tuple(map(tuple, self.dims))
-        self.steps.append(Step("all_reduce", tuple(self.sums), layout, layout))
+        self.steps.append(LayoutStep("all_reduce", tuple(self.sums), layout, layout))
         self.sums = []
         return True
 
@@ -172,7 +172,7 @@ class _Way:
             self.dims[source].pop()
         if target is not None:
             self.dims[target].append(axis)
-        self.steps.append(Step(kind, (axis,), before, tuple(map(tuple, self.dims)), source, target))
+        self.steps.append(LayoutStep(kind, (axis,), before, tuple(map(tuple, self.dims)), source, target))
 
     def reorder(self, dims: list[list[int]]) -> None:
         if dims == self.dims:
@@ -180,4 +180,4 @@ class _Way:
         moved = sorted({axis for old, new in zip(self.dims, dims, strict=True) if old != new for axis in new})
         before = tuple(map(tuple, self.dims))
         self.dims = dims
-        self.steps.append(Step("collective_permute", tuple(moved), before, tuple(map(tuple, dims))))
+        self.steps.append(LayoutStep("collective_permute", tuple(moved), before, tuple(map(tuple, dims))))

@@ -19,7 +19,7 @@ from rhino.ir.graph.graph import OpClass, TensorType
 from rhino.ir.graph.rules import Rule
 from rhino.ir.graph.spec import Spec, num_parts
 from rhino.strategies.cost.candidates import State
-from rhino.strategies.cost.reshard import Step, parted_way, way
+from rhino.strategies.cost.reshard import LayoutStep, parted_path, reshard_path
 from rhino.strategies.cost.reshard_classes import pair_classes
 
 _ALIGNMENT: Final = 64
@@ -53,7 +53,7 @@ def rounded(num_bytes: Size) -> Size:
 
 
 class _SizedStep(NamedTuple):
-    """A step of a way: into how many parts the tensor is split before and after it, and whether what it joins or cuts is one piece."""
+    """A step of a path: into how many parts the tensor is split before and after it, and whether what it joins or cuts is one piece."""
 
     kind: str
     before: int
@@ -64,7 +64,7 @@ class _SizedStep(NamedTuple):
 _SizedWay = tuple[_SizedStep, ...]
 
 
-class Held(NamedTuple):
+class BufferCounts(NamedTuple):
     """The buffers of moves: before each, in each of its steps, and after it, each by how many of it make the tensor; 0 for none.
 
     What an all-to-all has joined is not in order yet (`is_joined`): who needs it so makes a copy. Shapes: `before`, `after` and `is_joined`
@@ -85,7 +85,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveBuffers:
     """How the bytes of a move are counted.
 
     Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read its target
@@ -99,11 +99,11 @@ class Move:
     read_in_any_order: bool
 
     def num_bytes(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
-        """Returns `Held.num_bytes` of the moves that occur, and which of them brings a tensor from each spec to each [given, needed]."""
+        """Returns `BufferCounts.num_bytes` of the moves that occur, and which of them each pair of specs has [given, needed]."""
         held, which = _held(self, _head(kind.shape, sizes), given, needed, sizes)
         return held.num_bytes(kind.num_bytes), which
 
-    def held(self, ways: Sequence[_SizedWay]) -> Held:
+    def held(self, ways: Sequence[_SizedWay]) -> BufferCounts:
         """Returns the buffers of bringing a tensor by each of `ways`; none where there is nothing to do."""
         before, after, is_joined = (np.zeros(len(ways), dtype=np.int64) for _ in range(3))
         during = np.zeros((len(ways), max(1, *map(len, ways)), _MOST_BUFFERS), dtype=np.int64)
@@ -116,7 +116,7 @@ class Move:
                 written = self.written_in_order and first.kind == "reduce_scatter" and not first.is_major
                 before[number] = first.before if written else 0
                 after[number], is_joined[number] = last.after, last.kind == "all_to_all"
-        return Held(before, during, after, is_joined)
+        return BufferCounts(before, during, after, is_joined)
 
     def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
         gone = step.kind == "all_to_all" or (first and self.source_counted)  # cut up to be sent, before anything arrives
@@ -134,8 +134,8 @@ class Move:
 
 @lru_cache(maxsize=4096)
 def _held(
-    move: Move, shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
-) -> tuple[Held, Ints]:
+    move: MoveBuffers, shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+) -> tuple[BufferCounts, Ints]:
     """Returns the buffers of the moves that occur, and which of them each pair of specs has [given, needed]."""
     ways, which = _sized_ways(shape, given, needed, sizes)
     return move.held(ways), which
@@ -165,9 +165,9 @@ def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
-    """Returns the steps from one spec to another, none where there is no way."""
-    steps = way(rank, source, target, len(sizes)) or ()
-    parted = parted_way(rank, source, target, sizes) or ()
+    """Returns the steps from one spec to another, none where there is no path."""
+    steps = reshard_path(rank, source, target, len(sizes)) or ()
+    parted = parted_path(rank, source, target, sizes) or ()
     return _same_way(
         tuple(
             [_SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes)) for one, step in zip(parted, steps, strict=True)]
@@ -177,17 +177,17 @@ def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, siz
 
 @lru_cache(maxsize=1 << 16)
 def _same_way(one: _SizedWay) -> _SizedWay:
-    """Returns the way that was equal to this first: who has many finds the equal ones by their ids, without comparing their steps."""
+    """Returns the path that was equal to this first: who has many finds the equal ones by their ids, without comparing their steps."""
     return one
 
 
-def _is_one_piece(head: tuple[int, ...], step: Step, sizes: tuple[int, ...]) -> bool:
+def _is_one_piece(head: tuple[int, ...], step: LayoutStep, sizes: tuple[int, ...]) -> bool:
     """Says what `is_major` does of a step that gathers or scatters a dim: it cannot be behind the dims of `head` and another one."""
     dim = step.source if step.kind == "all_gather" else step.target if step.kind == "reduce_scatter" else None
     return dim is not None and dim <= len(head) and is_major(head, step, sizes)
 
 
-def is_major(shape: tuple[int, ...], step: Step, sizes: Sequence[int]) -> bool:
+def is_major(shape: tuple[int, ...], step: LayoutStep, sizes: Sequence[int]) -> bool:
     """Says whether the blocks that a step joins or cuts lie one after the other, row by row: no dim before theirs is longer than one."""
     dim, layout = (step.source, step.after) if step.kind == "all_gather" else (step.target, step.before)
     return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(shape[:dim], layout[:dim], strict=True))
@@ -195,7 +195,7 @@ def is_major(shape: tuple[int, ...], step: Step, sizes: Sequence[int]) -> bool:
 
 def selection_buffers(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the temporaries of a `select_and_scatter` in a state, as rows count them, each by itself."""
-    parts = [num_parts(need, sizes) for need in state.needs[:2]]
+    parts = [num_parts(need, sizes) for need in state.operand_specs[:2]]
     inputs, outputs = selection_sizes(cls, parts[0], parts[1])
     return tuple([rounded(size) for size in (*inputs, *outputs)])
 

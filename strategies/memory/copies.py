@@ -10,10 +10,10 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import Graph
-from rhino.strategies.memory.op_order import Schedule
+from rhino.strategies.memory.op_order import OpOrder
 
 
-def copies_held(graph: Graph, plan: Schedule) -> Ints:
+def copies_held(graph: Graph, plan: OpOrder) -> Ints:
     """Returns how many tensors each value is in a schedule [values]."""
     repeats = graph.repeats
     if repeats is None:

@@ -23,8 +23,8 @@ import numpy as np
 from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import COPIED_UPDATE, WHILE, Graph, OpClass, Repeats, TensorType
 from rhino.ir.graph.spec import Spec, partial_axes, split_dim, unpack
-from rhino.strategies.choice.plan import Plan
-from rhino.strategies.cost.reshard import Layout, Step, way
+from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.cost.reshard import Layout, LayoutStep, reshard_path
 from rhino.strategies.memory.all_reduce_combiner import joined
 from rhino.strategies.memory.buffers import CONVOLUTION, PRODUCT, Arranged, arranged, is_major, is_viewed
 from rhino.strategies.memory.gather_order import outermost_dim, outermost_dims
@@ -41,7 +41,7 @@ _JOIN: Final = "join"
 _TAKES_ALL: Final = frozenset({"stablehlo.pad", _SLICE})
 
 
-def device_graph(plan: Plan) -> Graph:
+def device_graph(plan: ShardingPlan) -> Graph:
     """Returns the program of one device of a plan."""
     return _Writer(plan).run()
 
@@ -58,7 +58,7 @@ class _Form:
     cls: int
     results: tuple[int, ...]
     copies: int = 1
-    alike: Arranged | Step = None
+    alike: Arranged | LayoutStep = None
 
 
 _Layer = tuple[int, int]
@@ -69,7 +69,7 @@ _NO_LAYER: Final = (1, 0)
 
 @dataclass(eq=False)
 class _Writer:
-    plan: Plan
+    plan: ShardingPlan
     classes: list[OpClass] = field(default_factory=list)
     types: list[TensorType] = field(default_factory=list)
     type_number: dict[TensorType, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Writer:
     """What was transposed, and which dim each of its dims became, by the result and the loop in which it is seen to be that."""
 
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
-    written: dict[tuple[int, Arranged | Step, int], list[int]] = field(default_factory=dict)
+    written: dict[tuple[int, Arranged | LayoutStep, int], list[int]] = field(default_factory=dict)
     """What was made of values, by loop."""
 
     layers: list[_Layer] = field(default_factory=list)
@@ -170,14 +170,14 @@ class _Writer:
     def op(self, op: int) -> None:
         """Writes an op, between what brings its operands and its results to where they are needed."""
         state, values = self.plan.ops[op], self.graph.operands(op).tolist()
-        operands = [self.read(op, n, v, need) for n, (v, need) in enumerate(zip(values, state.needs, strict=True))]
+        operands = [self.read(op, n, v, need) for n, (v, need) in enumerate(zip(values, state.operand_specs, strict=True))]
         self.place.append(len(self.op_class))
         if op in self.waits:
             self.waiting[op] = operands
             self.stored.append(operands[0])  # nothing reads it but the sum
             return
         results, repeats = self.results(op, operands), self.graph.repeats
-        for value, result, comes in zip(self.graph.results(op), results, state.comes, strict=True):
+        for value, result, comes in zip(self.graph.results(op), results, state.result_specs, strict=True):
             self.stored.append(result)
             if value in self.outermost:
                 self.written[result, self.order_of(value), self.loop] = [result]  # it lies so
@@ -294,7 +294,7 @@ class _Writer:
         if len(uses) != 1 or value in graph.returns:
             return -1
         reader = int(np.searchsorted(graph.use_start, uses[0], side="right")) - 1
-        alike = len({plan.specs[value], *plan.ops[op].comes, *plan.ops[reader].needs}) == 1
+        alike = len({plan.specs[value], *plan.ops[op].result_specs, *plan.ops[reader].operand_specs}) == 1
         return reader if alike and graph.cls(reader).name == ADD and self.region[reader] == self.region[op] else -1
 
     # Ways
@@ -305,11 +305,11 @@ class _Writer:
             return held
         key = (self.type_of[value], source, target, self.is_free[value], self.reduction(value))
         if key not in self.ways:
-            self.ways[key] = self.way(*key)
+            self.ways[key] = self.reshard_path(*key)
         return self.follow(self.ways[key], held)
 
     def follow(self, forms: Sequence[_Form], held: int) -> int:
-        """Returns what comes of a value by a way."""
+        """Returns what comes of a value by a path."""
         parts = [held]
         for form in forms:
             if form.alike is None and self.classes[form.cls].name == _COPY:
@@ -322,17 +322,17 @@ class _Writer:
         op = int(self.graph.value_op[value])
         return (self.graph.classes[self.class_of[op]].reduction if op >= 0 else None) or _SUM
 
-    def way(self, kind: int, source: Spec, target: Spec, free: bool, reduction: str) -> tuple[_Form, ...]:
+    def reshard_path(self, kind: int, source: Spec, target: Spec, free: bool, reduction: str) -> tuple[_Form, ...]:
         """Returns the ops that bring a tensor from one spec to another."""
         whole = self.graph.types[kind]
         if not whole.shape and not partial_axes(source):
             return ()
-        steps = way(len(whole.shape), source, target, len(self.plan.sizes))
+        steps = reshard_path(len(whole.shape), source, target, len(self.plan.sizes))
         assert steps is not None, (source, target)
         return tuple([form for step in steps for form in self.step(whole, step, free, reduction)])
 
-    def step(self, whole: TensorType, step: Step, free: bool, reduction: str) -> tuple[_Form, ...]:
-        """Returns the ops that a step of a way is."""
+    def step(self, whole: TensorType, step: LayoutStep, free: bool, reduction: str) -> tuple[_Form, ...]:
+        """Returns the ops that a step of a path is."""
         before, after = (self.number(_laid_out(whole, layout, self.plan.sizes)) for layout in (step.before, step.after))
         if free or step.kind == "slice":
             return (replace(self.plain(_SLICE if free else _CUT, before, after, free), alike=step),)
@@ -350,7 +350,7 @@ class _Writer:
             self.plain(_COPY, after, after, False),
         )
 
-    def exchange(self, step: Step, before: int, after: int) -> tuple[_Form, ...]:
+    def exchange(self, step: LayoutStep, before: int, after: int) -> tuple[_Form, ...]:
         """Returns the ops that an all-to-all is."""
         kind, count = self.types[before], prod(self.plan.sizes[axis] for axis in step.axes)
         part = TensorType((kind.num_bytes // kind.element_bytes // count,), kind.dtype, kind.element_bytes)
@@ -390,8 +390,8 @@ class _Writer:
         key = (self.class_of[op], id(state))
         if key not in self.forms:
             cls, sizes = self.graph.classes[self.class_of[op]], self.plan.sizes
-            operands = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.needs, strict=False)])
-            results = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.comes, strict=True)])
+            operands = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.operand_specs, strict=False)])
+            results = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.result_specs, strict=True)])
             self.forms[key] = self.form(replace(cls, operands=operands, results=results))
         return self.forms[key]
 
@@ -420,7 +420,7 @@ def _outermost(dim: int, rank: int) -> tuple[int, ...]:
     return (dim, *(other for other in range(rank) if other != dim))
 
 
-def _is_joined_in_order(step: Step, shape: tuple[int, ...], count: int) -> bool:
+def _is_joined_in_order(step: LayoutStep, shape: tuple[int, ...], count: int) -> bool:
     """Says whether parts of a `shape` lie right that are joined along the dim that was cut, not along the one that becomes whole."""
     assert step.source is not None
     assert step.target is not None

@@ -18,24 +18,24 @@ from typing import Final
 
 from rhino.ir.graph.graph import MOVES, Loop
 from rhino.ir.graph.spec import Spec
-from rhino.strategies.choice.plan import Plan
-from rhino.strategies.cost.reshard import Step, way
+from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 
 _SLICE: Final = "stablehlo.dynamic_slice"
 
 
-def outermost_dim(step: Step) -> int | None:
+def outermost_dim(step: LayoutStep) -> int | None:
     """Returns the dim that a step wants outermost, None where it wants none."""
     return step.source if step.kind == "all_gather" else step.target if step.kind == "reduce_scatter" else None
 
 
-def outermost_dims(plan: Plan) -> dict[int, int]:
+def outermost_dims(plan: ShardingPlan) -> dict[int, int]:
     """Returns the dims that lie outermost for what reads them, where these are not the first, by values that ops compute or loops keep."""
     return _Orders(plan).found()
 
 
 class _Orders:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ShardingPlan) -> None:
         self.plan, self.graph = plan, plan.graph
         self.classes = [self.graph.classes[number] for number in self.graph.op_class.tolist()]
         self.readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -69,13 +69,13 @@ class _Orders:
 
     def wanted(self, op: int) -> Iterator[int]:
         """Yields the dims that who reads the result of an op wants outermost, 0 for the order of rows."""
-        value, (comes, *_) = self.graph.results(op).start, self.plan.ops[op].comes
+        value, (comes, *_) = self.graph.results(op).start, self.plan.ops[op].result_specs
         stored = self.plan.specs[value]
         if comes != stored:
             yield self.dim(value, comes, stored)
             return
         for reader, position in self.readers[value]:
-            need = self.plan.ops[reader].needs[position]
+            need = self.plan.ops[reader].operand_specs[position]
             if need != stored:
                 yield self.dim(value, stored, need)
             else:
@@ -94,7 +94,7 @@ class _Orders:
 
     def dim(self, value: int, source: Spec, target: Spec) -> int:
         """Returns the dim that the first step from one spec to another wants outermost, 0 for none."""
-        steps = way(len(self.graph.type_of(value).shape), source, target, len(self.plan.sizes))
+        steps = reshard_path(len(self.graph.type_of(value).shape), source, target, len(self.plan.sizes))
         return (outermost_dim(steps[0]) or 0) if steps else 0
 
 

@@ -51,7 +51,7 @@ class _Common:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schedule:
+class OpOrder:
     """Times of ops and values.
 
     Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so (an op that is
@@ -74,17 +74,17 @@ class Schedule:
 
 
 @lru_cache(maxsize=8)  # as many programs as a search of whole plans goes back and forth between
-def schedule_of(graph: Graph) -> Schedule:
+def schedule_of(graph: Graph) -> OpOrder:
     """Returns the schedule of `graph` where in memory is what `materialized` says; for many meshes it is made once."""
     return schedule(graph, materialized(graph).tolist())
 
 
-def schedule(graph: Graph, in_memory: Sequence[bool]) -> Schedule:
+def schedule(graph: Graph, in_memory: Sequence[bool]) -> OpOrder:
     """Returns the schedule of `graph`, whose values in memory are as given; all others are computed inside their readers."""
     return next(_Scheduler(graph, in_memory).schedules())
 
 
-def schedules_fused(graph: Graph, fused: Fused) -> tuple[Schedule, ...]:
+def schedules_fused(graph: Graph, fused: Fused) -> tuple[OpOrder, ...]:
     """Returns the schedule of the program of one device, of which it is known what is computed inside what.
 
     Where it hangs on little which of two results comes first, there is a second schedule, in which the other does.
@@ -195,11 +195,11 @@ class _Scheduler:
         op = self.value_op[value]
         return self.in_memory[value] and value not in self.kept and (op < 0 or not self.classes[op].free)
 
-    def schedules(self) -> Iterator[Schedule]:
+    def schedules(self) -> Iterator[OpOrder]:
         """Yields the schedules of the orders that there may be."""
         return map(self.timed, self.orders())
 
-    def timed(self, order: list[int]) -> Schedule:
+    def timed(self, order: list[int]) -> OpOrder:
         """Returns the schedule of the ops in an order."""
         graph, self.over = self.graph, dict[int, list[int]]()
         start, stop = [-1] * graph.num_ops, [-1] * graph.num_ops
@@ -221,7 +221,7 @@ class _Scheduler:
         for value, op in enumerate(self.value_op):
             if first[value] > ends[value] and op >= 0:  # nobody reads it, as of what a loop carries in vain: it is there once it is made
                 first[value] = stop[op]
-        return Schedule(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), self.over, self.ranks(), num_times)
+        return OpOrder(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), self.over, self.ranks(), num_times)
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:
         """Returns, by value, how many tensors of its size must stay if it is to be computed again, and the time of its last direct reader.

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, REDUCE, UPDATES, WHILE, YIELD, Graph
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import aligned, selection_sizes
 from rhino.strategies.memory.carried import carried_on
 from rhino.strategies.memory.copies import copies_held
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import Fused, fuse
-from rhino.strategies.memory.op_order import Schedule, schedules_fused
+from rhino.strategies.memory.op_order import OpOrder, schedules_fused
 from rhino.strategies.memory.resident_rows import written_in_place
 
 _HEAP_SHARE: Final = 2 / 3
@@ -30,7 +30,7 @@ the order that is most often XLA's, the second in the other one. docs/memory.md 
 _ADDRESS_BYTES: Final = 8
 
 
-def predicted_peak(plan: Plan) -> float:
+def predicted_peak(plan: ShardingPlan) -> float:
     """Returns the bytes that a plan takes of a device at most."""
     graph = device_graph(plan)
     fused = fuse(graph)
@@ -46,7 +46,7 @@ def _peak(lives: Lives, margin: float) -> float:
 class Lives:
     """The buffers of a device's program, and when each holds something."""
 
-    def __init__(self, graph: Graph, fused: Fused, plan: Schedule) -> None:
+    def __init__(self, graph: Graph, fused: Fused, plan: OpOrder) -> None:
         self.graph, self.fused, self.plan = graph, fused, plan
         self.num_times = plan.num_times
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]

@@ -21,7 +21,7 @@ from rhino.ir.graph.spec import Spec
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node, Use
 from rhino.strategies.cost.op_costs import OpCosts
-from rhino.strategies.memory.buffers import PRODUCT, Move, reads_as_it_lies, rounded, selection_buffers
+from rhino.strategies.memory.buffers import PRODUCT, MoveBuffers, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.memory.copies import copies_held
 from rhino.strategies.memory.op_order import schedule_of
 from rhino.strategies.solver.problem import Residents
@@ -36,7 +36,7 @@ class Draft(Protocol):
     graph: Graph
     sizes: tuple[int, ...]
     nodes: list[Node]
-    giver: list[int]
+    producer: list[int]
     offset: list[int]
     in_memory: list[bool]
     in_place: set[int]
@@ -54,7 +54,7 @@ class Draft(Protocol):
         """Returns the number of the table that `make` makes for `key`."""
 
     def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
-        """Returns the specs given and needed, by state of the giver and of the reader."""
+        """Returns the specs given and needed, by state of the producer and of the reader."""
 
 
 class Memory:
@@ -82,7 +82,7 @@ class Memory:
         self.moved_to: dict[int, tuple[int, Use]] = {}  # the one reader of a value that its op leaves for it
         for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
-            self.in_place -= {value for value, initial in came if draft.giver[initial] < 0}
+            self.in_place -= {value for value, initial in came if draft.producer[initial] < 0}
 
     def residents(self) -> tuple[Residents, Residents]:
         """Returns the residents of nodes and of edges."""
@@ -91,7 +91,7 @@ class Memory:
             target = pair[0] if use.swapped else pair[1]
             if self.made(pair, use, value) and not self.is_stored_by(value, target) and value not in self.in_place:
                 self.moved_to[value] = target, use
-        nodes = [row for value, node in enumerate(draft.giver) if node >= 0 for row in self.kept(value)]
+        nodes = [row for value, node in enumerate(draft.producer) if node >= 0 for row in self.kept(value)]
         nodes += [row for op, node in draft.node_of_op.items() for row in (*self.computed_here(op, node), *self.scratch(op, node))]
         nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments(), *self.copied_by_barriers()]
         edges: list[Row] = []
@@ -102,7 +102,7 @@ class Memory:
             viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
             lies = viewed or draft.in_memory[value]
             over = made and self.maker[value] in self.schedule.over
-            move = Move(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
+            move = MoveBuffers(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
             edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
             if made and stored:
                 edges += self.put_in_order(pair, use, value, move)
@@ -115,7 +115,7 @@ class Memory:
     def kept(self, value: int) -> Iterator[Row]:
         """Yields the residents that a value is: while its op computes as that leaves it, then as it is stored."""
         draft, plan, op = self.draft, self.schedule, self.maker[value]
-        node, kind = draft.giver[value], self.kinds[value]
+        node, kind = draft.producer[value], self.kinds[value]
         if not kind.num_bytes or not draft.in_memory[value] or value in self.in_place:
             return
         if op < 0:
@@ -127,7 +127,7 @@ class Memory:
             lies = self.lies_then(value)
             if value in self.results and made:  # its buffer is there from the start
                 yield *lies, 0, made - 1
-            yield maker, self.kept_bytes(maker, value, "comes", value - self.first_result[op]), made, made
+            yield maker, self.kept_bytes(maker, value, "result", value - self.first_result[op]), made, made
             if plan.end[value] > made:
                 yield *lies, made + 1, plan.end[value]
 
@@ -135,8 +135,8 @@ class Memory:
         """Returns the owner and the table of bytes of a value that its op has made: brought to where its one reader needs it, or stored."""
         if value in self.moved_to:
             reader, use = self.moved_to[value]
-            return reader, self.kept_bytes(reader, value, "needs", use.operand)
-        node = self.draft.giver[value]
+            return reader, self.kept_bytes(reader, value, "operand", use.operand)
+        node = self.draft.producer[value]
         return node, self.stored_bytes(node, value)
 
     def made(self, pair: tuple[int, int], use: Use, value: int) -> bool:
@@ -152,9 +152,9 @@ class Memory:
         """Yields the residents that results are beside their values: an argument or a free value returned, or one value again."""
         draft, seen = self.draft, set()
         for number, value in enumerate(self.graph.returns):
-            op, free = self.maker[value], draft.giver[value] < 0
+            op, free = self.maker[value], draft.producer[value] < 0
             if number not in draft.taken_over and (value in seen or free or op < 0):
-                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "comes", 0), 0, self.num_times - 1
+                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "result", 0), 0, self.num_times - 1
             seen.add(value)
 
     def not_in_place(self) -> Iterator[Row]:
@@ -166,7 +166,7 @@ class Memory:
         draft, plan = self.draft, self.schedule
         for result, argument in draft.taken_over.items():
             value = self.graph.returns[result]
-            op, node = self.maker[value], draft.giver[value]
+            op, node = self.maker[value], draft.producer[value]
             if op < 0 or node < 0 or argument in self.copied:
                 continue
             last, made = plan.end[argument], plan.stop[op]
@@ -176,16 +176,18 @@ class Memory:
     def copied_arguments(self) -> Iterator[Row]:
         """Yields the residents that copies of arguments are, made because what takes over their buffers does not wait for all readers."""
         for argument, (since, until) in self.copied.items():
-            node = self.draft.giver[argument]
+            node = self.draft.producer[argument]
             yield node, self.stored_bytes(node, argument), since, until
 
     def copied_by_barriers(self) -> Iterator[Row]:
         """Yields the residents that copies of what goes through barriers are, when they are made: see `rhino.runtime.executor.barriers`."""
         for op, cls in enumerate(self.classes):
-            results = [value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.giver[value] >= 0]
+            results = [value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.producer[value] >= 0]
             if len(self.operands[op]) > 1 and results:
                 start = min(self.schedule.first[value] for value in results)
-                yield from ((self.draft.giver[value], self.stored_bytes(self.draft.giver[value], value), start, start) for value in results)
+                yield from (
+                    (self.draft.producer[value], self.stored_bytes(self.draft.producer[value], value), start, start) for value in results
+                )
 
     # What ops need
 
@@ -195,8 +197,8 @@ class Memory:
         if cls.fusible or cls.name == "stablehlo.reduce":
             return
         for position, value in enumerate(self.operands[op]):
-            if self.draft.giver[value] < 0 and not (position == 0 and cls.name in UPDATES):
-                table = self.bytes_table(node, self.kinds[value], "needs", position)
+            if self.draft.producer[value] < 0 and not (position == 0 and cls.name in UPDATES):
+                table = self.bytes_table(node, self.kinds[value], "operand", position)
                 yield node, table, self.schedule.start[op], self.schedule.stop[op]
 
     def scratch(self, op: int, node: int) -> Iterator[Row]:
@@ -208,9 +210,9 @@ class Memory:
                 yield node, table, start, stop
         elif cls.name == PRODUCT:
             for position, value in enumerate(self.operands[op]):
-                if self.draft.in_memory[value] and self.draft.giver[value] >= 0 and not reads_as_it_lies(cls, position):
+                if self.draft.in_memory[value] and self.draft.producer[value] >= 0 and not reads_as_it_lies(cls, position):
                     stays = self.schedule.end[value] > stop  # else its copy replaces it
-                    yield node, self.bytes_table(node, self.kinds[value], "needs", position), start, stop if stays else start
+                    yield node, self.bytes_table(node, self.kinds[value], "operand", position), start, stop if stays else start
 
     def computed_again(self, pair: tuple[int, int], use: Use, value: int) -> Iterator[Row]:
         """Yields the residents of what a value is computed from, kept for its later readers if a reduction has it sent.
@@ -249,7 +251,7 @@ class Memory:
             return plan.first[seen], plan.end[seen]
         return plan.start[reader], plan.stop[reader]
 
-    def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: Move) -> Iterator[Row]:
+    def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: MoveBuffers) -> Iterator[Row]:
         """Yields the residents that moving a value is, if any states move it: before and while it is moved, and what comes of it."""
         draft, (u, v) = self.draft, pair
         edge = draft.edge_number.get(pair)
@@ -267,7 +269,7 @@ class Memory:
             yield edge, during, start, start
             yield edge, after, start + 1, stop
 
-    def put_in_order(self, pair: tuple[int, int], use: Use, value: int, move: Move) -> Iterator[Row]:
+    def put_in_order(self, pair: tuple[int, int], use: Use, value: int, move: MoveBuffers) -> Iterator[Row]:
         """Yields the residents that copies of a value are, made by products that read what an all-to-all has joined."""
         edge, (u, v) = self.draft.edge_number.get(pair), pair
         if edge is None:
@@ -291,17 +293,17 @@ class Memory:
 
     def stored_bytes(self, node: int, value: int, exact: bool = False) -> int:
         """Returns the table of bytes of a value as its node stores it."""
-        return self.kept_bytes(node, value, "comes", self.draft.offset[value], exact)
+        return self.kept_bytes(node, value, "result", self.draft.offset[value], exact)
 
     def kept_bytes(self, node: int, value: int, side: str, place: int, exact: bool = False) -> int:
         """Returns the table of bytes of all that a value stands for; see `bytes_table`."""
         return self.bytes_table(node, self.kinds[value], side, place, exact, self.copies[value])
 
     def bytes_table(self, node: int, kind: TensorType, side: str, place: int, exact: bool = False, copies: int = 1) -> int:
-        """Returns the table of bytes of what a node's states "needs" as an operand, or what "comes" of them; rounded up as buffers are."""
+        """Returns the table of bytes of an "operand" or a "result" in each state of a node, rounded up as buffers are."""
 
         def count(state: State) -> int:
-            size = self.draft.op_costs.local_bytes(kind, (state.needs if side == "needs" else state.comes)[place])
+            size = self.draft.op_costs.local_bytes(kind, (state.operand_specs if side == "operand" else state.result_specs)[place])
             return copies * (size if exact else rounded(size))
 
         return self.table_of(node, (side, place, kind, exact, copies), count)
@@ -311,15 +313,15 @@ class Memory:
         states = self.draft.nodes[node].states
         return self.draft.remembered(("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64))
 
-    def move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
-        """Returns the tables of `Held.num_bytes` of a value's move [states of u, states of v]; None for none."""
+    def move_tables(self, u: int, v: int, use: Use, move: MoveBuffers) -> tuple[int | None, ...]:
+        """Returns the tables of `BufferCounts.num_bytes` of a value's move [states of u, states of v]; None for none."""
         nodes = self.draft.nodes
         key = (id(nodes[u].states), id(nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
         if key not in self.moves:
             self.moves[key] = self._make_move_tables(u, v, use, move)
         return self.moves[key]
 
-    def _make_move_tables(self, u: int, v: int, use: Use, move: Move) -> tuple[int | None, ...]:
+    def _make_move_tables(self, u: int, v: int, use: Use, move: MoveBuffers) -> tuple[int | None, ...]:
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
         rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rhino.strategies.microbatch.micro_batch import LEAST_SHARE, Asked, Batch, Parts, group_work, take_in_parts
+from rhino.strategies.microbatch.micro_batch import LEAST_SHARE, Batch, BatchParts, BatchRequest, group_work, take_in_parts
 from rhino.strategies.structure.axis_roles import Roles
 
 
@@ -45,8 +45,8 @@ def batch_roles(roles: Roles, tested: Mapping[int, frozenset[int]]) -> Roles:
 
 
 def _is_free(roles: Roles, one: _Candidate, tested: Mapping[int, frozenset[int]]) -> bool:
-    asked = Asked(2, one.members, frozenset(), frozenset(), tested)
-    return isinstance(take_in_parts(roles.graph, asked), Parts)
+    asked = BatchRequest(2, one.members, frozenset(), frozenset(), tested)
+    return isinstance(take_in_parts(roles.graph, asked), BatchParts)
 
 
 def _with_others(roles: Roles, chosen: _Candidate, every: list[_Candidate]) -> list[_Candidate]:

@@ -67,8 +67,8 @@ def _giving(found: Propagation, op: int, wanted: Sequence[Spec | None]) -> State
     if not cls.operands:
         state = following(cls, next(spec for spec in wanted if spec is not None), found.sizes)
         return state if state.strategy[0] >= 0 else None
-    options = (state for state in found.options_of(op) if state.strategy[0] >= 0 and PARTIAL not in state.needs)
-    return next((s for s in options if all(w is None or w == comes for w, comes in zip(wanted, s.comes, strict=True))), None)
+    options = (state for state in found.options_of(op) if state.strategy[0] >= 0 and PARTIAL not in state.operand_specs)
+    return next((s for s in options if all(w is None or w == comes for w, comes in zip(wanted, s.result_specs, strict=True))), None)
 
 
 def _slice_loop(found: Propagation, loop: Loop, wanted: Sequence[Spec | None]) -> None:

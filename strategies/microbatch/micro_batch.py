@@ -16,7 +16,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.cost.candidates import State, replicate
 from rhino.strategies.microbatch.accumulation_border import settle_border
 from rhino.strategies.microbatch.batch_slices import slice_early
@@ -59,7 +59,7 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class BatchParts:
     """A step that takes its batch in parts."""
 
     batch: Batch
@@ -67,7 +67,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchRequest:
     """What is asked for.
 
     `parts` is how many parts, `batch` the dims of the batch where they are given, `whole` the arguments that stay whole. Of the graph it is
@@ -81,10 +81,10 @@ class Asked:
     tested: Mapping[int, frozenset[int]]
 
 
-Outcome = Parts | Sync | Uneven | NoBatch | Nothing
+Outcome = BatchParts | Sync | Uneven | NoBatch | Nothing
 
 
-def take_in_parts(graph: Graph, asked: Asked) -> Outcome:
+def take_in_parts(graph: Graph, asked: BatchRequest) -> Outcome:
     """Returns how `graph` takes its batch in parts, or why it cannot."""
     roles = Roles(graph)
     if asked.batch:
@@ -96,19 +96,19 @@ def take_in_parts(graph: Graph, asked: Asked) -> Outcome:
     for one in every:
         if one.carried == every[0].carried and one.work >= every[0].work * LEAST_SHARE:
             outcome = _attempt(graph, asked, one.batch)
-            if isinstance(outcome, Parts):
+            if isinstance(outcome, BatchParts):
                 return _with_others(graph, asked, every, outcome)
             first = first or outcome
     return first or NoBatch()
 
 
-def _with_others(graph: Graph, asked: Asked, every: Sequence[_Candidate], outcome: Parts) -> Parts:
+def _with_others(graph: Graph, asked: BatchRequest, every: Sequence[_Candidate], outcome: BatchParts) -> BatchParts:
     """Adds the batches of other inputs, where it is known which arguments are inputs."""
     if any(argument.alias is not None for argument in graph.arguments):
         for other in every:
             if not other.carried and not outcome.batch.keys() & other.batch.keys():
                 both = _attempt(graph, asked, {**outcome.batch, **other.batch})
-                outcome = both if isinstance(both, Parts) else outcome
+                outcome = both if isinstance(both, BatchParts) else outcome
     return outcome
 
 
@@ -121,7 +121,7 @@ class _Candidate:
     carried: bool
 
 
-def _candidates(roles: Roles, asked: Asked) -> list[_Candidate]:
+def _candidates(roles: Roles, asked: BatchRequest) -> list[_Candidate]:
     """Returns what may be the batch, best first."""
     graph = roles.graph
     work = group_work(roles)
@@ -135,7 +135,7 @@ def _candidates(roles: Roles, asked: Asked) -> list[_Candidate]:
     return sorted(busy, key=lambda one: (one.carried, -one.work, min(one.batch.values()), min(one.batch)))
 
 
-def _members(roles: Roles, group: int, asked: Asked) -> Batch:
+def _members(roles: Roles, group: int, asked: BatchRequest) -> Batch:
     found: dict[int, int] = {}
     for number in range(len(roles.graph.arguments)):
         if number not in asked.whole:
@@ -156,7 +156,7 @@ def group_work(roles: Roles) -> dict[int, int]:
     return work
 
 
-def _attempt(graph: Graph, asked: Asked, batch: Batch) -> Outcome:
+def _attempt(graph: Graph, asked: BatchRequest, batch: Batch) -> Outcome:
     sizes = [graph.type_of(argument).shape[dim] for argument, dim in batch.items()]
     even = all(size % asked.parts == 0 and size for size in sizes)
     parts = asked.parts if even else _least_divisor(gcd(*sizes))
@@ -172,7 +172,7 @@ def _attempt(graph: Graph, asked: Asked, batch: Batch) -> Outcome:
     if not any(_leaves_the_loop(found)):
         return Nothing(batch)
     slice_early(found)
-    return Parts(batch, found)
+    return BatchParts(batch, found)
 
 
 def _least_divisor(number: int) -> int:
@@ -212,7 +212,7 @@ def _sync(found: Propagation, batch: Batch) -> Sync | None:
     return None
 
 
-def as_plan(found: Propagation) -> Plan:
+def as_plan(found: Propagation) -> ShardingPlan:
     """Returns the plan along the time axis, as if it were an axis of devices: what leaves the loop is all-reduced or gathered.
 
     A single part is no block of the batch but all of it: nothing is split then.
@@ -227,8 +227,11 @@ def as_plan(found: Propagation) -> Plan:
     states = [_state(found, op, needs[op]) for op in range(graph.num_ops)]
     if found.sizes == (1,):
         specs = [_unsplit(spec) for spec in specs]
-        states = [replace(s, needs=tuple(map(_unsplit, s.needs)), comes=tuple(map(_unsplit, s.comes))) for s in states]
-    return Plan(graph, found.sizes, tuple(states), tuple(specs), (REPLICATED,) * len(graph.returns))
+        states = [
+            replace(s, operand_specs=tuple(map(_unsplit, s.operand_specs)), result_specs=tuple(map(_unsplit, s.result_specs)))
+            for s in states
+        ]
+    return ShardingPlan(graph, found.sizes, tuple(states), tuple(specs), (REPLICATED,) * len(graph.returns))
 
 
 def _unsplit(spec: Spec) -> Spec:
@@ -241,4 +244,4 @@ def _state(found: Propagation, op: int, needs: tuple[Spec, ...]) -> State:
         return State((), needs, tuple(found.lays[value].spec for value in found.gives[op]))
     if state is None:
         return replicate(cls, 1)
-    return State(state.strategy, needs, state.comes, state.monoid)
+    return State(state.strategy, needs, state.result_specs, state.monoid)

@@ -167,7 +167,7 @@ class Propagation:
         self.phases[op], self.states[op] = phase, state
         self.meetings.pop(op, None)
         for number, value in enumerate(self.gives[op]):
-            self.lays[value] = Lay(phase, state.comes[number], state.monoid) if state is not None else Lay(phase)
+            self.lays[value] = Lay(phase, state.result_specs[number], state.monoid) if state is not None else Lay(phase)
             self.cheap[value] = False
 
     def _best(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> State | None:
@@ -177,7 +177,7 @@ class Propagation:
             wanted = self._copies(values, lays, state)
             if wanted is None:
                 continue
-            if wanted and not any(lay.is_split and lay.spec == need for lay, need in zip(lays, state.needs, strict=True)):
+            if wanted and not any(lay.is_split and lay.spec == need for lay, need in zip(lays, state.operand_specs, strict=True)):
                 continue  # copies are for blocks' sake; sums alone are accumulated
             size = sum(prod(self.graph.type_of(values[position]).shape) for position in wanted)
             if best is None or size < best[0]:
@@ -190,7 +190,7 @@ class Propagation:
     def _copies(self, values: Sequence[int], lays: Sequence[Lay], state: State) -> list[int] | None:
         """Returns which operands a strategy needs whole that are not; None where an operand cannot be had as it needs it."""
         wanted = []
-        for position, (value, lay, need) in enumerate(zip(values, lays, state.needs, strict=True)):
+        for position, (value, lay, need) in enumerate(zip(values, lays, state.operand_specs, strict=True)):
             if lay.phase == Phase.SETUP:
                 if need == PARTIAL and value not in self.zeros:
                     return None
@@ -318,7 +318,7 @@ class Propagation:
         elif self.phases[op] == Phase.LOOP and loop is not None:
             wanted = tuple(self.lays[value].spec for value in self.gives[loop.op])
         elif (state := self.states[op]) is not None:
-            wanted = state.needs
+            wanted = state.operand_specs
         return tuple(
             REPLICATED if need == PARTIAL and self.lays[value].phase == Phase.SETUP else need
             for value, need in zip(values, wanted, strict=True)

@@ -27,7 +27,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.graph.graph import COSTLY, REDUCE, Graph
 from rhino.strategies.remat.min_cut import Piece, cheapest
-from rhino.strategies.structure.training_phases import Parts, counters_of, sources_of
+from rhino.strategies.structure.training_phases import TrainingPhases, counters_of, sources_of
 
 _OPS_PER_BYTE: Final = 32.0
 """A byte that is handed on is written and read. While it moves a byte, a V100 does 17 operations in f32 (15.7 TFLOP/s, 900 GB/s), an H100
@@ -38,7 +38,7 @@ _COSTLY_OPS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOn:
+class ActivationStash:
     """What is `kept` for a way back, each with the ops there that need it, and the values that are made `again` from that."""
 
     kept: dict[int, tuple[int, ...]]
@@ -52,7 +52,7 @@ class Handing:
     all where it is None.
     """
 
-    def __init__(self, graph: Graph, parts: Parts, num_bytes: Floats | Ints, alone: Bools | None = None) -> None:
+    def __init__(self, graph: Graph, parts: TrainingPhases, num_bytes: Floats | Ints, alone: Bools | None = None) -> None:
         self.graph, self.parts = graph, parts
         self.num_bytes: list[float] = num_bytes.tolist()
         self.value_op: list[int] = graph.value_op.tolist()
@@ -120,11 +120,11 @@ class Handing:
         return peak, turn
 
     @cached_property
-    def halves(self) -> HandedOn:
+    def halves(self) -> ActivationStash:
         """What crosses if the micro-batch is two programs, which part where most is held."""
         return self.between((np.arange(self.graph.num_ops) > self.turns[0]).astype(np.int64), 0, 1)
 
-    def between(self, stage: Ints, forward: int, backward: int) -> HandedOn:
+    def between(self, stage: Ints, forward: int, backward: int) -> ActivationStash:
         """Returns what crosses from one virtual stage to another of the same device; `stage` [ops] are the virtual stages of the body."""
         late, whole = self._read_late(stage, forward, backward)
         values: list[int] = []
@@ -146,7 +146,7 @@ class Handing:
         values.reverse()
         return _result(late, reads, self._repeated(values, reads, late))
 
-    def size(self, handed: HandedOn) -> float:
+    def size(self, handed: ActivationStash) -> float:
         """Returns the bytes that are kept."""
         return sum(self.num_bytes[value] for value in handed.kept)
 
@@ -194,7 +194,7 @@ class Handing:
         return num_elements * (_COSTLY_OPS if cls.name in COSTLY else 1.0) / _OPS_PER_BYTE
 
 
-def _result(late: dict[int, list[int]], reads: dict[int, tuple[int, ...]], again: frozenset[int]) -> HandedOn:
+def _result(late: dict[int, list[int]], reads: dict[int, tuple[int, ...]], again: frozenset[int]) -> ActivationStash:
     """Returns what is kept where some values are made again: what the others that are read late are, and what those are made of."""
     made_of: dict[int, tuple[int, ...]] = {}
     for value in sorted(again):
@@ -203,4 +203,4 @@ def _result(late: dict[int, list[int]], reads: dict[int, tuple[int, ...]], again
     for value in sorted(late):
         for one in made_of.get(value, (value,)):
             kept.setdefault(one, {}).update(dict.fromkeys(late[value]))
-    return HandedOn({value: tuple(ops) for value, ops in kept.items()}, again & made_of.keys())
+    return ActivationStash({value: tuple(ops) for value, ops in kept.items()}, again & made_of.keys())

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Program, Run, Slot, Step, Transfer, reads, writes
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Run, Slot, Step, StepProgram, Transfer, reads, writes
 from rhino.ir.plan.stage_programs import MICRO_BATCH, ONCE, StagedStep
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.sequence import Launch, default_seconds, queues, sequence, task_of
@@ -202,7 +202,7 @@ def _last_touch(instructions: Sequence[Global]) -> dict[int, int]:
     return {slot: at for at, one in enumerate(instructions) for slot in (*writes(one), *reads(one))}
 
 
-def _donating(programs: Sequence[Program], instructions: Sequence[Global], kept: frozenset[int]) -> tuple[Program, ...]:
+def _donating(programs: Sequence[StepProgram], instructions: Sequence[Global], kept: frozenset[int]) -> tuple[StepProgram, ...]:
     """The programs with those of their pairs that hold at each run."""
     last = _last_touch(instructions)
     needed = kept.union([one.source for one in instructions if isinstance(one, Transfer | Fetch)])
@@ -220,7 +220,7 @@ def _donating(programs: Sequence[Program], instructions: Sequence[Global], kept:
     )
 
 
-def _with_frees(programs: Sequence[Program], instructions: Sequence[Global], for_ever: frozenset[int]) -> tuple[Global, ...]:
+def _with_frees(programs: Sequence[StepProgram], instructions: Sequence[Global], for_ever: frozenset[int]) -> tuple[Global, ...]:
     """The list with each slot freed after the last instruction that touches it."""
     gone = for_ever.union([slot for one in instructions for slot in _ends(programs, one)])
     dying: dict[int, list[int]] = defaultdict(list)
@@ -233,7 +233,7 @@ def _with_frees(programs: Sequence[Program], instructions: Sequence[Global], for
     return tuple(found)
 
 
-def _ends(programs: Sequence[Program], one: Global) -> Iterator[int]:
+def _ends(programs: Sequence[StepProgram], one: Global) -> Iterator[int]:
     """The slots that need no free behind an instruction: fetched, or taken over."""
     if isinstance(one, Fetch):
         yield one.source

@@ -45,7 +45,7 @@ def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
         key = (id(states), result, int(graph.value_type[value]), copies[value])
         if key not in number_of:
             number_of[key] = len(tables)
-            parts = np.array([num_parts(state.comes[result], choice.model.sizes) for state in states], dtype=np.float64)
+            parts = np.array([num_parts(state.result_specs[result], choice.model.sizes) for state in states], dtype=np.float64)
             tables.append((count - 1) * copies[value] * kind.num_bytes / parts)
         added.append((node, number_of[key]))
     owner, table = np.array(added, dtype=np.int64).reshape(-1, 2).T

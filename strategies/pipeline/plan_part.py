@@ -9,12 +9,12 @@ import numpy as np
 
 from rhino.ir.graph.graph import Argument, Graph, Repeats
 from rhino.ir.graph.spec import Spec, num_parts
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.memory.peak import predicted_peak
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanPart:
     """Some ops of a plan, ascending, with the values that they return and in which specs; `into` says whose buffers some of these take."""
 
     ops: Sequence[int]
@@ -28,7 +28,7 @@ class Part:
         return tuple(dict.fromkeys(value for value in (*read, *self.into.values()) if value not in made))
 
 
-def plan_of(plan: Plan, part: Part) -> Plan:
+def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
     """Returns a part of a plan, whose values lie as they do in the whole."""
     graph, arguments = plan.graph, part.arguments(plan.graph)
     values = [*arguments, *(value for op in part.ops for value in graph.results(op))]
@@ -55,10 +55,10 @@ def plan_of(plan: Plan, part: Part) -> Plan:
         ops = list(part.ops)
         found = replace(found, repeats=Repeats(repeats.times[ops], repeats.copies[values], repeats.run[ops]))
     states, specs = [plan.ops[op] for op in part.ops], [plan.specs[value] for value in values]
-    return Plan(found, plan.sizes, tuple(states), tuple(specs), tuple(part.returns.values()), plan.hoists)
+    return ShardingPlan(found, plan.sizes, tuple(states), tuple(specs), tuple(part.returns.values()), plan.hoists)
 
 
-def temporary_bytes(plan: Plan) -> float:
+def temporary_bytes(plan: ShardingPlan) -> float:
     """Returns what a device needs to run a plan as a program of its own, beside its arguments and results."""
     graph = plan.graph
     results = [bytes_of(plan, value, spec) for value, spec in zip(graph.returns, plan.returned, strict=True)]
@@ -67,7 +67,7 @@ def temporary_bytes(plan: Plan) -> float:
     return max(0.0, predicted_peak(plan) - (outside - taken_over))
 
 
-def structure(plan: Plan) -> object:
+def structure(plan: ShardingPlan) -> object:
     """Returns what is equal for parts of one plan that are alike, op by op."""
     graph = plan.graph
     arrays = (graph.op_class, graph.use_start, graph.uses, graph.result_start, graph.value_type)
@@ -79,7 +79,7 @@ def structure(plan: Plan) -> object:
     )
 
 
-def bytes_of(plan: Plan, value: int, spec: Spec) -> float:
+def bytes_of(plan: ShardingPlan, value: int, spec: Spec) -> float:
     """Returns the bytes of all that a value stands for, on one device, where it lies so."""
     repeats = plan.graph.repeats
     return (1 if repeats is None else int(repeats.copies[value])) * plan.graph.type_of(value).num_bytes / num_parts(spec, plan.sizes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Step, Transfer
 from rhino.ir.plan.step_memory import RankMemory, local_bytes, memory_of
-from rhino.ir.plan.timeline import Move, Span, Timeline
+from rhino.ir.plan.timeline import Span, Timeline, TransferSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def simulate(step: Step, costs: Costs) -> Simulation:
     free_s = [0.0] * step.num_ranks
     link_free_s: defaultdict[tuple[int, int], float] = defaultdict(float)
     spans: list[Span] = []
-    moves: list[Move] = []
+    moves: list[TransferSpan] = []
     for one in step.instructions:
         match one:
             case Run(program, inputs, outputs, task):
@@ -69,7 +69,7 @@ def simulate(step: Step, costs: Costs) -> Simulation:
                 link = costs.links[way[0]][way[1]]
                 end_s = start_s + link.latency_s + local_bytes(step.slots[source].layout, step.mesh) / link.bytes_per_s
                 link_free_s[way] = ready_s[target] = end_s
-                moves.append(Move(uid, *way, start_s, end_s))
+                moves.append(TransferSpan(uid, *way, start_s, end_s))
             case Feed(target=target):
                 ready_s[target] = 0.0
             case Free() | Fetch():

@@ -14,7 +14,7 @@ import numpy as np
 
 from rhino.ir.arrays import Bools, Floats
 from rhino.ir.graph.graph import Graph, materialized
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.cost.op_costs import OpCosts
 from rhino.strategies.memory.resident_rows import written_in_place
@@ -22,14 +22,14 @@ from rhino.strategies.pipeline.activation_stash import Handing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WaysApart:
+class SplitBackwardCost:
     """Seconds per micro-batch [ops]: `more_s` where an op stands, less than none where it writes less; `again_s` where it is done again."""
 
     more_s: Floats
     again_s: Floats
 
 
-def ways_apart(plan: Plan, model: CostModel, handing: Handing) -> WaysApart:
+def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) -> SplitBackwardCost:
     """Returns what the ops of a plan's micro-batch take more in two programs than in one."""
     graph, parts = plan.graph, handing.parts
     in_place = written_in_place(graph)
@@ -39,7 +39,7 @@ def ways_apart(plan: Plan, model: CostModel, handing: Handing) -> WaysApart:
     again = np.zeros(graph.num_ops, dtype=bool)
     again[graph.value_op[sorted(handing.halves.again)]] = True
     left = graph.uses[np.repeat(~parts.body, np.diff(graph.use_start))].tolist()  # read after the micro-batch
-    found = WaysApart(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
+    found = SplitBackwardCost(np.zeros(graph.num_ops), np.zeros(graph.num_ops))
 
     def program(ops: Bools, given: Iterable[int]) -> OpCosts:
         in_memory = materialized(graph, parts.body & (ops | parts.free), (*given, *left, *graph.returns))

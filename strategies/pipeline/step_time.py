@@ -15,7 +15,7 @@ from rhino.ir.plan.instructions import Phase
 from rhino.strategies.pipeline.schedules.base import Order
 
 
-class Move(NamedTuple):
+class StageTransfer(NamedTuple):
     """The seconds in which what one stage gives to another of a micro-batch is there."""
 
     giving: int
@@ -36,7 +36,7 @@ class StageTimes:
     input_s: tuple[float, ...]
     weight_s: tuple[float, ...]
     apply_s: tuple[float, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[StageTransfer, ...]
 
     @property
     def num_stages(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from rhino.ir.arrays import Ints
 from rhino.ir.graph.graph import BARRIER, WHILE, Graph, materialized
 from rhino.strategies.cost.cost_model import PRODUCTS
-from rhino.strategies.structure.training_phases import Parts
+from rhino.strategies.structure.training_phases import TrainingPhases
 
 ONE_STAGE: Final = 0
 
@@ -65,13 +65,13 @@ class Stash:
         return sum(self.num_bytes[value] for unit in self.units if unit.stage == stage for value in unit.makes if value in self.late)
 
 
-def stash_of(graph: Graph, parts: Parts, stages: Sequence[int] | None = None) -> Stash:
+def stash_of(graph: Graph, parts: TrainingPhases, stages: Sequence[int] | None = None) -> Stash:
     """Returns the stash of a program; `stages` are the virtual stages of its ops [ops], where it is cut in some."""
     return _Reader(graph, parts, stages).stash()
 
 
 class _Reader:
-    def __init__(self, graph: Graph, parts: Parts, stages: Sequence[int] | None) -> None:
+    def __init__(self, graph: Graph, parts: TrainingPhases, stages: Sequence[int] | None) -> None:
         self.graph, self.parts, self.stages = graph, parts, stages
         self.last_stage = max(stages, default=0) if stages is not None else 0
         self.first, self.end = (0, graph.num_ops) if parts.loop is None else (parts.loop.op + 1, parts.loop.end)

@@ -84,8 +84,8 @@ class Builder(Tables):
         graph = self.graph
         self.sizes = self.model.sizes
         self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(graph.returns, minlength=graph.num_values)
-        self.giver = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
-        self.offset = [0] * graph.num_values  # which of the giver's specs it is
+        self.producer = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
+        self.offset = [0] * graph.num_values  # which of the producer's specs it is
         self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
         self.uses = graph.uses.tolist()
         self.use_start = graph.use_start.tolist()
@@ -109,7 +109,7 @@ class Builder(Tables):
             limit = graph.fixed.get(number)
             taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
             both = taken if limit is None else limit if taken is None else limit & taken  # the result lies as the argument does
-            self.giver[number] = self.store("argument", number, number, both)
+            self.producer[number] = self.store("argument", number, number, both)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
             if cls.name in (WHILE, BARRIER):
@@ -157,7 +157,7 @@ class Builder(Tables):
         known: dict[int, Ints] = {}
         for node in self.nodes:
             if id(node.states) not in known:
-                rows = [s.strategy if node.kind == "op" else unpack(s.comes[0], len(self.sizes)) for s in node.states]
+                rows = [s.strategy if node.kind == "op" else unpack(s.result_specs[0], len(self.sizes)) for s in node.states]
                 known[id(node.states)] = np.array(rows, dtype=np.int64).reshape(len(node.states), len(self.sizes))
         return tuple([known[id(node.states)] for node in self.nodes])
 
@@ -196,7 +196,7 @@ class Builder(Tables):
         sink = self.taken_over.get(number)
         if sink is None:
             sink = self.sinks[number] = self.store("return", number, value, self.graph.return_fixed[number])
-        if self.giver[value] >= 0 and self.graph.types[self.value_type[value]].shape:
+        if self.producer[value] >= 0 and self.graph.types[self.value_type[value]].shape:
             self.use(value, sink, 0, self.graph.num_ops)
 
     def passing(self, op: int) -> None:
@@ -208,8 +208,8 @@ class Builder(Tables):
         for value, source in zip(carried, self.graph.operands(op).tolist(), strict=True):
             if self.graph.types[self.value_type[value]].shape:
                 partial = tuple(range(len(self.sizes))) if self.starts_a_sum(op, source) else ()
-                node = self.giver[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
-                if self.giver[source] < 0:
+                node = self.producer[value] = self.store("value", value, value, self.graph.fixed.get(value), partial)
+                if self.producer[source] < 0:
                     self.node_costs[node] = self.fill(node, value)
         self.carry(op, carried)
 
@@ -218,7 +218,7 @@ class Builder(Tables):
         kind, states = self.graph.types[self.value_type[value]], self.nodes[node].states
         rate = self.model.device.memory_bytes_per_s
         return self.remembered(
-            ("fill", kind, id(states)), lambda: np.array([self.op_costs.local_bytes(kind, s.comes[0]) / rate for s in states])
+            ("fill", kind, id(states)), lambda: np.array([self.op_costs.local_bytes(kind, s.result_specs[0]) / rate for s in states])
         )
 
     def starts_a_sum(self, op: int, value: int) -> bool:
@@ -228,15 +228,15 @@ class Builder(Tables):
     def carry(self, op: int, carried: list[int]) -> None:
         """Adds the edges from what a loop starts with, or its body returns, to what it carries."""
         for value, into in zip(self.uses[self.use_start[op] : self.use_start[op + 1]], carried, strict=True):
-            if self.giver[value] >= 0 and self.giver[into] >= 0:
-                self.use(value, self.giver[into], 0, op)
+            if self.producer[value] >= 0 and self.producer[into] >= 0:
+                self.use(value, self.producer[into], 0, op)
 
     def kinds(self) -> list[int]:
         """Returns numbers that are equal for ops that may run in the same ways at the same cost [ops]."""
         graph, numbers = self.graph, dict[object, int]()
         passes = np.array([cls.name in (WHILE, BARRIER) for cls in graph.classes], dtype=bool)[graph.op_class]
         free = np.array([cls.free for cls in graph.classes], dtype=bool)[graph.op_class]
-        known = np.ones(graph.num_values, dtype=bool)  # whether a node decides a value's spec, as `giver` has it
+        known = np.ones(graph.num_values, dtype=bool)  # whether a node decides a value's spec, as `producer` has it
         made = graph.value_op >= 0
         maker = graph.value_op[made]
         known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
@@ -270,18 +270,18 @@ class Builder(Tables):
         options, cost, is_joined = self.runs_of[kind]
         node = self.node_of_op[op] = self.add(Node("op", op, options), cost)
         for position, value in enumerate(operands):
-            if self.has_shape[value] and self.giver[value] >= 0:
+            if self.has_shape[value] and self.producer[value] >= 0:
                 self.use(value, node, position, op)
         for offset, value in enumerate(range(self.result_start[op], self.result_start[op + 1])):
-            self.giver[value], self.offset[value] = node, offset
+            self.producer[value], self.offset[value] = node, offset
             if (self.has_shape[value] and (is_joined or self.has_several[value])) or value in self.graph.fixed:
                 stored = self.store("value", value, value, self.graph.fixed.get(value), self.sums(options, offset))
                 self.use(value, stored, 0, op)
-                self.giver[value], self.offset[value] = stored, 0
+                self.producer[value], self.offset[value] = stored, 0
 
     def runs(self, op: int, operands: Sequence[int]) -> tuple[tuple[State, ...], int, bool]:
         """Returns what `runs_of` has of an op."""
-        options = self.op_states(op, tuple([self.giver[v] >= 0 for v in operands]), self.batch_factors(op))
+        options = self.op_states(op, tuple([self.producer[v] >= 0 for v in operands]), self.batch_factors(op))
         cost = self.intern(self.times[op] * np.array([self.op_costs.state_s(op, state) for state in options]))
         return options, cost, any(state.monoid != "add" for state in options)
 
@@ -289,7 +289,7 @@ class Builder(Tables):
         """Returns the axes along which some state leaves a result as a partial sum."""
         key = (id(options), offset)  # which are kept as long as this is
         if key not in self.sums_of:
-            given = [partial_axes(state.comes[offset]) for state in options if state.monoid == "add"]
+            given = [partial_axes(state.result_specs[offset]) for state in options if state.monoid == "add"]
             self.sums_of[key] = tuple(sorted({axis for axes in given for axis in axes}))
         return self.sums_of[key]
 
@@ -302,13 +302,13 @@ class Builder(Tables):
             every = tuple(s for s in every if keeps(s.strategy, self.graph.choices[op]))
             if not every:
                 raise NoChoiceError(op)
-        return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.needs, known, strict=True)))
+        return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.operand_specs, known, strict=True)))
 
     # Edges
 
     def use(self, value: int, target: int, operand: int, time: int) -> None:
         """Adds the way of a value to the node that reads it."""
-        source = self.giver[value]
+        source = self.producer[value]
         swapped = source > target
         pair = (target, source) if swapped else (source, target)
         use = Use(swapped, self.offset[value], operand, self.value_type[value], self.times_moved(value, time))
@@ -348,9 +348,11 @@ class Builder(Tables):
         return columns[0], columns[1], columns[2]
 
     def ends(self, u: int, v: int, use: Use) -> tuple[list[Spec], list[Spec]]:
-        """Returns the specs given and needed, by state of the giver and of the reader."""
+        """Returns the specs given and needed, by state of the producer and of the reader."""
         source, target = (v, u) if use.swapped else (u, v)
-        return [s.comes[use.result] for s in self.nodes[source].states], [s.needs[use.operand] for s in self.nodes[target].states]
+        return [s.result_specs[use.result] for s in self.nodes[source].states], [
+            s.operand_specs[use.operand] for s in self.nodes[target].states
+        ]
 
     def use_table(self, u: int, v: int, use: Use) -> Floats:
         """Returns the seconds of the way of one value to one reader [states of u, states of v]."""

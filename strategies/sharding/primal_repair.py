@@ -24,7 +24,7 @@ import numpy as np
 
 from rhino.ir.arrays import Ints
 from rhino.strategies.solver.problem import PeakOf, Problem
-from rhino.strategies.solver.repair.difference import Parts
+from rhino.strategies.solver.repair.difference import Difference
 from rhino.strategies.solver.repair.graph_cut_repair import Prefixes, orders
 
 _SOURCES: Final = 6
@@ -132,7 +132,7 @@ class TakingOver:
         if not self.goes_on(best):
             return best
         self.tried.add((best.tobytes(), other.tobytes()))
-        parts = Parts.of(self.programs.problem, best, other)
+        parts = Difference.of(self.programs.problem, best, other)
         gain = parts.cost_changes()
         worth = [part for part in np.argsort(gain, kind="stable").tolist() if gain[part] < 0]
         return _Mixing(self.programs, parts, self.budget, lowers=False).taken(best, worth)
@@ -141,7 +141,7 @@ class TakingOver:
         """Returns the choice of least program found, no farther than to the first that fits."""
         best = min(self.programs.told.values(), key=lambda one: one.peak_bytes).states
         for other in sorted(self.choices, key=self.programs.estimate)[:_SOURCES]:
-            parts = Parts.of(self.programs.problem, best, other)
+            parts = Difference.of(self.programs.problem, best, other)
             order = np.argsort(parts.cost_changes(), kind="stable").tolist()
             best = _Mixing(self.programs, parts, self.budget, lowers=True).taken(best, order)
         return best
@@ -152,7 +152,7 @@ class _Mixing:
     """Takes parts of one choice over into another: what fits where that fits, else what takes less, until it fits."""
 
     programs: Programs
-    parts: Parts
+    parts: Difference
     budget: float
     lowers: bool
 

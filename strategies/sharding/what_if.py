@@ -46,7 +46,7 @@ _ROUNDS, _LEG, _LEGS = 4, 9, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class CostDelta:
     """What a choice comes to, in seconds: nodes compute, edges send. `peak_bytes` is per device."""
 
     compute_s: float
@@ -69,7 +69,7 @@ class Alternative:
     """
 
     state: int
-    parts: Parts | None
+    parts: CostDelta | None
     at_least_s: float
     why: str = ""
     is_legal: bool = True
@@ -231,10 +231,10 @@ class Alternatives:
     def _rows_bytes(self, states: Ints) -> float:
         return float(self.problem.memory(states).max(initial=0.0))
 
-    def _beyond(self, states: Ints, peak_bytes: float) -> Parts:
+    def _beyond(self, states: Ints, peak_bytes: float) -> CostDelta:
         """Returns what a choice with this peak comes to, less what the one that was made does."""
         one, base = seconds_of(self.problem, states), seconds_of(self.problem, self.answer.states)
-        return Parts(one[0] - base[0], one[1] - base[1], peak_bytes - self.answer.peak_bytes)
+        return CostDelta(one[0] - base[0], one[1] - base[1], peak_bytes - self.answer.peak_bytes)
 
 
 def hold(problem: Problem, nodes: Sequence[int], state: int) -> Problem:

@@ -20,7 +20,7 @@ from rhino.strategies.cost.cost_model import PRODUCTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class TrainingPhases:
     """Which ops are in the micro-batch, and which come after all of them.
 
     Shapes: `body`, `apply` [ops]; the accumulation loop itself, its return, and what comes before are in neither. `constant`, `free` [ops]:
@@ -36,7 +36,7 @@ class Parts:
     seconds: Floats
 
 
-def parts_of(graph: Graph, loop: Loop | None, seconds: Floats) -> Parts:
+def parts_of(graph: Graph, loop: Loop | None, seconds: Floats) -> TrainingPhases:
     """Returns the parts of a program with this accumulation loop; `seconds` [ops] is how long each op takes in a step."""
     op = np.arange(graph.num_ops)
     if loop is None:
@@ -49,7 +49,7 @@ def parts_of(graph: Graph, loop: Loop | None, seconds: Floats) -> Parts:
         seconds[body] /= loop.trips
     constant, free = _costless(graph, loop)
     seconds[free] = 0.0
-    return Parts(loop, body, apply, constant, free, seconds)
+    return TrainingPhases(loop, body, apply, constant, free, seconds)
 
 
 def _updates(graph: Graph) -> Bools:
@@ -152,7 +152,7 @@ def counters_of(graph: Graph, loop: Loop | None) -> set[int]:
     return found
 
 
-def sources_of(graph: Graph, parts: Parts) -> list[tuple[int, ...]]:
+def sources_of(graph: Graph, parts: TrainingPhases) -> list[tuple[int, ...]]:
     """Returns the values that each value is in truth: itself, or where it costs nothing, what it is made of [values]."""
     counters = counters_of(graph, parts.loop)
     found: list[tuple[int, ...]] = [() if value in counters else (value,) for value in range(graph.num_values)]

@@ -10,7 +10,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Outcome, Refused, Shape, Space
+from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Outcome, PlanConfig, Refused, Space
 
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 MESHES = {
@@ -48,19 +48,19 @@ class MadeUp:
     state: float
     saved: float
     again: float
-    asked: list[Shape] = field(default_factory=list, init=False)
+    asked: list[PlanConfig] = field(default_factory=list, init=False)
 
-    def busy_s(self, shape: Shape) -> tuple[float, float]:
+    def busy_s(self, shape: PlanConfig) -> tuple[float, float]:
         """Returns the seconds of computing and of collectives."""
         outer, inner = prod(shape.mesh[:-1]), shape.mesh[-1]
         compute_s = self.work_s * (1 + self.again * (1 - shape.keep)) + self.part_s * shape.micro_batches * (outer * inner) ** 0.5
         return compute_s, self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (1 + shape.micro_batches / 64)
 
-    def step_s(self, shape: Shape) -> float:
+    def step_s(self, shape: PlanConfig) -> float:
         """Returns the seconds of a step, whatever it needs."""
         return sum(self.busy_s(shape)) * (1 + (shape.stages - 1) / shape.micro_batches)
 
-    def outcome(self, shape: Shape) -> Outcome:
+    def outcome(self, shape: PlanConfig) -> Outcome:
         """Returns what a shape comes to."""
         inner = shape.mesh[-1]
         compute_s, collectives_s = self.busy_s(shape)
@@ -72,7 +72,7 @@ class MadeUp:
         schedule = "1f1b" if shape.stages > 1 else ""
         return Estimate(shape, schedule, step_s, busy_s, busy_s, compute_s, collectives_s, (need,) * shape.stages)
 
-    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         """Returns the outcomes of a round."""
         assert 0 < len(shapes) <= ROUND
         self.asked += shapes
@@ -97,10 +97,10 @@ def cut_off(outcome: Outcome, cutoff_s: float, estimated_s: float = 0.0) -> Outc
     return CutOff(outcome.shape, outcome.bound_s, outcome.free_bound_s, by_memory=outcome.free_bound_s < cutoff_s)
 
 
-def every_shape(space: Space) -> list[Shape]:
+def every_shape(space: Space) -> list[PlanConfig]:
     """Returns all shapes of a space that make sense: no pipeline of one micro-batch."""
     pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
-    shapes = [Shape(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
+    shapes = [PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
     return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.ir.cluster.mesh import mesh_of_shape
-from rhino.ir.plan.instructions import Layout, Program, Step
+from rhino.ir.plan.instructions import Layout, Step, StepProgram
 from rhino.ir.plan.stage_programs import MICRO_BATCH, Argument, StagedStep, StageProgram
 from rhino.strategies.pipeline.assemble import assemble
 from rhino.strategies.pipeline.schedules import SCHEDULES, Pipeline, make_order
@@ -151,7 +151,7 @@ def pipelined(num_stages: int, num_micro_batches: int, num_devices: int = 1, sch
     assert num_stages >= 2
     of = layouts(num_micro_batches, num_devices, 4)
     programs = tuple(
-        Program(name, f"{name}.mlir", tuple(of[one] for one in inputs), tuple(of[one] for one in outputs), donated)
+        StepProgram(name, f"{name}.mlir", tuple(of[one] for one in inputs), tuple(of[one] for one in outputs), donated)
         for name, (_, inputs, outputs, donated) in FUNCTIONS.items()
     )
     arguments = (

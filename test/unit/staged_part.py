@@ -22,7 +22,7 @@ from zoo import GPT
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
-from rhino.runtime.distributed.processes import jax_job
+from rhino.runtime.distributed import jax_job
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what it warns of when it is loaded

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Program, Receive, Run, Send, Transfer
+from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Receive, Run, Send, StepProgram, Transfer
 from rhino.ir.plan.stage_programs import MICRO_BATCH, ONCE, Argument, StagedStep, StageProgram
 from rhino.strategies.pipeline.schedules import SCHEDULES, Pipeline, make_order
 
@@ -50,7 +50,9 @@ class Builder:
         key = (kind or phase, inputs, outputs, donated)
         if key not in self.numbers:
             self.numbers[key] = len(self.programs)
-            self.programs.append(Program(f"{kind or phase}{len(self.programs)}", f"{len(self.programs)}.mlir", inputs, outputs, donated))
+            self.programs.append(
+                StepProgram(f"{kind or phase}{len(self.programs)}", f"{len(self.programs)}.mlir", inputs, outputs, donated)
+            )
         self.parts.append(StageProgram(phase, stage, self.numbers[key], reads, names))
 
     def step(self, num_stages, num_micro_batches):

@@ -49,7 +49,7 @@ def test_every_branch_gives_the_answer_of_one_device(mesh, tmp_path):
     assert planned.predicted == planned.localized
     products = [n for n in range(planned.plan.graph.num_ops) if planned.plan.graph.cls(n).name == "stablehlo.dot_general"]
     assert len(products) > 8
-    assert all(any(map(split_axes, planned.plan.ops[n].needs)) for n in products)
+    assert all(any(map(split_axes, planned.plan.ops[n].operand_specs)) for n in products)
     executable = compile_module(planned.form("localized"), jax.devices()[:4])
     for which, inner in ((0, True), (1, True), (2, True), (2, False), (7, True)):
         inputs = [np.int32(which), np.bool_(inner), *given[2:]]

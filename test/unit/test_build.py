@@ -17,7 +17,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.strategies.choice.plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
-from rhino.strategies.cost.reshard import Move
+from rhino.strategies.cost.reshard import ReshardStep
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, build
 from rhino.strategies.solver.answer import Answer, Infeasible
 from rhino.strategies.solver.brute_force import brute_force, choice_costs, choice_peaks
@@ -42,7 +42,7 @@ def pick(choice, wanted=None, default=R):
     states = []
     for node in choice.nodes:
         want = (wanted or {}).get((node.kind, node.number), default)
-        fits = [n for n, s in enumerate(node.states) if want in (s.comes[0], (s.needs, s.comes))]
+        fits = [n for n, s in enumerate(node.states) if want in (s.result_specs[0], (s.operand_specs, s.result_specs))]
         states.append(fits[0])
     return states
 
@@ -109,7 +109,7 @@ def test_scalars_and_free_values_make_no_edges():
 def test_a_free_operand_is_no_partial_sum():
     body = "%c = stablehlo.constant dense<2.0> : tensor<4x6xf32>\n%r = stablehlo.add %a, %c : tensor<4x6xf32>"
     choice = choice_of(function(body, {"a": tensor((4, 6))}, {"r": tensor((4, 6))}))
-    assert [[s.comes for s in node.states] for node in choice.nodes if node.kind == "op"] == [[(R,), (S0,), (S1,)]]
+    assert [[s.result_specs for s in node.states] for node in choice.nodes if node.kind == "op"] == [[(R,), (S0,), (S1,)]]
 
 
 def test_a_shared_reshard_is_paid_once():
@@ -120,7 +120,7 @@ def test_a_shared_reshard_is_paid_once():
     choice = choice_of(function(body, {"a": tensor((4, 6)), "b": tensor((6, 8))}, {"p": tensor((4, 8)), "q": tensor((4, 8))}))
     states = pick(choice, {("argument", 0): S1, ("argument", 1): S0, ("op", 0): ((S1, S0), (P,))})
     compute = sum(choice.problem.tables[t][s] for t, s in zip(choice.problem.node_table, states, strict=True))
-    assert choice.problem.cost(states) - compute == pytest.approx(model().move_s(Move("all_reduce", (0,), 128)))
+    assert choice.problem.cost(states) - compute == pytest.approx(model().move_s(ReshardStep("all_reduce", (0,), 128)))
 
 
 # The user's word
@@ -134,7 +134,7 @@ def with_sharding(sharding):
 
 def test_a_fixed_argument_has_the_states_that_its_sharding_leaves():
     for sharding, specs in (('[{"x"}, {}]', [S0]), ("[{?}, {}]", [R, S0]), ("[{}, {}]", [R])):
-        assert [s.comes[0] for s in choice_of(with_sharding(sharding)).nodes[0].states] == specs
+        assert [s.result_specs[0] for s in choice_of(with_sharding(sharding)).nodes[0].states] == specs
 
 
 def test_a_contradiction_names_its_value():
@@ -158,7 +158,7 @@ def test_a_donated_argument_and_its_result_lie_alike():
     for spec in (R, S0, S1):
         assert make_plan(choice, pick(choice, {("argument", 0): spec})).returned == (spec,)
     # Stored whole: half of it is cut out for the op (48 bytes read and written at 1 GB/s), and the result's halves are gathered.
-    more = 96e-9 + model().move_s(Move("all_gather", (0,), 96))
+    more = 96e-9 + model().move_s(ReshardStep("all_gather", (0,), 96))
     same = choice.problem.cost(pick(choice, default=S0))
     assert choice.problem.cost(pick(choice, {("argument", 0): R}, S0)) - same == pytest.approx(more)
 
@@ -191,7 +191,7 @@ def test_a_body_costs_what_its_trips_cost():
         (product,) = [node.number for node in choice.nodes if node.kind == "op" and len(node.states) > 3]
         states = pick(choice, {("argument", 1): S1, ("op", product): ((R, S1), (S1,))})
         # 128 bytes read, 128 of the weight and 64 written at 1 GB/s (longer than 256 operations at 1 GFLOP/s), 128 gathered.
-        assert choice.problem.cost(states) == pytest.approx(trips * (320e-9 + model().move_s(Move("all_gather", (0,), 128))))
+        assert choice.problem.cost(states) == pytest.approx(trips * (320e-9 + model().move_s(ReshardStep("all_gather", (0,), 128))))
 
 
 def test_what_a_loop_carries_lies_in_one_way():
@@ -199,7 +199,7 @@ def test_what_a_loop_carries_lies_in_one_way():
     for number, spec in enumerate((R, S0, S1)):
         carried = [node for node in choice.nodes if node.kind == "value"]
         assert len(carried) == 1
-        assert carried[0].states[number].comes == (spec,)
+        assert carried[0].states[number].result_specs == (spec,)
     plan = make_plan(choice, pick(choice, {("argument", 1): R}, S0))
     assert [t for t in plan.transfers() if t.times > 1] == []
 
@@ -222,7 +222,7 @@ def random_choice(choice, seed, sums_late):
     tables = [rng.choice([1e-5, 1e-4]) * rng.random(n) for n in problem.num_states()]
     for node, table in zip(choice.nodes, tables, strict=True):
         if node.kind == "value" and not sums_late:
-            table[[s.comes == (P,) for s in node.states]] = 1.0
+            table[[s.result_specs == (P,) for s in node.states]] = 1.0
     node_table = np.arange(len(problem.tables), len(problem.tables) + len(tables))
     solver = Solver(replace(problem, tables=(*problem.tables, *tables), node_table=node_table))
     solved = solver.solve(solver.reduce())
@@ -244,11 +244,13 @@ def plan_cost(choice, states):
 def slices(graph, plan):
     """The values that are whole where a part is wanted, and how often a part is cut out; free ones are computed in parts instead."""
     every = graph.times().tolist()
-    wanted = [(v, need, every[op]) for op, s in enumerate(plan.ops) for v, need in zip(graph.operands(op).tolist(), s.needs, strict=True)]
+    wanted = [
+        (v, need, every[op]) for op, s in enumerate(plan.ops) for v, need in zip(graph.operands(op).tolist(), s.operand_specs, strict=True)
+    ]
     wanted += [(v, spec, 1) for v, spec in zip(graph.returns, plan.returned, strict=True)]
     found = [(plan.specs[v], need, v, times) for v, need, times in wanted]
     for op, state in enumerate(plan.ops):
-        found += [(comes, plan.specs[v], v, every[op]) for v, comes in zip(graph.results(op), state.comes, strict=True)]
+        found += [(comes, plan.specs[v], v, every[op]) for v, comes in zip(graph.results(op), state.result_specs, strict=True)]
     free = [op >= 0 and graph.cls(op).free for op in graph.value_op.tolist()]
     return [(v, times) for source, target, v, times in found if source == R and target not in (R, P) and not free[v]]
 
@@ -290,9 +292,9 @@ def test_a_plan_says_how_each_op_and_value_lies(name):
         if node.kind == "op":
             assert plan.ops[node.number] == node.states[state]
         elif node.kind in ("argument", "value"):
-            assert (plan.specs[node.number],) == node.states[state].comes or plan.specs[node.number] != P
+            assert (plan.specs[node.number],) == node.states[state].result_specs or plan.specs[node.number] != P
         else:
-            assert (plan.returned[node.number],) == node.states[state].comes
+            assert (plan.returned[node.number],) == node.states[state].result_specs
     for value in range(graph.num_values):
         assert plan.specs[value] in (*all_specs(graph.type_of(value).shape, (8,)), P)
     for number, argument in enumerate(graph.arguments):

@@ -34,8 +34,8 @@ from rhino.ir.mlir.shardings import sharding_attribute
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.executable import compile_module
 from rhino.runtime.executor.steps import run_steps
+from rhino.strategies.cost import reshard
 from rhino.strategies.cost.candidates import REPLICATE, State, following, strategies, strategy_name
-from rhino.strategies.cost.cost_model import reshard
 
 R, P, S0, S1, S2 = REPLICATED, PARTIAL, split(0), split(1), split(2)
 ZERO, ONE = (f"%zero = stablehlo.constant dense<{value}> : tensor<f32>\n" for value in ("0.0", "1.0"))
@@ -149,7 +149,7 @@ def listed(op, axis_size=2):
     """The strategies of an op as a reader writes them: name, specs of operands and results."""
     cls = op.cls(axis_size)
     return {
-        strategy_name(cls, s.strategy): "".join(map(spec_text, s.needs)) + "->" + "".join(map(spec_text, s.comes))
+        strategy_name(cls, s.strategy): "".join(map(spec_text, s.operand_specs)) + "->" + "".join(map(spec_text, s.result_specs))
         for s in op.states(axis_size)
     }
 
@@ -190,7 +190,7 @@ def test_replicating_comes_first():
 
 
 def test_a_sum_for_the_maximum_is_marked():
-    assert [s.monoid for s in OPS["reduce by max"].states() if s.comes == (P,)] == ["max"]
+    assert [s.monoid for s in OPS["reduce by max"].states() if s.result_specs == (P,)] == ["max"]
     assert {s.monoid for s in OPS["reduce by add"].states()} == {"add"}
 
 
@@ -206,7 +206,7 @@ def test_a_scalar_is_no_partial_sum_of_others():
     body = "%0 = stablehlo.add %a, %b : tensor<f32>"
     cls = class_of(function(body, {"a": tensor(()), "b": tensor(())}, {"0": tensor(())}), "stablehlo.add")
     assert [s.strategy for s in strategies(cls, (2,))] == [(REPLICATE,)]
-    assert [s.comes for s in OPS["dot over two dims"].states()].count((P,)) == 2  # each of the two summed dims, split
+    assert [s.result_specs for s in OPS["dot over two dims"].states()].count((P,)) == 2  # each of the two summed dims, split
 
 
 def test_free_ops_follow_their_users():
@@ -214,9 +214,9 @@ def test_free_ops_follow_their_users():
     text = function(body, {"s": tensor(())}, {"i": tensor((4, 6)), "b": tensor((4, 6))})
     for name in ("iota", "broadcast_in_dim"):
         cls = class_of(text, f"stablehlo.{name}")
-        assert [following(cls, wanted, (2,)).comes for wanted in (R, S0, S1)] == [(R,), (S0,), (S1,)]
-        assert [following(cls, wanted, (4,)).comes for wanted in (S0, S1)] == [(S0,), (R,)]
-        assert following(cls, P, (2,)).comes == (P,)
+        assert [following(cls, wanted, (2,)).result_specs for wanted in (R, S0, S1)] == [(R,), (S0,), (S1,)]
+        assert [following(cls, wanted, (4,)).result_specs for wanted in (S0, S1)] == [(S0,), (R,)]
+        assert following(cls, P, (2,)).result_specs == (P,)
 
 
 # By enumeration
@@ -277,7 +277,7 @@ def follows(way, states, monoid, ranks, num_axes=1):
         return steps is not None and all(step.kind == "slice" for step in steps)
 
     needs, comes = way
-    return any(all(map(is_free, needs, s.needs, ranks)) and is_free(s.comes[0], comes, ranks[-1]) for s in states)
+    return any(all(map(is_free, needs, s.operand_specs, ranks)) and is_free(s.result_specs[0], comes, ranks[-1]) for s in states)
 
 
 def ranks_of(op):
@@ -302,8 +302,8 @@ MISSING = {
 def test_strategies_are_those_that_are_right(name):
     op, states = OPS[name], OPS[name].states()
     count, monoid = len(op.operands), op.cls().reduction or "add"
-    claimed = {(s.needs[:count], s.comes[0]) for s in states}
-    assert all(need == R for s in states for need in s.needs[count:])
+    claimed = {(s.operand_specs[:count], s.result_specs[0]) for s in states}
+    assert all(need == R for s in states for need in s.operand_specs[count:])
     wrong = {spell(way) for way in claimed if not is_right(op, *way, monoid)}
     assert not wrong
     ranks = ranks_of(op)
@@ -349,7 +349,7 @@ GRID_OPS = {
 def test_strategies_on_two_axes_are_those_that_are_right(name):
     op = GRID_OPS[name]
     states, count, monoid, ranks = op.states(GRID), len(op.operands), op.cls(GRID).reduction or "add", ranks_of(op)
-    claimed = {(s.needs[:count], s.comes[0]) for s in states}
+    claimed = {(s.operand_specs[:count], s.result_specs[0]) for s in states}
     assert not {spell(way, "xy") for way in claimed if not is_right(op, *way, monoid, GRID)}
     others = [way for way in ways_of(op, GRID) if not follows(way, states, monoid, ranks, 2)]
     assert not {spell(way, "xy") for way in others if is_right(op, *way, monoid, GRID)}
@@ -358,7 +358,7 @@ def test_strategies_on_two_axes_are_those_that_are_right(name):
 def needs_and_comes(op, sizes):
     """The strategies by name, as pairs of entries of each operand and of the result."""
     cls, count = op.cls(sizes), len(op.operands)
-    specs = {strategy_name(cls, s.strategy): (*s.needs[:count], s.comes[0]) for s in op.states(sizes)}
+    specs = {strategy_name(cls, s.strategy): (*s.operand_specs[:count], s.result_specs[0]) for s in op.states(sizes)}
     return {name: tuple(unpack(spec, len(sizes)) for spec in entries) for name, entries in specs.items()}
 
 
@@ -382,9 +382,9 @@ def test_sums_over_both_axes_come_in_parts_of_both():
 @pytest.mark.parametrize(("name", "monoid"), [("max", "max"), ("min", "min"), ("add", "add")])
 def test_a_reduction_over_both_axes_keeps_its_monoid(name, monoid):
     op = GRID_OPS[f"reduce by {name}"]
-    parts = {s.strategy: s for s in op.states(GRID) if P in unpack(s.comes[0], 2) and min(s.strategy) >= REPLICATE}
+    parts = {s.strategy: s for s in op.states(GRID) if P in unpack(s.result_specs[0], 2) and min(s.strategy) >= REPLICATE}
     assert {s.monoid for s in parts.values()} == {monoid}
-    assert {unpack(s.comes[0], 2) for s in parts.values()} == {(P, P), (P, R), (R, P), (P, S0), (S0, P)}
+    assert {unpack(s.result_specs[0], 2) for s in parts.values()} == {(P, P), (P, R), (R, P), (P, S0), (S0, P)}
 
 
 def test_an_inner_axis_splits_what_is_behind_a_factor_used_up():
@@ -399,7 +399,7 @@ def test_an_inner_axis_splits_what_is_behind_a_factor_used_up():
 
 def test_axes_of_one_device_change_nothing():
     op = GRID_OPS["dot"]
-    assert {s.needs for s in op.states((1, 2))} >= {tuple(at(spec, 1) for spec in s.needs) for s in op.states(2)}
+    assert {s.operand_specs for s in op.states((1, 2))} >= {tuple(at(spec, 1) for spec in s.operand_specs) for s in op.states(2)}
 
 
 @pytest.mark.parametrize("sizes", [(6,), (2, 3), (3, 2)])
@@ -463,10 +463,11 @@ def annotated(op, state, sizes):
     main = module.body.operations[1]
     with context():
         shardings = [
-            sharding_attribute("mesh", names, spec, len(Kind(kind).shape)) for kind, spec in zip(op.operands, state.needs, strict=False)
+            sharding_attribute("mesh", names, spec, len(Kind(kind).shape))
+            for kind, spec in zip(op.operands, state.operand_specs, strict=False)
         ]
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get({"sdy.sharding": one}) for one in shardings])
-        result = sharding_attribute("mesh", names, without_partial(state.comes[0]), len(Kind(op.result).shape))
+        result = sharding_attribute("mesh", names, without_partial(state.result_specs[0]), len(Kind(op.result).shape))
         main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get({"sdy.sharding": result})])
         found = next(view.operation for view in main.regions[0].blocks[0].operations if view.operation.name == op.name)
         found.attributes["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{str(result).removeprefix('#sdy.sharding')}]>")

@@ -3,11 +3,11 @@
 import jax
 import pytest
 
-from rhino.ir.graph.collective_stats import KINDS, Count, Tally, payload_bytes
-from rhino.ir.graph.hlo_collectives import shape_bytes, tally_hlo
+from rhino.ir.graph.collective_stats import KINDS, CollectiveStats, Count, payload_bytes
+from rhino.ir.graph.hlo_collectives import hlo_stats, shape_bytes
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
-from rhino.ir.program.collectives import tally_module, tensor_bytes, trip_count
+from rhino.ir.program.collectives import module_stats, tensor_bytes, trip_count
 from rhino.runtime.executor.executable import compile_module
 
 GROUPS = "replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>"
@@ -54,7 +54,7 @@ def test_payload_is_the_result_of_a_gather_and_the_operands_of_the_others(kind: 
 
 
 def test_each_kind_counts_its_payload():
-    tally = tally_module(
+    stats = module_stats(
         parse(
             f"""func.func public @main(%a: tensor<16x8xf32>, %b: tensor<4xbf16>, %c: tensor<3xi1>) {{
   %0:2 = "stablehlo.all_reduce"(%a, %a) <{{{GROUPS}}}> {SUM} : (tensor<16x8xf32>, tensor<16x8xf32>) -> (tensor<16x8xf32>, tensor<16x8xf32>)
@@ -67,16 +67,16 @@ def test_each_kind_counts_its_payload():
   return }}"""
         )
     )
-    assert dict(tally.counts) == {
+    assert dict(stats.counts) == {
         "all_reduce": Count(1, 2 * 16 * 8 * 4),
         "all_gather": Count(1, 32 * 2),
         "reduce_scatter": Count(1, 16 * 8 * 4),
         "all_to_all": Count(1, 16 * 8 * 4),
         "collective_permute": Count(1, 3),
     }
-    assert tuple(tally.counts) == KINDS
-    assert tally.total == Count(5, 1024 + 64 + 512 + 512 + 3)
-    assert tally.exact
+    assert tuple(stats.counts) == KINDS
+    assert stats.total == Count(5, 1024 + 64 + 512 + 512 + 3)
+    assert stats.exact
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_each_kind_counts_its_payload():
     ],
 )
 def test_a_collective_that_moves_nothing_is_left_out(op: str):
-    assert tally_module(parse(entry(op))) == Tally()
+    assert module_stats(parse(entry(op))) == CollectiveStats()
 
 
 def test_a_permutation_with_a_device_that_keeps_what_it_has_counts():
     pairs = "source_target_pairs = dense<[[0, 0], [1, 2], [2, 1]]> : tensor<3x2xi64>"
     op = f'%0 = "stablehlo.collective_permute"(%a) <{{{pairs}}}> : (tensor<16xf32>) -> tensor<16xf32>\n'
-    assert tally_module(parse(entry(op))) == Tally({"collective_permute": Count(1, 64)})
+    assert module_stats(parse(entry(op))) == CollectiveStats({"collective_permute": Count(1, 64)})
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_loop_counts_as_often_as_it_is_known_to_run(form: dict[str, str], trip
     (found,) = [op for op in walk(module.operation) if op.name == "stablehlo.while"]
     assert trip_count(found.opview) == trips
     counts = {} if trips == 0 else {"all_reduce": Count(trips or 1, (trips or 1) * 64)}
-    assert tally_module(module) == Tally(counts, exact=trips is not None)
+    assert module_stats(module) == CollectiveStats(counts, exact=trips is not None)
 
 
 def test_tokens_and_what_is_no_function_weigh_nothing():
@@ -125,18 +125,18 @@ def test_tokens_and_what_is_no_function_weigh_nothing():
     module = parse(text)
     (token,) = [op for op in walk(module.operation) if op.name == "stablehlo.create_token"]
     assert tensor_bytes(token.results[0].type) == 0
-    assert tally_module(module) == Tally({"all_reduce": Count(1, 64)})
+    assert module_stats(module) == CollectiveStats({"all_reduce": Count(1, 64)})
 
 
-def test_an_unknown_loop_without_collectives_leaves_the_tally_exact():
-    assert tally_module(parse(entry(loop("", bound="%n") + all_reduce("%r", "%a")))) == Tally({"all_reduce": Count(1, 64)})
+def test_an_unknown_loop_without_collectives_leaves_the_count_exact():
+    assert module_stats(parse(entry(loop("", bound="%n") + all_reduce("%r", "%a")))) == CollectiveStats({"all_reduce": Count(1, 64)})
 
 
 def test_calls_are_followed_each_time():
     callee = f"func.func private @f(%a: tensor<16xf32>) -> tensor<16xf32> {{\n{all_reduce('%r', '%a')} return %r : tensor<16xf32> }}\n"
     call = "func.call @f(%h) : (tensor<16xf32>) -> tensor<16xf32>"
     body = loop(f"%r = {call}\n %s = {call}")
-    assert tally_module(parse(callee + entry(body))) == Tally({"all_reduce": Count(10, 640)})
+    assert module_stats(parse(callee + entry(body))) == CollectiveStats({"all_reduce": Count(10, 640)})
 
 
 @pytest.mark.parametrize(("op", "kind"), [("case", "i32"), ("if", "i1")])
@@ -148,11 +148,11 @@ def test_of_branches_the_largest_counts(op: str, kind: str):
   {all_reduce("%r", "%a")} {all_reduce("%s", "%r")} stablehlo.return %s : tensor<16xf32>
 }}) : (tensor<{kind}>) -> tensor<16xf32>
 """
-    assert tally_module(parse(entry(body))) == Tally({"all_reduce": Count(2, 128)}, exact=False)
+    assert module_stats(parse(entry(body))) == CollectiveStats({"all_reduce": Count(2, 128)}, exact=False)
 
 
 def test_a_table_says_each_kind_and_the_total():
-    lines = Tally({"all_reduce": Count(2, 2048), "all_gather": Count(1, 1024)}, exact=False).table().splitlines()
+    lines = CollectiveStats({"all_reduce": Count(2, 2048), "all_gather": Count(1, 1024)}, exact=False).table().splitlines()
     assert [line.split() for line in lines] == [
         ["all_reduce", "2", "2", "KiB"],
         ["all_gather", "1", "1", "KiB"],
@@ -245,7 +245,7 @@ ONE_OF_ALL = "replica_groups={{0,1,2,3,4,5,6,7}}"
     ],
 )
 def test_hlo_line(line: str, counts: dict[str, Count]):
-    assert tally_hlo(HLO.replace("LINES", f"  {line}")) == Tally(counts)
+    assert hlo_stats(HLO.replace("LINES", f"  {line}")) == CollectiveStats(counts)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_hlo_line(line: str, counts: dict[str, Count]):
     ],
 )
 def test_hlo_line_that_may_run_more_or_less(line: str):
-    assert tally_hlo(HLO.replace("LINES", f"  {line}")) == Tally({"all_reduce": Count(1, 16)}, exact=False)
+    assert hlo_stats(HLO.replace("LINES", f"  {line}")) == CollectiveStats({"all_reduce": Count(1, 16)}, exact=False)
 
 
 # One program for both counts: XLA turns a sum over split rows into one all-reduce, in a loop of three trips.
@@ -282,4 +282,4 @@ func.func public @main(%a: tensor<64x16xf32> {sdy.sharding = #sdy.sharding<@mesh
 
 def test_what_xla_compiles_is_counted_with_its_trips():
     compiled = compile_module(parse(LOOP), jax.devices()[:8])
-    assert tally_hlo(compiled.hlo_text()) == Tally({"all_reduce": Count(3, 3 * 64)})
+    assert hlo_stats(compiled.hlo_text()) == CollectiveStats({"all_reduce": Count(3, 3 * 64)})

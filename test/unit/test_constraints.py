@@ -11,7 +11,7 @@ from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.spec import dim_axes
 from rhino.ir.mlir.shardings import NamedMesh, allowed_specs
-from rhino.ir.program.named_tensors import Spot, both, dims_attribute, without_axis
+from rhino.ir.program.named_tensors import NamedTensor, both, dims_attribute, without_axis
 from rhino.ir.request.constraints import AxisBan, Dim, parse_forbid, parse_pin, parse_role, read_constraints
 from rhino.ir.request.patterns import dotted, matches, nearest
 from rhino.passes.base import Remarks
@@ -124,10 +124,10 @@ def test_shardings_together_leave_open_what_each_does(mesh):
     with context():
         for _ in range(400):
             shape = (12, 24)[: rng.integers(1, 3)]
-            spot = Spot(("w",), "w", shape, Place(), None)
+            tensor = NamedTensor(("w",), "w", shape, Place(), None)
             first, second = (drawn_sharding(rng, target.mesh.names, len(shape)) for _ in range(2))
             sets = [allowed_specs(one, target, shape, Place(), "w") for one in (first, second)]
-            found = both(first, second, target, spot)
+            found = both(first, second, target, tensor)
             kinds[found is None] += 1
             assert (found is None) == (not sets[0] & sets[1])
             if found is not None:
@@ -217,7 +217,9 @@ def test_roles_leave_exactly_the_states_that_they_allow(given):
         else:
             value = held.graph.returns[before.number] if before.kind == "return" else before.number
             batch, rank = roles.batch_dims(value), len(held.graph.type_of(value).shape)
-            split = {s: [(by_axis[a], dim) for dim, axes in enumerate(dim_axes(s.comes[0], 2, rank)) for a in axes] for s in before.states}
+            split = {
+                s: [(by_axis[a], dim) for dim, axes in enumerate(dim_axes(s.result_specs[0], 2, rank)) for a in axes] for s in before.states
+            }
         kept = [s for s in before.states if all(part < 0 or keeps(role, part in batch, bool(batch)) for role, part in split[s])]
         assert list(after.states) == kept
         fewer["op" if before.kind == "op" else "other"] += len(kept) < len(before.states)

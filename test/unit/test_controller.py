@@ -27,11 +27,11 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.autotune import Made, _End
 from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
 from rhino.strategies import autotune as whole
-from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, Trials, bounds
+from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Space, bounds
 from rhino.strategies.autotune.rhino import PAYS
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Pipeline
-from rhino.strategies.pipeline.step_time import Move, StageTimes, step_seconds
+from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds
 from rhino.tools import opt
 
 explore = partial(whole.explore, strategy="rhino")
@@ -40,16 +40,16 @@ MESHES = {1: ((2, 2), (4,)), 2: ((2,),), 4: ((1,),)}
 NUMBERS = (1, 2, 4, 8, 16, 32)
 
 
-def estimate(shape: Shape, step_s: float, bound_s: float = 0.0, free_bound_s: float | None = None) -> Estimate:
+def estimate(shape: PlanConfig, step_s: float, bound_s: float = 0.0, free_bound_s: float | None = None) -> Estimate:
     """An estimate with nothing but times that matter to the search."""
     free = bound_s if free_bound_s is None else free_bound_s
     return Estimate(shape, "1f1b" if shape.stages > 1 else "", step_s, bound_s, free, step_s, 0.0, (1.0,) * shape.stages)
 
 
-def every_shape(space: Space) -> list[Shape]:
+def every_shape(space: Space) -> list[PlanConfig]:
     """All shapes of a space that make sense: no pipeline of one micro-batch."""
     pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
-    shapes = [Shape(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
+    shapes = [PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
     return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
 
 
@@ -59,14 +59,14 @@ class Model:
     def __init__(self, sizes: Sequence[float], budget: float) -> None:
         self.work, self.per_part, self.saved, self.fixed = sizes
         self.budget = budget
-        self.asked: list[Shape] = []
+        self.asked: list[PlanConfig] = []
 
-    def step_s(self, shape: Shape) -> float:
+    def step_s(self, shape: PlanConfig) -> float:
         work = self.work * (1 + 0.3 * (1 - shape.keep)) * (1.1 if shape.mesh == (4,) else 1.0)
         busy = work + self.per_part * shape.micro_batches * max(shape.mesh)
         return busy * (1 + (shape.stages - 1) / shape.micro_batches)
 
-    def outcome(self, shape: Shape) -> Outcome:
+    def outcome(self, shape: PlanConfig) -> Outcome:
         self.asked.append(shape)
         bound_s = self.work
         need = self.fixed + self.saved * (0.2 + shape.keep) / shape.micro_batches * min(shape.stages, shape.micro_batches)
@@ -74,7 +74,7 @@ class Model:
             return Refused(shape, "too large", by_memory=True, free_bound_s=bound_s)
         return estimate(shape, self.step_s(shape), bound_s)
 
-    def evaluate(self, shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         assert 0 < len(shapes) <= ROUND
         return [cut_off(self.outcome(shape), cutoff_s, self.step_s(shape)) for shape in shapes]
 
@@ -98,7 +98,7 @@ def test_the_best_of_all_shapes_is_found(sizes: tuple[float, ...], budget: float
 def test_a_family_that_cannot_be_best_is_passed_over():
     slow = (4,)
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         return [estimate(shape, 3.0 if shape.mesh == slow else 1.0, 2.0 if shape.mesh == slow else 0.9) for shape in shapes]
 
     explored = explore(Space({1: ((2, 2), slow)}, (1, 2, 4), 0.5), evaluate)
@@ -108,9 +108,9 @@ def test_a_family_that_cannot_be_best_is_passed_over():
 
 def test_the_devices_of_plans_near_the_best_are_looked_at_in_one_row_too():
     steps = {(2, 4): 1.02, (4, 2): 1.01, (8,): 0.98, (2, 2): 1.0, (4,): 0.99, (2, 3): 1.1}
-    asked: list[Shape] = []
+    asked: list[PlanConfig] = []
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         asked.extend(shapes)
         return [cut_off(estimate(shape, steps[shape.mesh], steps[shape.mesh] - 0.01), cutoff_s) for shape in shapes]
 
@@ -125,7 +125,7 @@ def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
     meshes = tuple((size,) for size in range(2, 2 + ROUND + 2))
     cutoffs: list[float] = []
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         cutoffs.append(cutoff_s)
         return [cut_off(estimate(shape, shape.mesh[0], shape.mesh[0] - 0.5), cutoff_s) for shape in shapes]
 
@@ -136,13 +136,13 @@ def test_shapes_are_cut_off_at_the_best_known_when_their_round_begins():
 
 
 def test_what_the_bound_of_another_shape_cuts_off_is_not_planned():
-    best, slow, asked = Shape(1, (4,), 1), Shape(1, (2, 2), 2), list[Shape]()
+    best, slow, asked = PlanConfig(1, (4,), 1), PlanConfig(1, (2, 2), 2), list[PlanConfig]()
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         asked.extend(shapes)
         return [estimate(one, 1.0) if one == best else CutOff(one, 2.0, 1.5, by_memory=True) for one in shapes]
 
-    trials = Trials(Space({1: ((2, 2), (4,))}, (1, 2, 4), 0.0), evaluate)
+    trials = Evaluations(Space({1: ((2, 2), (4,))}, (1, 2, 4), 0.0), evaluate)
     trials.outcomes([best])
     more, less = replace(slow, micro_batches=4), replace(slow, keep=0.5)
     fewer = replace(slow, micro_batches=1, keep=0.5)
@@ -154,17 +154,17 @@ def test_what_the_bound_of_another_shape_cuts_off_is_not_planned():
 
 
 def test_arithmetic_rules_out_all_that_keep_no_more():
-    asked: list[Shape] = []
+    asked: list[PlanConfig] = []
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         asked.extend(shapes)
         return [
             estimate(one, 1.0) if one.keep == 1 else CutOff(one, 3.0, 0.5, by_memory=True, arithmetic_s=3.0 * (one.keep == 0.5))
             for one in shapes
         ]
 
-    trials = Trials(Space({1: ((4,), (2, 2))}, (1, 2), 0.0), evaluate)
-    every = [[Shape(1, mesh, 2, keep) for mesh in ((4,), (2, 2))] for keep in (1.0, 0.75, 0.5, 0.0)]
+    trials = Evaluations(Space({1: ((4,), (2, 2))}, (1, 2), 0.0), evaluate)
+    every = [[PlanConfig(1, mesh, 2, keep) for mesh in ((4,), (2, 2))] for keep in (1.0, 0.75, 0.5, 0.0)]
     for shapes in every:
         for shape in shapes:
             trials.outcomes([shape])
@@ -176,9 +176,9 @@ def test_a_walk_begins_where_memory_may_suffice():
     assert [NUMBERS[space.seed(1, keep)] for keep in (1.0, 0.5, 0.0)] == [4, 4, 1]  # twice what passes is 32, 16.5 and 1
     assert [NUMBERS[space.seed(4, keep)] for keep in (1.0, 0.5, 0.0)] == [16, 16, 16]
     assert NUMBERS[replace(space, passing_bytes=64.0).seed(4)] == NUMBERS[-1]
-    asked: list[Shape] = []
+    asked: list[PlanConfig] = []
 
-    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         asked.extend(shapes)
         return [estimate(shape, 1.0 + shape.micro_batches / 100) for shape in shapes]
 
@@ -197,20 +197,20 @@ def test_no_more_shapes_than_allowed_are_planned():
 def test_one_part_is_looked_at_where_nothing_else_fits():
     """Sums over micro-batches may be what is too much."""
 
-    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [estimate(one, 2.0) if one.micro_batches == 1 else Refused(one, "too much", True, 1.0, 20.0) for one in shapes]
 
     space = Space({1: ((2, 2), (4,))}, NUMBERS, 0.0, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0)
-    assert [one.shape for one in whole.explore(space, evaluate).ranked] == [Shape(1, (2, 2), 1), Shape(1, (4,), 1)]
+    assert [one.shape for one in whole.explore(space, evaluate).ranked] == [PlanConfig(1, (2, 2), 1), PlanConfig(1, (4,), 1)]
     hopeless = whole.explore(replace(space, budget_bytes=9.0), evaluate)
     assert hopeless.outcomes
     assert not hopeless.ranked
 
 
 def test_one_part_is_looked_at_in_one_row_too_and_before_all_that_may_be_planned_is():
-    fits = Shape(1, (4,), 1)
+    fits = PlanConfig(1, (4,), 1)
 
-    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [estimate(one, 2.0) if one == fits else Refused(one, "too much", True, 1.0) for one in shapes]
 
     numbers = tuple(2**number for number in range(16))
@@ -224,7 +224,7 @@ def test_an_interruption_leaves_the_best_so_far():
     model = Model((1.0, 0.001, 1.0, 0.1), 10.0)
     rounds: list[int] = []
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         if rounds:
             raise KeyboardInterrupt
         rounds.append(len(shapes))
@@ -253,7 +253,7 @@ def times_of(stages: int, forward: float = 1.0, backward: float = 2.0, move: flo
         input_s=(*[backward / 2] * (stages - 1), forward + backward / 2),
         weight_s=(backward / 2,) * stages,
         apply_s=(0.0,) * stages,
-        moves=tuple([Move(*way, move) for one, other in pairwise(range(stages)) for way in ((one, other), (other, one))]),
+        moves=tuple([StageTransfer(*way, move) for one, other in pairwise(range(stages)) for way in ((one, other), (other, one))]),
     )
 
 
@@ -395,7 +395,7 @@ def test_a_step_that_computes_nothing_has_no_stages(tmp_path: Path):
 
 def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: Path):
     """Rows count before anything is chosen; a plan in one stage has its programs told."""
-    text, shape = export_step(mlp.model(MLP)), Shape(1, (4,), 1)
+    text, shape = export_step(mlp.model(MLP)), PlanConfig(1, (4,), 1)
     context = make_context()
     module = read_module(text.encode(), "mlp", context)
     with context, ir.Location.unknown():
@@ -416,7 +416,7 @@ def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: 
 
 def test_a_refusal_names_what_needs_least_first():
     needs = ((4, 300.0, 0.0), (1, 0.0, 0.0), (2, 120.0, 0.0), (8, 0.0, 110.0))
-    refused = [Refused(Shape(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found) for number, least, found in needs]
+    refused = [Refused(PlanConfig(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found) for number, least, found in needs]
     end = _End(Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ()))
     error = end.none_fits()
     assert error.what == "no plan is predicted to fit 100 B per device; of what was looked at the least needs 110 B"

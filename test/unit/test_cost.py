@@ -11,7 +11,7 @@ from rhino.ir.cluster.hardware import Device, Line, Operator
 from rhino.ir.graph.graph import OpClass, TensorType
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, split
 from rhino.strategies.cost.cost_model import CostModel, reshard_seconds
-from rhino.strategies.cost.reshard import Move, moves
+from rhino.strategies.cost.reshard import ReshardStep, moves
 
 DEVICE = Device(
     kind="test",
@@ -46,7 +46,7 @@ SECONDS = {
 @pytest.mark.parametrize("kind", SECONDS)
 def test_seconds_of_each_collective(kind):
     num_bytes, seconds = SECONDS[kind]
-    assert model(4).move_s(Move(kind, (0,), num_bytes)) == pytest.approx(seconds, rel=1e-12)
+    assert model(4).move_s(ReshardStep(kind, (0,), num_bytes)) == pytest.approx(seconds, rel=1e-12)
 
 
 def table_of(one, kind):
@@ -61,17 +61,17 @@ def test_a_ring_takes_what_its_steps_take(kind, size):
     """In every step each device passes a block of 1/n on; an all-reduce goes round twice."""
     num_bytes = 840
     steps = [1e-6 + num_bytes / size / 1e9] * (size - 1) * (2 if kind == "all_reduce" else 1)
-    assert model(size).move_s(Move(kind, (0,), num_bytes)) == pytest.approx(sum(steps), rel=1e-12)
+    assert model(size).move_s(ReshardStep(kind, (0,), num_bytes)) == pytest.approx(sum(steps), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", SECONDS)
 def test_what_sends_nothing_takes_no_time(kind):
     """Along an axis of one device; whatever is measured there, and beside another axis."""
     one = MeshAxis("x", 1, 1e-3, 1e3, 1e3, "ring", ("link",), ((kind, Line(1.0, 1.0)),))
-    assert CostModel(DEVICE, (one,)).move_s(Move(kind, (0,), 10**9)) == 0
+    assert CostModel(DEVICE, (one,)).move_s(ReshardStep(kind, (0,), 10**9)) == 0
     if kind in ("all_reduce", "collective_permute"):
         both = CostModel(DEVICE, (one, *model(4).axes))
-        assert both.move_s(Move(kind, (0, 1), SECONDS[kind][0])) == pytest.approx(SECONDS[kind][1], rel=1e-12)
+        assert both.move_s(ReshardStep(kind, (0, 1), SECONDS[kind][0])) == pytest.approx(SECONDS[kind][1], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_sends_nothing_takes_no_time(kind):
 )
 def test_each_pair_of_specs_has_one_step_or_none(source, target, move):
     """Nothing becomes a partial sum by moving it: that would take zeros on all devices but one."""
-    wanted = {None: (), math.inf: None}.get(move, (Move(move[0], (0,), move[1]),) if isinstance(move, tuple) else ())
+    wanted = {None: (), math.inf: None}.get(move, (ReshardStep(move[0], (0,), move[1]),) if isinstance(move, tuple) else ())
     assert moves(KIND.num_bytes, 2, source, target, (4,)) == wanted
 
 
@@ -152,7 +152,7 @@ TWO = CostModel(DEVICE, (MeshAxis("x", 2, 1e-5, 1e8, 1e8, "ring", ("net",)), Mes
 def test_a_sum_over_several_axes_is_taken_within_nodes_first():
     """Twice 3 steps of 1 us and 3/4 of 800 bytes within; between nodes twice 10 us and half of the 200 bytes that each has left."""
     within, between = 2 * (3e-6 + 600e-9), 2 * (1e-5 + 100e-8)
-    assert TWO.move_s(Move("all_reduce", (0, 1), 800)) == pytest.approx(within + between, rel=1e-12)
+    assert TWO.move_s(ReshardStep("all_reduce", (0, 1), 800)) == pytest.approx(within + between, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_sum_over_several_axes_is_taken_within_nodes_first():
 )
 def test_a_permutation_over_several_axes_goes_at_the_pace_of_the_slowest(axes, lines, seconds):
     model = CostModel(DEVICE, tuple(replace(axis, measured=line) for axis, line in zip(TWO.axes, lines, strict=True)))
-    assert model.move_s(Move("collective_permute", axes, 300)) == pytest.approx(seconds, rel=1e-12)
+    assert model.move_s(ReshardStep("collective_permute", axes, 300)) == pytest.approx(seconds, rel=1e-12)
 
 
 # What is measured
@@ -179,10 +179,10 @@ LINES = (("all_reduce", Line(1e-5, 1e6)), ("all_gather", Line(2e-5, 2e6)), ("col
 def test_measured_lines_come_before_the_formula():
     axis = MeshAxis("x", 4, 1e-6, 1e9, 0.5e9, "ring", ("link",), LINES)
     one = CostModel(DEVICE, (axis,))
-    assert one.move_s(Move("all_reduce", (0,), 100)) == pytest.approx(1e-5 + 1e-4)
-    assert one.move_s(Move("all_gather", (0,), 100)) == pytest.approx(2e-5 + 5e-5)
-    assert one.move_s(Move("collective_permute", (0,), 300)) == pytest.approx(3e-5 + 1e-4)
-    assert one.move_s(Move("reduce_scatter", (0,), 384)) == model(4).move_s(Move("reduce_scatter", (0,), 384))
+    assert one.move_s(ReshardStep("all_reduce", (0,), 100)) == pytest.approx(1e-5 + 1e-4)
+    assert one.move_s(ReshardStep("all_gather", (0,), 100)) == pytest.approx(2e-5 + 5e-5)
+    assert one.move_s(ReshardStep("collective_permute", (0,), 300)) == pytest.approx(3e-5 + 1e-4)
+    assert one.move_s(ReshardStep("reduce_scatter", (0,), 384)) == model(4).move_s(ReshardStep("reduce_scatter", (0,), 384))
     table = table_of(one, KIND)  # a reshard is still affine in the bytes: the sum of a tensor of 384
     assert table[1, 0] == pytest.approx(1e-5 + 384e-6)
 

@@ -20,7 +20,7 @@ from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT, MLP, ZOO
 
-from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.graph.hlo_collectives import hlo_stats
 from rhino.ir.graph.spec import split_axes, split_dim
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
@@ -75,7 +75,7 @@ def check_is_sharded(plan: Planned, executable: Executable) -> None:
     assert any(split_dim(spec) is not None for spec in arguments)
     assert any(not sharding.is_fully_replicated for sharding in executable.in_shardings)
     assert plan.localized.total.num > 0
-    assert tally_hlo(executable.hlo_text()).total.num > 0
+    assert hlo_stats(executable.hlo_text()).total.num > 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -137,7 +137,7 @@ def check_collectives(name: str, clusters: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", ["mlp", "gpt", "gpt-scan", "two-tower"])
 def test_xla_adds_no_collective_to_the_local_program(name: str, splitting: str):
     """It may join some: the bytes are the same."""
-    found, wanted = tally_hlo(compiled(name, splitting, "localized").hlo_text()), planned(name, splitting).localized
+    found, wanted = hlo_stats(compiled(name, splitting, "localized").hlo_text()), planned(name, splitting).localized
     assert {kind: count.num_bytes for kind, count in found.counts.items()} == {
         kind: count.num_bytes for kind, count in wanted.counts.items()
     }

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import jax
-import napping
 import numpy as np
 import pytest
+import sleep_op
 from pipelined_mlp import HIDDEN, Pipelined, by_hand, pipelined
 
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Step, StepProgram, Task, Transfer
 from rhino.ir.plan.step_memory import memory_of, slots_held
 from rhino.runtime.distributed.tcp_transport import StreamTransport
 from rhino.runtime.distributed.watchdog import Watchdog
@@ -355,9 +355,9 @@ def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
 
     The product makes it dear enough for XLA not to run it in the caller's thread.
     """
-    napping.register()
+    sleep_op.register()
     text = f"""func.func public @main(%us: tensor<i32>, %x: tensor<64x64xf32>) -> tensor<64x64xf32> {{
-      %0 = {napping.CUSTOM_CALL}
+      %0 = {sleep_op.CUSTOM_CALL}
       %1 = stablehlo.convert %0 : (tensor<i32>) -> tensor<f32>
       %2 = stablehlo.broadcast_in_dim %1, dims = [] : (tensor<f32>) -> tensor<64x64xf32>
       %3 = stablehlo.add %2, %x : tensor<64x64xf32>
@@ -373,7 +373,7 @@ def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
             slots.append(Slot(rank + 1, square))
             out.append(Transfer(rank, result, len(slots) - 1))
     out += [Fetch(len(slots) - 1, 0), Free(tuple(range(len(slots) - 1)))]
-    step = Step(mesh_of_shape((1,)), len(times_s), (Program("nap", "nap", (number, square), (square,)),), tuple(slots), tuple(out))
+    step = Step(mesh_of_shape((1,)), len(times_s), (StepProgram("nap", "nap", (number, square), (square,)),), tuple(slots), tuple(out))
     return step, {"nap": text}, [np.ones((64, 64), np.float32), *(np.array(time_s * 1e6, np.int32) for time_s in times_s)]
 
 

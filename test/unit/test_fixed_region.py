@@ -65,7 +65,7 @@ def test_its_operands_and_results_lie_as_it_says():
     plan = drawn.plan(0, "any")
     states = [state for op, state in zip(drawn.program.ops, plan.ops, strict=True) if op.name == MANUAL]
     x, y = split(0), split(1)
-    assert [(state.needs, state.comes) for state in states] == [
+    assert [(state.operand_specs, state.result_specs) for state in states] == [
         ((pack([x, y]), pack([0, x])), (pack([x, 0]),)),
         ((pack([x, y]),), (pack([x, y]),)),
     ]

@@ -23,10 +23,10 @@ from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import whole_program
-from rhino.strategies.choice.choice import plan_costs as sharded
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice import plan_costs as sharded
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.pipeline.activation_stash import Handing
-from rhino.strategies.pipeline.plan_part import Part, plan_of
+from rhino.strategies.pipeline.plan_part import PlanPart, plan_of
 from rhino.strategies.structure.training_phases import parts_of
 
 
@@ -86,8 +86,8 @@ def test_what_lies_in_memory_of_a_part_is_what_does_in_a_program_of_its_own(seed
     inside = np.random.default_rng(seed).random(graph.num_ops) < 0.6
     made_by = np.where(graph.value_op >= 0, inside[graph.value_op], False)
     given = [value for value in range(graph.num_values) if made_by[value] and value % 3 == 0]
-    part = Part(np.flatnonzero(inside).tolist(), dict.fromkeys(given, 0), {})
-    plan = Plan(graph, (), (None,) * graph.num_ops, (0,) * graph.num_values, ())
+    part = PlanPart(np.flatnonzero(inside).tolist(), dict.fromkeys(given, 0), {})
+    plan = ShardingPlan(graph, (), (None,) * graph.num_ops, (0,) * graph.num_values, ())
     own = [*part.arguments(graph), *(value for op in part.ops for value in graph.results(op))]
     assert materialized(graph, inside, given)[own].tolist() == materialized(plan_of(plan, part).graph).tolist()
 

@@ -24,7 +24,7 @@ from rhino.passes.planner import evaluate as whole_search
 from rhino.passes.planner.evaluate import Evaluator, Setup, folded
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.autotune.base import Shape
+from rhino.strategies.autotune.base import PlanConfig
 
 DEEP_GPT = dataclasses.replace(GPT, layers=9, hidden=256, vocab=512, seq=128, batch=16)
 """Eight of its layers are alike one by one: the last one's end belongs to the loss."""
@@ -124,7 +124,7 @@ def test_a_step_with_too_few_alike_layers_stays_as_it_is():
 
 @pytest.mark.parametrize(
     ("shape", "off_s", "off_bytes"),
-    [(Shape(1, (8,), 2, 0.5), 0.005, 0.09), (Shape(2, (4,), 4), 0.05, 0.08)],
+    [(PlanConfig(1, (8,), 2, 0.5), 0.005, 0.09), (PlanConfig(2, (4,), 4), 0.05, 0.08)],
 )
 def test_shapes_come_to_what_they_do_with_all_layers(shape, off_s, off_bytes):
     deep = Setup(step(DEEP_GPT), "step", "v100x8", 1e12, {}, ("1f1b",))

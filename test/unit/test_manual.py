@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph.hlo_collectives import tally_hlo
+from rhino.ir.graph.hlo_collectives import hlo_stats
 from rhino.ir.mlir.bindings import ir, make_context, run_pipeline
 from rhino.ir.mlir.manual import copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir.reader import entry_function
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.runtime.executor.executable import Host, compile_module
 from rhino.runtime.executor.steps import run_steps
 
@@ -81,8 +81,8 @@ def test_a_wrapped_program_gives_the_answer_of_one_device():
 
 def test_xla_compiles_the_collectives_that_were_written_and_no_other():
     local = localized(PROGRAM)
-    assert tally_module(local).total.num > 0
-    assert tally_hlo(compile_module(wrap_manual(local), jax.devices()[:8]).hlo_text()) == tally_module(local)
+    assert module_stats(local).total.num > 0
+    assert hlo_stats(compile_module(wrap_manual(local), jax.devices()[:8]).hlo_text()) == module_stats(local)
 
 
 def test_the_entry_is_global_and_keeps_its_name_attributes_and_locations():

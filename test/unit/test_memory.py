@@ -19,7 +19,7 @@ from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.strategies.cost.candidates import replicate
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
-from rhino.strategies.memory.buffers import Move, is_matrix, reads_as_it_lies, rounded, selection_buffers
+from rhino.strategies.memory.buffers import MoveBuffers, is_matrix, reads_as_it_lies, rounded, selection_buffers
 from rhino.strategies.memory.op_order import schedule
 
 TILE = rounded(64)
@@ -264,7 +264,7 @@ WHOLE, EIGHTH = rounded(512), rounded(64)
 )
 def test_bytes_of_a_move(source, target, in_any_order, during, after):
     """On one axis of eight, nothing counted elsewhere."""
-    move = Move(source_counted=False, target_counted=False, written_in_order=False, read_in_any_order=in_any_order)
+    move = MoveBuffers(source_counted=False, target_counted=False, written_in_order=False, read_in_any_order=in_any_order)
     assert moved(move, source, target)[1:3] == [during, after]
 
 
@@ -276,23 +276,23 @@ def moved(move, source, target, sizes=(8,)):
 
 def test_a_move_of_several_steps_holds_the_largest_pair():
     """Gathered along two axes: a quarter becomes a half, that the whole."""
-    move = Move(source_counted=True, target_counted=False, written_in_order=False, read_in_any_order=True)
+    move = MoveBuffers(source_counted=True, target_counted=False, written_in_order=False, read_in_any_order=True)
     assert moved(move, pack((S0, S0)), R, (2, 2))[1] == rounded(256) + WHOLE
 
 
 def test_what_an_all_to_all_joins_is_not_in_order():
-    move = Move(source_counted=False, target_counted=True, written_in_order=False, read_in_any_order=False)
+    move = MoveBuffers(source_counted=False, target_counted=True, written_in_order=False, read_in_any_order=False)
     assert [moved(move, S0, target)[3] for target in (R, S1)] == [0, EIGHTH]
 
 
 def test_the_ends_of_a_move_that_others_count():
     ends = {"source_counted": True, "target_counted": False, "written_in_order": False, "read_in_any_order": False}
-    assert moved(Move(**ends), S0, R)[1] == WHOLE
-    assert moved(Move(**{**ends, "source_counted": False, "target_counted": True}), S0, R)[1] == EIGHTH
+    assert moved(MoveBuffers(**ends), S0, R)[1] == WHOLE
+    assert moved(MoveBuffers(**{**ends, "source_counted": False, "target_counted": True}), S0, R)[1] == EIGHTH
 
 
 def test_a_loop_writes_in_the_order_that_is_sent_and_not_over_what_it_reads():
-    move = Move(source_counted=False, target_counted=True, written_in_order=True, read_in_any_order=False)
+    move = MoveBuffers(source_counted=False, target_counted=True, written_in_order=True, read_in_any_order=False)
     assert [moved(move, P, target)[:2] for target in (R, S0, S1)] == [[0, WHOLE], [0, WHOLE], [WHOLE, WHOLE]]
 
 

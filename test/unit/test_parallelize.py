@@ -15,7 +15,7 @@ import rhino
 from rhino import whole
 from rhino.ir.diagnostics import RhinoError
 from rhino.pipeline_planner import Staged
-from rhino.planner import Planned, Wish
+from rhino.planner import Planned, PlanRequest
 from rhino.traced import Traced
 
 Shape = jax.ShapeDtypeStruct
@@ -253,10 +253,10 @@ def test_a_pin_of_results_of_several_ranks_is_written_for_each():
 
 
 def test_where_no_plan_fits_with_the_state_where_it_lies_it_is_moved(monkeypatch: pytest.MonkeyPatch):
-    def plan_step(traced: Traced, wish: Wish) -> Planned | Staged:
-        if wish.pins([]):
+    def plan_step(traced: Traced, request: PlanRequest) -> Planned | Staged:
+        if request.pins([]):
             raise RhinoError("RHI-SOLVE-001", "too large")
-        return whole.plan_step(traced, wish)
+        return whole.plan_step(traced, request)
 
     params = {"up": jnp.ones((128, 512)) / 23, "down": jnp.ones((512, 128)) / 45}
     fast = rhino.parallelize(gradient_step, cluster="cpu8")

@@ -6,7 +6,7 @@ from test_build import S0, S1, R
 
 from rhino.ir.graph.graph import COPIED_UPDATE
 from rhino.ir.graph.spec import split
-from rhino.strategies.choice.plan import Plan, implied, loop_states
+from rhino.strategies.choice.plan import ShardingPlan, implied, loop_states
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import arranged
@@ -168,7 +168,7 @@ def local(body, arguments, results, specs, returned, size=2, hoists=True):
     ops = [implied(graph, op, stored, (size,)) for op in range(graph.num_ops)]
     for loop in graph.loops:
         ops[loop.op], ops[loop.end] = loop_states(graph, loop, stored)
-    plan = Plan(graph, (size,), tuple(ops), tuple(stored), returned, hoists)
+    plan = ShardingPlan(graph, (size,), tuple(ops), tuple(stored), returned, hoists)
     assert predicted_peak(plan) > 0
     found = device_graph(plan)
     return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found
@@ -312,7 +312,7 @@ def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other,
         values, results = graph.operands(op).tolist(), graph.results(op)
         needs = [R if graph.cls(op).name == "stablehlo.reshape" else stored[value] for value in values]
         states.append(State((-1,), tuple(needs), tuple(stored[value] for value in results)))
-    written = device_graph(Plan(graph, (2,), tuple(states), tuple(stored), (R,), hoists=True))
+    written = device_graph(ShardingPlan(graph, (2,), tuple(states), tuple(stored), (R,), hoists=True))
     names = [written.cls(op).name.removeprefix("stablehlo.") for op in range(written.num_ops)]
     in_loop = ["while", "dynamic_slice", *["negate"] * bool(other), "all_gather", "reshape", "add", "add", "return"]
     assert names == ["constant"] * 3 + before + in_loop * loops

@@ -17,7 +17,7 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan import folder as plan_folder
 from rhino.ir.plan.folder import Boundary, WholePlan, digest_of, read_plan, write_plan
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Program, Run, Slot, Step, Task, Transfer
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Step, StepProgram, Task, Transfer
 from rhino.passes.planner.spmd_search import cluster_lines
 from rhino.passes.planner.staged_plan import costs_of
 from rhino.passes.planner.staged_text import diff_whole, explain_whole
@@ -44,7 +44,7 @@ PLAN = WholePlan(
     step=Step(
         mesh=Mesh((("x", 2),)),
         num_ranks=2,
-        programs=(Program("f", "f", (ROWS, Layout((), "i32", ())), (ROWS,), ((0, 0),)),),
+        programs=(StepProgram("f", "f", (ROWS, Layout((), "i32", ())), (ROWS,), ((0, 0),)),),
         slots=(Slot(0, ROWS), Slot(0, Layout((), "i32", ())), Slot(0, ROWS), Slot(1, ROWS)),
         instructions=(
             Feed(0, 0),

@@ -240,10 +240,10 @@ def test_the_command_explains_and_compares(plan: rhino.Plan, tmp_path: Path):
 def test_explain_counts_what_the_program_sends(plan: rhino.Plan):
     """The collectives listed are those that XLA compiles."""
     lowered = rhino.parallelize(front_part.step, plan=plan, donate_argnums=0).lower(*ARGUMENTS)
-    from rhino.ir.graph.hlo_collectives import tally_hlo  # noqa: PLC0415
-    from rhino.ir.plan.spmd_text import tally_of  # noqa: PLC0415
+    from rhino.ir.graph.hlo_collectives import hlo_stats  # noqa: PLC0415
+    from rhino.ir.plan.spmd_text import stats_of  # noqa: PLC0415
 
-    assert tally_of(plan.facts.costs).counts == tally_hlo(lowered.compile().as_text()).counts
+    assert stats_of(plan.facts.costs).counts == hlo_stats(lowered.compile().as_text()).counts
 
 
 def test_an_op_of_many_operands_makes_no_row_wide(plan: rhino.Plan):

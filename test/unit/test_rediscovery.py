@@ -20,7 +20,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.request.patterns import dotted
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
 TARGET, MACHINES = "v100x8:8", "v100x8x2:2x8"
@@ -34,7 +34,7 @@ class Found:
     """A plan, on eight devices in a row unless another target is named."""
 
     module: ir.Module
-    plan: Plan
+    plan: ShardingPlan
     answer: Answer
 
     def specs(self, pattern):
@@ -56,7 +56,7 @@ class Found:
             operands = graph.operands(op).tolist()
             last = operands[-1]
             if last < len(graph.arguments) and fnmatchcase(dotted(graph.arguments[last].name), pattern):
-                found.append((*self.plan.ops[op].needs, *self.plan.ops[op].comes))
+                found.append((*self.plan.ops[op].operand_specs, *self.plan.ops[op].result_specs))
         return found
 
     def moved(self, least_bytes, shape=None):
@@ -246,7 +246,7 @@ def test_norms_between_are_split_along_the_sequence_where_memory_is_short():
     tight = found(ONE_SEQUENCE, str(int(0.9 * best.answer.peak_bytes)))
     norms = tight.ops("stablehlo.rsqrt")
     assert len(norms) == 2 * NUM_BLOCKS + 1
-    assert {tight.plan.ops[op].comes for op in norms} == {(S1,)}
+    assert {tight.plan.ops[op].result_specs for op in norms} == {(S1,)}
     moved = tight.moved(4 * SEQ * HIDDEN, (1, SEQ, HIDDEN))
     assert moved["all_reduce"] == 0
     assert moved[SCATTER] == 4 * NUM_BLOCKS + 2

@@ -13,7 +13,7 @@ import pytest
 from grids import assembled, block, combined, dealt, group, layout_of
 
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, num_parts, pack, partial_axes, spec_text, split, unpack
-from rhino.strategies.cost.reshard import Move, count_parts, moves, sent, way
+from rhino.strategies.cost.reshard import ReshardStep, count_parts, moves, reshard_path, sent
 
 R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
 
@@ -81,7 +81,7 @@ def test_every_way_ends_in_the_blocks_of_its_target(grid, shape):
     sizes, rank = GRIDS[grid][0], len(shape)
     value = np.arange(prod(shape)).reshape(shape)
     for source, target in pairs(shape, sizes):
-        steps = way(rank, source, target, len(sizes))
+        steps = reshard_path(rank, source, target, len(sizes))
         assert (steps is not None) == is_reachable(source, target, len(sizes))
         held = dealt(value, source, sizes, np.random.default_rng(0))
         for step in steps or ():
@@ -92,10 +92,10 @@ def test_every_way_ends_in_the_blocks_of_its_target(grid, shape):
 
 @pytest.mark.parametrize(("grid", "shape"), CASES)
 def test_steps_follow_on_each_other_and_divide(grid, shape):
-    """Each starts where the one before ended; no layout on the way splits a dim that its axes do not divide."""
+    """Each starts where the one before ended; no layout on the path splits a dim that its axes do not divide."""
     sizes, rank = GRIDS[grid][0], len(shape)
     for source, target in pairs(shape, sizes):
-        steps = way(rank, source, target, len(sizes))
+        steps = reshard_path(rank, source, target, len(sizes))
         if not steps:
             continue
         layouts = [steps[0].before, *(step.after for step in steps)]
@@ -111,7 +111,7 @@ def test_payloads_are_the_bytes_of_blocks(grid, shape):
     sizes, rank = GRIDS[grid][0], len(shape)
     value = np.zeros(shape, np.float64)
     for source, target in pairs(shape, sizes):
-        steps, sized = way(rank, source, target, len(sizes)), moves(value.nbytes, rank, source, target, sizes)
+        steps, sized = reshard_path(rank, source, target, len(sizes)), moves(value.nbytes, rank, source, target, sizes)
         assert (steps is None) == (sized is None)
         held = dealt(value, source, sizes, np.random.default_rng(0))
         for step, move in zip(steps or (), sized or (), strict=True):
@@ -128,26 +128,26 @@ def test_payloads_are_the_bytes_of_blocks(grid, shape):
 
 def test_to_stay_is_no_way():
     for spec in specs_of((4, 8), (2, 2)):
-        assert way(2, spec, spec, 2) == ()
+        assert reshard_path(2, spec, spec, 2) == ()
 
 
 def test_nothing_becomes_a_sum():
     for source, target in [(R, P), (S0, P), (pack((R, P)), pack((P, R))), (pack((S0, R)), pack((S0, P)))]:
-        assert way(1, source, target, 2) is None
+        assert reshard_path(1, source, target, 2) is None
 
 
 def test_several_sums_are_taken_at_once():
-    (step,) = way(1, pack((P, P, P)), R, 3)
+    (step,) = reshard_path(1, pack((P, P, P)), R, 3)
     assert (step.kind, step.axes) == ("all_reduce", (0, 1, 2))
 
 
 def test_inner_axes_scatter_first_and_outer_ones_gather_first():
     """So that what crosses the slower links of outer axes is smaller: 384 bytes on 2x4, of which inner axes leave a quarter."""
     assert moves(384, 2, pack((P, P)), pack((S0, S1)), (2, 4)) == (
-        Move("reduce_scatter", (1,), 384),
-        Move("reduce_scatter", (0,), 96),
+        ReshardStep("reduce_scatter", (1,), 384),
+        ReshardStep("reduce_scatter", (0,), 96),
     )
-    assert moves(384, 2, pack((S0, S1)), R, (2, 4)) == (Move("all_gather", (0,), 96), Move("all_gather", (1,), 384))
+    assert moves(384, 2, pack((S0, S1)), R, (2, 4)) == (ReshardStep("all_gather", (0,), 96), ReshardStep("all_gather", (1,), 384))
 
 
 # Against a search
@@ -210,7 +210,7 @@ def least_bytes(source, shape, sizes):
 
 @cache
 def excesses(sizes, shape):
-    """How many times the fewest bytes each way sends, by (source, target)."""
+    """How many times the fewest bytes each path sends, by (source, target)."""
     found = {}
     for source in specs_of(shape, sizes):
         least = least_bytes(source, shape, sizes)
@@ -244,7 +244,7 @@ def test_a_change_along_one_axis_of_two_is_one_step():
     """But for a dim that the inner axis keeps: there the outer one's blocks are put in order, before or after."""
     for source, target in pairs((8, 8), (2, 2)):
         changed = [axis for axis, (s, t) in enumerate(zip(unpack(source, 2), unpack(target, 2), strict=True)) if s != t]
-        steps = way(2, source, target, 2)
+        steps = reshard_path(2, source, target, 2)
         if steps is None or len(changed) != 1:
             continue
         kinds = [step.kind for step in steps if step.kind != "collective_permute"]
@@ -255,5 +255,5 @@ def test_a_change_along_one_axis_of_two_is_one_step():
 
 def test_all_steps_of_a_pair_are_met():
     """Else the simulation would show little."""
-    seen = {step.kind for source, target in pairs((8, 16), (2, 2)) for step in way(2, source, target, 2) or ()}
+    seen = {step.kind for source, target in pairs((8, 16), (2, 2)) for step in reshard_path(2, source, target, 2) or ()}
     assert seen == {"all_reduce", "all_gather", "reduce_scatter", "slice", "all_to_all", "collective_permute"}

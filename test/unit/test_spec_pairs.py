@@ -7,9 +7,9 @@ import pytest
 
 from rhino.ir.graph.graph import TensorType
 from rhino.ir.graph.spec import all_specs, pack, split, unpack
-from rhino.strategies.cost.reshard import parted_way, way
+from rhino.strategies.cost.reshard import parted_path, reshard_path
 from rhino.strategies.cost.reshard_classes import pair_classes
-from rhino.strategies.memory.buffers import Move, _SizedStep, is_major
+from rhino.strategies.memory.buffers import MoveBuffers, _SizedStep, is_major
 
 CASES = [((2, 2), (8, 8, 8)), ((2, 3), (6, 1, 12, 6)), ((2, 2, 2), (2, 4, 8, 8)), ((4, 1, 4), (4, 16, 16))]
 
@@ -21,7 +21,7 @@ def test_a_class_takes_the_steps_of_each_of_its_pairs(sizes, shape):
     assert len(pairs) < len(given) * len(needed)
     for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
         pair = pairs[which[i, j]]
-        assert parted_way(*pair, sizes) == parted_way(len(shape), source, target, sizes)
+        assert parted_path(*pair, sizes) == parted_path(len(shape), source, target, sizes)
 
 
 def renumbered(spec, num_axes, order):
@@ -47,12 +47,12 @@ def test_more_axes_than_a_number_of_64_bits_holds_are_told_apart():
 
 
 @pytest.mark.parametrize(("sizes", "shape"), CASES)
-@pytest.mark.parametrize("move", [Move(False, False, True, False), Move(True, True, False, False)])
+@pytest.mark.parametrize("move", [MoveBuffers(False, False, True, False), MoveBuffers(True, True, False, False)])
 def test_buffers_are_those_of_the_way_itself(sizes, shape, move):
     kind = TensorType(shape, "f32", 4)
     given, needed = all_specs(shape, sizes, range(len(sizes))), all_specs(shape, sizes)
     num_bytes, which = move.num_bytes(kind, given, needed, sizes)
     for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
-        steps, parted = way(len(shape), source, target, len(sizes)) or (), parted_way(len(shape), source, target, sizes) or ()
+        steps, parted = reshard_path(len(shape), source, target, len(sizes)) or (), parted_path(len(shape), source, target, sizes) or ()
         sized = tuple(_SizedStep(a.kind, a.before, a.after, is_major(shape, b, sizes)) for a, b in zip(parted, steps, strict=True))
         assert num_bytes[which[i, j]].tolist() == move.held([sized]).num_bytes(4 * prod(shape))[0].tolist()

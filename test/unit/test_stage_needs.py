@@ -14,7 +14,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator, Setup
-from rhino.strategies.autotune.base import CutOff, Shape
+from rhino.strategies.autotune.base import CutOff, PlanConfig
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 from rhino.strategies.pipeline.stages.estimate import StageEstimates
 from rhino.strategies.pipeline.stages.needs import StageNeeds
@@ -67,7 +67,7 @@ def setup_of(text, *schedules):
 
 def test_ranks_need_what_the_proof_of_their_programs_says():
     text = gpt_step(layers=2)
-    estimate = Evaluator(replace(setup_of(text, "zero-bubble"), tolerances=(0.05,))).outcome(Shape(2, (2,), 4))
+    estimate = Evaluator(replace(setup_of(text, "zero-bubble"), tolerances=(0.05,))).outcome(PlanConfig(2, (2,), 4))
     proven = plan(text, "gpt", Setting(2, 4, "zero-bubble", "2", tolerance="0.05")).simulation.memory
     assert estimate.peak_bytes == pytest.approx([one.peak_bytes for one in proven], rel=OFF)
 
@@ -79,7 +79,7 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
     cuts = []
     plain = StageEstimates.cuts
     monkeypatch.setattr(StageEstimates, "cuts", lambda self, number: cuts.append((self, plain(self, number))) or cuts[-1][1])
-    Evaluator(replace(setup_of(text, "1f1b"), tolerances=(0.05,))).outcome(Shape(2, (2,), 4))
+    Evaluator(replace(setup_of(text, "1f1b"), tolerances=(0.05,))).outcome(PlanConfig(2, (2,), 4))
     estimates, (cut,) = cuts[-1]
     assert estimates.staging.problem.apart.sum() > 0.05 * estimates.staging.problem.work.sum()
     made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance="0.05"))
@@ -92,7 +92,7 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
 
 def test_running_ahead_is_looked_at_where_it_fits():
     text = gpt_step(layers=4)
-    shape = Shape(4, (2,), 8)
+    shape = PlanConfig(4, (2,), 8)
     found = Evaluator(setup_of(text, "1f1b", "eager-1f1b")).outcome(shape)
     assert found.schedule == "1f1b"
     assert (found.quickest, found.ahead.schedule) == (found.ahead, "eager-1f1b")
@@ -108,7 +108,7 @@ def test_running_ahead_is_looked_at_where_it_fits():
 
 
 def test_what_is_quick_enough_by_running_ahead_is_not_cut_off_where_that_fits():
-    shape, setup = Shape(4, (2,), 8), setup_of(gpt_step(layers=4), "1f1b", "eager-1f1b")
+    shape, setup = PlanConfig(4, (2,), 8), setup_of(gpt_step(layers=4), "1f1b", "eager-1f1b")
     whole = Evaluator(setup).outcome(shape)
     between_s = (whole.ahead.step_s + whole.step_s) / 2
     assert Evaluator(setup).outcome(shape, between_s) == whole
@@ -120,7 +120,7 @@ def test_what_is_quick_enough_by_running_ahead_is_not_cut_off_where_that_fits():
 def test_a_tolerance_that_is_said_is_the_one_of_the_search():
     setup = setup_of(gpt_step(layers=4), "1f1b")
     even, uneven, any_of_both = (
-        Evaluator(replace(setup, tolerances=some)).outcome(Shape(2, (2,), 4)).step_s for some in ((0.0,), (1.0,), (0.0, 1.0))
+        Evaluator(replace(setup, tolerances=some)).outcome(PlanConfig(2, (2,), 4)).step_s for some in ((0.0,), (1.0,), (0.0, 1.0))
     )
     assert even != uneven
     assert any_of_both == min(even, uneven)

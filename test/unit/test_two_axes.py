@@ -120,10 +120,10 @@ def test_every_state_lies_as_its_axes_divide(name):
     for node in choice.nodes:
         if node.kind == "argument":
             shape = graph.type_of(node.number).shape
-            assert {s.comes[0] for s in node.states} == set(all_specs(shape, GRID))
+            assert {s.result_specs[0] for s in node.states} == set(all_specs(shape, GRID))
         elif node.kind == "op":
             kinds = [graph.type_of(v).shape for v in graph.operands(node.number).tolist()]
-            assert all(fits(need, shape, GRID) for s in node.states for need, shape in zip(s.needs, kinds, strict=True))
+            assert all(fits(need, shape, GRID) for s in node.states for need, shape in zip(s.operand_specs, kinds, strict=True))
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -131,7 +131,7 @@ def test_coordinates_name_a_choice_for_each_axis(name):
     choice = choice_of(TINY[name])
     for node, found in zip(choice.nodes, choice.problem.coordinates, strict=True):
         assert found.shape == (len(node.states), 2)
-        wanted = [s.strategy if node.kind == "op" else unpack(s.comes[0], 2) for s in node.states]
+        wanted = [s.strategy if node.kind == "op" else unpack(s.result_specs[0], 2) for s in node.states]
         assert [tuple(row) for row in found.tolist()] == wanted
         assert len(set(wanted)) == len(wanted)
 
@@ -154,7 +154,7 @@ def test_a_plan_on_two_axes_says_what_is_sent_along_each():
     }
     states = []
     for node in choice.nodes:
-        found = [n for n, s in enumerate(node.states) if s.comes[0] == wanted[node.kind, node.number]]
+        found = [n for n, s in enumerate(node.states) if s.result_specs[0] == wanted[node.kind, node.number]]
         if node.kind == "op":
             found = [n for n in found if min(node.states[n].strategy) > REPLICATE]
         states.append(found[0])
@@ -170,4 +170,4 @@ def test_no_stored_value_is_a_sum_along_an_axis_without_a_use_for_it():
         choice = choice_of(text)
         for node in choice.nodes:
             if node.kind in ("argument", "return"):
-                assert not [spec_text(s.comes[0], "xy") for s in node.states if partial_axes(s.comes[0])]
+                assert not [spec_text(s.result_specs[0], "xy") for s in node.states if partial_axes(s.result_specs[0])]

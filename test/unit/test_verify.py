@@ -11,7 +11,7 @@ import pytest
 from staged_steps import MESH, ROW, SMALL, WEIGHT, Expressions, UnsafeError, chain, execute, meaning, orders, play, random_step, staged
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Program, Run, Send, Slot, Step, Task, Transfer, project
+from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Send, Slot, Step, StepProgram, Task, Transfer, project
 from rhino.ir.plan.step_memory import memory_of
 from rhino.runtime.executor.verify import Limits, verify, verify_parts
 from rhino.strategies.pipeline.assemble import assemble
@@ -124,8 +124,8 @@ def altered(one, step, rng):
 def ping():
     """Rank 0 makes a row of an argument and sends it to rank 1, which updates its own argument with it and gives a number."""
     programs = (
-        Program("make", "make.mlir", (WEIGHT,), (ROW,)),
-        Program("update", "update.mlir", (WEIGHT, ROW), (WEIGHT, SMALL), ((0, 0),)),
+        StepProgram("make", "make.mlir", (WEIGHT,), (ROW,)),
+        StepProgram("update", "update.mlir", (WEIGHT, ROW), (WEIGHT, SMALL), ((0, 0),)),
     )
     slots = (Slot(0, WEIGHT), Slot(1, WEIGHT), Slot(0, ROW), Slot(1, ROW), Slot(1, WEIGHT), Slot(1, SMALL), Slot(0, WEIGHT))
     instructions = (

@@ -26,7 +26,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.folder import read_plan
 from rhino.ir.plan.instructions import Run, Task
 from rhino.ir.plan.spmd_plan import load_plan
-from rhino.ir.program.collectives import tally_module
+from rhino.ir.program.collectives import module_stats
 from rhino.passes.planner.staged_plan import Made
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools import opt
@@ -106,8 +106,8 @@ def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str)
     joined = {"apply": 0, "in micro-batches": 0}
     for part in dict.fromkeys((one.program, one.task.phase) for one in made.plan.step.instructions if isinstance(one, Run)):
         program, phase = made.plan.step.programs[part[0]], part[1]
-        tally = tally_module(read_module(made.plan.modules[program.module].encode(), program.name, make_context()))
-        counts = [tally.counts.get(kind, Count()) for kind in ("all_reduce", "reduce_scatter")]
+        stats = module_stats(read_module(made.plan.modules[program.module].encode(), program.name, make_context()))
+        counts = [stats.counts.get(kind, Count()) for kind in ("all_reduce", "reduce_scatter")]
         joined["apply" if phase == "apply" else "in micro-batches"] += sum(count.num_bytes for count in counts)
     parameters = sum(4 * math.prod(one.shape) for one in made.plan.arguments if ".params" in one.name)
     assert joined["apply"] == parameters, joined

@@ -20,11 +20,11 @@ from zoo import GPT
 
 from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
 from rhino.strategies.autotune.aceso import alleviate, rank_of
-from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Explored, Outcome, Refused, Shape, Space, SpentError, Trials
+from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Space, SpentError
 from rhino.strategies.autotune.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
 
-SHAPE = Shape(1, (1,), 1)
+SHAPE = PlanConfig(1, (1,), 1)
 
 AMPLE = 1000
 """More shapes than any space here has."""
@@ -126,14 +126,14 @@ def test_what_is_not_below_a_step_from_elsewhere_is_of_no_use(strategy: str):
 @pytest.mark.parametrize("guess", [CutOff(SHAPE, 0.0, 0.0, by_memory=False), Refused(SHAPE, "", by_memory=True)])
 @pytest.mark.parametrize("strategy", ["aceso", "best", "rhino"])
 def test_what_is_asked_next_is_foreseen_where_nothing_better_turns_up(strategy: str, guess: CutOff | Refused):
-    foreseen: list[list[Shape]] = []
-    asked: list[list[Shape]] = []
+    foreseen: list[list[PlanConfig]] = []
+    asked: list[list[PlanConfig]] = []
     cutoffs: list[float] = []
 
-    def foresee(shapes: Iterator[Shape]) -> None:
+    def foresee(shapes: Iterator[PlanConfig]) -> None:
         foreseen.append(list(shapes))
 
-    def evaluate(shapes: Sequence[Shape], cutoff_s: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         asked.append(list(shapes))
         cutoffs.append(cutoff_s)
         if cutoff_s == inf:
@@ -151,13 +151,13 @@ def test_what_is_asked_next_is_foreseen_where_nothing_better_turns_up(strategy: 
 def test_an_interruption_leaves_the_best_so_far(strategy: str):
     rounds: list[int] = []
 
-    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         if rounds:
             raise KeyboardInterrupt
         rounds.append(len(shapes))
         return [replace(ample, shape=shape) for shape in shapes]
 
-    ample = MODEL.outcome(Shape(8, (1,), 32))
+    ample = MODEL.outcome(PlanConfig(8, (1,), 32))
     explored = explore(Space({1: ((2, 4),), 8: ((1,),)}, NUMBERS, 0.0), evaluate, strategy=strategy)
     assert explored.ranked
     assert explored.is_complete == (strategy == "tap")  # it asks once if its first fits
@@ -184,23 +184,33 @@ def test_tensor_parallelism_has_nothing_to_say_of_stages():
 
 
 def test_primitives_lead_where_their_names_say():
-    space, shape = space_of(24), Shape(4, (2, 3), 16, 0.5)
+    space, shape = space_of(24), PlanConfig(4, (2, 3), 16, 0.5)
     found = {one.name: list(one.apply(space, shape)) for one in PRIMITIVES}
     assert found == {
-        "dec-op#, dec-dp/tp": [Shape(8, (3,), 16, 0.5), Shape(8, (3,), 32, 0.5), Shape(12, (2,), 16, 0.5), Shape(12, (2,), 64, 0.5)],
-        "inc-op#, inc-dp/tp": [Shape(2, (4, 3), 16, 0.5), Shape(2, (4, 3), 8, 0.5), Shape(2, (2, 6), 16, 0.5), Shape(2, (2, 6), 8, 0.5)],
-        "inc-dp, dec-tp and back": [Shape(4, (3, 2), 16, 0.5)],
-        "inc-mbs": [Shape(4, (2, 3), 8, 0.5)],
-        "dec-mbs": [Shape(4, (2, 3), 32, 0.5)],
-        "inc-rc": [Shape(4, (2, 3), 16, 0.0)],
-        "dec-rc": [Shape(4, (2, 3), 16, 1.0)],
+        "dec-op#, dec-dp/tp": [
+            PlanConfig(8, (3,), 16, 0.5),
+            PlanConfig(8, (3,), 32, 0.5),
+            PlanConfig(12, (2,), 16, 0.5),
+            PlanConfig(12, (2,), 64, 0.5),
+        ],
+        "inc-op#, inc-dp/tp": [
+            PlanConfig(2, (4, 3), 16, 0.5),
+            PlanConfig(2, (4, 3), 8, 0.5),
+            PlanConfig(2, (2, 6), 16, 0.5),
+            PlanConfig(2, (2, 6), 8, 0.5),
+        ],
+        "inc-dp, dec-tp and back": [PlanConfig(4, (3, 2), 16, 0.5)],
+        "inc-mbs": [PlanConfig(4, (2, 3), 8, 0.5)],
+        "dec-mbs": [PlanConfig(4, (2, 3), 32, 0.5)],
+        "inc-rc": [PlanConfig(4, (2, 3), 16, 0.0)],
+        "dec-rc": [PlanConfig(4, (2, 3), 16, 1.0)],
     }
 
 
 def test_meshes_that_mean_the_same_are_one():
     space = Space({1: ((2, 8), (4, 4)), 2: ((2, 4),)}, (1, 8), 0.0, keeps=(1.0,))
-    assert {one.mesh for one in moves(space, Shape(2, (2, 4), 8)) if one.stages == 1} == {(4, 4), (2, 8)}
-    assert {one.mesh for one in moves(space, Shape(1, (2, 8), 8)) if one.stages == 1} == {(2, 8), (4, 4)}
+    assert {one.mesh for one in moves(space, PlanConfig(2, (2, 4), 8)) if one.stages == 1} == {(4, 4), (2, 8)}
+    assert {one.mesh for one in moves(space, PlanConfig(1, (2, 8), 8)) if one.stages == 1} == {(2, 8), (4, 4)}
 
 
 @pytest.mark.parametrize("devices", MESHES)
@@ -222,28 +232,28 @@ def test_alleviation_starts_from_any_plan():
     best_s = model.best_s(space_of(8))
     assert best_s is not None
     for start in made_up_plans.every_shape(space_of(8)):
-        trials = Trials(space_of(8), model.evaluate)
+        trials = Evaluations(space_of(8), model.evaluate)
         alleviate(trials, [start])
         assert trials.explored.ranked[0].step_s <= 1.02 * best_s
 
 
 def test_what_needs_less_ranks_before_what_needs_more_whoever_says_so():
-    by_rows = Refused(Shape(1, (4,), 1), "", by_memory=True, needs_bytes=120.0)
-    by_programs = Refused(Shape(1, (4,), 2), "", by_memory=True, found_bytes=150.0)
-    assert rank_of(by_rows) < rank_of(by_programs) < rank_of(Refused(Shape(1, (4,), 4), "", by_memory=False))
+    by_rows = Refused(PlanConfig(1, (4,), 1), "", by_memory=True, needs_bytes=120.0)
+    by_programs = Refused(PlanConfig(1, (4,), 2), "", by_memory=True, found_bytes=150.0)
+    assert rank_of(by_rows) < rank_of(by_programs) < rank_of(Refused(PlanConfig(1, (4,), 4), "", by_memory=False))
 
 
 def test_memory_that_does_not_suffice_is_relieved_first():
-    space, shape = space_of(8), Shape(1, (2, 4), 2)
+    space, shape = space_of(8), PlanConfig(1, (2, 4), 2)
     model = replace(MODEL, state=1.2, saved=3.0)
     assert isinstance(model.outcome(shape), Refused)
-    trials = Trials(space, model.evaluate)
+    trials = Evaluations(space, model.evaluate)
     alleviate(trials, [shape])
     assert {one.family for one in model.asked[1:4]} <= {one.family for one in moves(space, shape, "memory")}
 
 
 def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
-    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         steps = [(one, 1 + abs(one.micro_batches - 6) + (len(one.mesh) > 1)) for one in shapes]
         return [Estimate(one, "", s, s, 0.5, s, 0.0, (1.0,)) for one, s in steps]
 
@@ -253,7 +263,7 @@ def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
 
 
 def test_shares_in_between_are_tuned_at_the_end():
-    def evaluate(shapes: Sequence[Shape], _: float) -> list[Outcome]:
+    def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [
             Refused(one, "too large", True, 1.0, 2 * one.keep) if one.keep > 0.7 else Estimate(one, "", s, s, 1.0, s, 0.0, (1.0,))
             for one in shapes
@@ -265,11 +275,11 @@ def test_shares_in_between_are_tuned_at_the_end():
 
 
 def test_what_may_be_evaluated_is_a_limit_for_all():
-    trials = Trials(space_of(8, most=1), MODEL.evaluate)
+    trials = Evaluations(space_of(8, most=1), MODEL.evaluate)
     with pytest.raises(SpentError):
-        trials.outcomes([Shape(8, (1,), 32), Shape(8, (1,), 64)])
+        trials.outcomes([PlanConfig(8, (1,), 32), PlanConfig(8, (1,), 64)])
     assert len(trials.explored.outcomes) == 1
-    assert trials.outcomes([Shape(8, (1,), 32)]) == trials.explored.outcomes
+    assert trials.outcomes([PlanConfig(8, (1,), 32)]) == trials.explored.outcomes
 
 
 # On a real step

@@ -22,15 +22,15 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner import autotune as whole_choice
 from rhino.passes.planner import workers as whole_workers
-from rhino.passes.planner.autotune import Decided, Made, Said, choose_whole
+from rhino.passes.planner.autotune import AutotuneRequest, Decided, Made, choose_whole
 from rhino.passes.planner.evaluate import Evaluator, Setup
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import STRATEGIES
-from rhino.strategies.autotune.base import CutOff, Estimate, Explored, Outcome, Refused, Shape, Strategy, Trials
+from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Strategy
 from rhino.strategies.solver.answer import INTERRUPTED, Answer
 from rhino.strategies.solver.search import Search
 
-SHAPES = [Shape(1, (2,), 1), Shape(1, (2,), 2), Shape(1, (2,), 4)]
+SHAPES = [PlanConfig(1, (2,), 1), PlanConfig(1, (2,), 2), PlanConfig(1, (2,), 4)]
 
 SCRIPT = """
 import jax, jax.numpy as jnp, rhino
@@ -118,7 +118,7 @@ def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(setu
         made.append(plan)
         return Made(plan, inf, (0.0,))  # so slow that the next best is made too
 
-    plan, report = choose_whole(setup, Said(jobs=1), make)
+    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
     assert [plan] == made
     assert not report.explored.is_complete
 
@@ -127,9 +127,9 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
     """Of each shape the best schedule by its estimate is not always the best once its programs are made."""
-    pipeline, alone, nearly, slow = Shape(2, (1,), 4), Shape(1, (2,), 4), Shape(2, (1,), 2), Shape(2, (1,), 8)
+    pipeline, alone, nearly, slow = PlanConfig(2, (1,), 4), PlanConfig(1, (2,), 4), PlanConfig(2, (1,), 2), PlanConfig(2, (1,), 8)
 
-    def estimate(shape: Shape, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
+    def estimate(shape: PlanConfig, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
         return Estimate(shape, schedule, step_s, 1.0, 1.0, 1.0, 0.0, (share * setup.budget_bytes,))
 
     others = (estimate(pipeline, "interleaved", 2.1), estimate(pipeline, "gpipe", 2.2), estimate(pipeline, "zero-bubble", 9.0))
@@ -150,7 +150,7 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
             raise RhinoError("RHI-STEP-008", "it does not fit")
         return Made(plan, steps[plan.schedule], (0.0,))
 
-    plan, report = choose_whole(setup, Said(jobs=1), make)
+    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
     assert [(one.schedule, one.micro_batches) for one in made] == [
         ("1f1b", 4),
         ("interleaved", 4),
@@ -175,7 +175,7 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
 
 
 def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    shape = Shape(2, (1,), 4)
+    shape = PlanConfig(2, (1,), 4)
     plain = Estimate(shape, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,))
     explored = Explored(outcomes=[replace(plain, ahead=replace(plain, schedule="eager-1f1b", step_s=1.9))])
     explored.asked_by[shape] = "rhino"
@@ -186,13 +186,13 @@ def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeyp
         made.append(plan)
         return Made(plan, 2.1 - 0.1 * len(made), (0.0,))
 
-    plan, report = choose_whole(setup, Said(jobs=1), make)
+    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
     assert [one.schedule for one in made] == ["eager-1f1b"]
     assert (plan, report.chosen.estimate) == (made[0], explored.ranked[0].ahead)
 
 
 def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    far, near, nearest = (Shape(1, (2,), number) for number in (1, 2, 4))
+    far, near, nearest = (PlanConfig(1, (2,), number) for number in (1, 2, 4))
     needs = {far: 1.2, near: 1.05, nearest: 1.01}
     refused = [Refused(one, "too much", True, 1.5, found_bytes=more * setup.budget_bytes) for one, more in needs.items()]
     explored = Explored(outcomes=list(refused), asked_by=dict.fromkeys(needs, "rhino"))
@@ -205,7 +205,7 @@ def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: py
             raise RhinoError("RHI-SOLVE-001", "it does not fit")
         return Made(plan, 2.0, (0.0,))
 
-    plan, report = choose_whole(setup, Said(jobs=1), make)
+    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
     assert (made, plan.micro_batches) == ([4, 2], 2)
     assert report.chosen.step_s == 2.0
     assert "2 micro-batches" in report.text()
@@ -213,8 +213,8 @@ def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: py
 
 
 def test_a_process_begins_with_what_it_has_read_the_step_for_and_only_reads_for_what_may_be_in_vain(setup: Setup):
-    def shape(micro_batches: int) -> Shape:
-        return Shape(2, (2,), micro_batches)
+    def shape(micro_batches: int) -> PlanConfig:
+        return PlanConfig(2, (2,), micro_batches)
 
     with closing(Workers(setup, 2)) as workers:
         free, other = workers.workers
@@ -254,29 +254,29 @@ def test_the_callers_script_runs_once(tmp_path: Path, how: str):
 
 def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_at_again(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """An estimate that programs do not keep cuts off what would have been faster; what was made cuts off no less than it takes."""
-    first, better, slower, never = Shape(2, (1,), 4), Shape(1, (2,), 1), Shape(1, (2, 1), 1), Shape(1, (1, 2), 1)
+    first, better, slower, never = PlanConfig(2, (1,), 4), PlanConfig(1, (2,), 1), PlanConfig(1, (2, 1), 1), PlanConfig(1, (1, 2), 1)
     steps, estimates, asked = {first: 3.0, better: 2.4, slower: 2.9}, {first: 2.0, better: 2.5, slower: 2.9}, []
 
-    def outcome(shape: Shape, cutoff_s: float) -> Outcome:
+    def outcome(shape: PlanConfig, cutoff_s: float) -> Outcome:
         asked.append((shape, cutoff_s))
         step_s = estimates.get(shape, 3.5)
         if step_s >= cutoff_s:
             return CutOff(shape, step_s, step_s, by_memory=False)
         return Estimate(shape, "1f1b" if shape.stages > 1 else "", step_s, 1.0, 1.0, 1.0, 0.0, (0.0,))
 
-    def search(trials: Trials) -> None:
+    def search(trials: Evaluations) -> None:
         trials.outcomes([first])
         trials.outcomes([never, slower, better])
 
     monkeypatch.setitem(STRATEGIES, "two rounds", Strategy("two rounds", "", search))
     monkeypatch.setattr(Workers, "evaluate", lambda _, shapes, cutoff_s: [outcome(shape, cutoff_s) for shape in shapes])
-    made: list[Shape] = []
+    made: list[PlanConfig] = []
 
     def make(plan: Decided) -> Made[Decided]:
-        made.append(Shape(plan.stages, plan.mesh, plan.micro_batches))
+        made.append(PlanConfig(plan.stages, plan.mesh, plan.micro_batches))
         return Made(plan, steps[made[-1]], (0.0,))
 
-    plan, report = choose_whole(setup, Said(jobs=1, strategy="two rounds"), make)
+    plan, report = choose_whole(setup, AutotuneRequest(jobs=1, strategy="two rounds"), make)
     assert (plan.mesh, report.chosen.step_s) == ((2,), 2.4)
     assert made == [first, better]
     again = [(shape, cutoff_s) for shape, cutoff_s in asked if cutoff_s == 3.0]

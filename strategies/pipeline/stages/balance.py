@@ -15,7 +15,7 @@ import numpy as np
 from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.pipeline.schedules import Order, Pipeline, make_order
 from rhino.strategies.pipeline.stages.problem import ROUNDING, StageProblem
-from rhino.strategies.pipeline.step_time import Move, StageTimes, step_seconds
+from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds
 
 TOLERANCES: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
 """By what share of the best balance the largest work of a stage may be over it, where nothing is said.
@@ -67,7 +67,7 @@ def stage_times(problem: StageProblem, stage: Ints, asked: Bools) -> StageTimes:
     )
 
 
-def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[Move, ...]:
+def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[StageTransfer, ...]:
     """Returns what a micro-batch takes from each device to each other: every net goes from where it is first to all others that have it."""
     nets, num = problem.nets, problem.num_stages
     first = np.full(len(nets), problem.last + 1, dtype=np.int64)
@@ -77,7 +77,7 @@ def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[Move, ...]
     is_sent = taking != given[net]
     net, taking = net[is_sent], taking[is_sent]
     seconds = np.bincount(given[net] * num + taking, weights=nets.size[net], minlength=num * num) / problem.num_micro_batches
-    return tuple([Move(*divmod(way, num), float(seconds[way])) for way in np.flatnonzero(seconds).tolist()])
+    return tuple([StageTransfer(*divmod(way, num), float(seconds[way])) for way in np.flatnonzero(seconds).tolist()])
 
 
 def asked_for(problem: StageProblem, stage: Ints) -> Bools:

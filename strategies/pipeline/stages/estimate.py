@@ -13,11 +13,11 @@ import numpy as np
 from rhino.ir.arrays import Floats, Ints
 from rhino.ir.cluster.hardware import Line as Link
 from rhino.ir.graph.graph import Loop
-from rhino.strategies.choice.plan import Plan
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.activation_stash import Handing
-from rhino.strategies.pipeline.split_backward_cost import ways_apart
+from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
 from rhino.strategies.pipeline.stages.balance import asked_for, stage_times
 from rhino.strategies.pipeline.stages.graph import make_staging
 from rhino.strategies.pipeline.stages.line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
@@ -35,7 +35,7 @@ class Sharded:
     Shapes: `seconds` [ops], per step. `total_s` is the cost of the whole step.
     """
 
-    plan: Plan
+    plan: ShardingPlan
     model: CostModel
     loop: Loop
     seconds: Floats
@@ -62,7 +62,7 @@ class StageEstimates:
         value_bytes, alone = local_bytes(plan), runs_alone(plan)
         parts = parts_of(plan.graph, sharded.loop, sharded.seconds)
         self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
-        apart = ways_apart(plan, sharded.model, self.handing)
+        apart = split_backward_cost(plan, sharded.model, self.handing)
         self.staging = make_staging(
             plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, link=link, handing=self.handing, apart=apart
         )

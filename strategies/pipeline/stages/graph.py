@@ -24,10 +24,10 @@ from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.pipeline.activation_stash import Handing
-from rhino.strategies.pipeline.split_backward_cost import WaysApart
+from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
 from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
 from rhino.strategies.solver.connected_components import components
-from rhino.strategies.structure.training_phases import Parts, sources_of
+from rhino.strategies.structure.training_phases import TrainingPhases, sources_of
 
 NO_NODE = -1
 
@@ -44,7 +44,7 @@ class Staging:
     """
 
     graph: Graph
-    parts: Parts
+    parts: TrainingPhases
     problem: StageProblem
     node: Ints
     net_bytes: Floats
@@ -59,7 +59,7 @@ class Staging:
 
 def make_staging(
     graph: Graph,
-    parts: Parts,
+    parts: TrainingPhases,
     num_stages: int,
     num_micro_batches: int,
     pins: Mapping[int, int] | None = None,
@@ -67,7 +67,7 @@ def make_staging(
     value_bytes: Floats | None = None,
     link: Line | None = None,
     handing: Handing | None = None,
-    apart: WaysApart | None = None,
+    apart: SplitBackwardCost | None = None,
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
@@ -94,7 +94,7 @@ class _Builder:
         budget_bytes: float | None,
         value_bytes: list[float],
         link: Line | None,
-        apart: WaysApart | None,
+        apart: SplitBackwardCost | None,
     ) -> None:
         graph, parts = handing.graph, handing.parts
         self.handing, self.link, self.apart = handing, link, apart

@@ -17,9 +17,9 @@ import numpy as np
 from rhino.ir.arrays import Bools, Ints
 from rhino.ir.graph.spec import Spec, num_parts
 from rhino.ir.plan.instructions import Phase, Task
-from rhino.strategies.choice.plan import Plan
-from rhino.strategies.pipeline.activation_stash import HandedOn, Handing
-from rhino.strategies.pipeline.plan_part import Part, bytes_of, plan_of, structure, temporary_bytes
+from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.pipeline.activation_stash import ActivationStash, Handing
+from rhino.strategies.pipeline.plan_part import PlanPart, bytes_of, plan_of, structure, temporary_bytes
 from rhino.strategies.pipeline.schedules.base import Order
 
 _PHASES: Final[tuple[Phase, ...]] = ("forward", "backward")
@@ -38,7 +38,7 @@ class StageNeeds:
     structure, which cuts of one plan may share.
     """
 
-    plan: Plan
+    plan: ShardingPlan
     handing: Handing
     stage: Ints
     asked: Bools
@@ -48,8 +48,8 @@ class StageNeeds:
     in_body: list[bool] = field(init=False)
     """`stage`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
 
-    parts: dict[_Key, Part] = field(init=False, default_factory=dict)
-    handed: dict[int, HandedOn] = field(init=False, default_factory=dict)
+    parts: dict[_Key, PlanPart] = field(init=False, default_factory=dict)
+    handed: dict[int, ActivationStash] = field(init=False, default_factory=dict)
     passing: dict[_Key, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class StageNeeds:
 
     def saved_bytes(self, stage: int) -> float:
         """Returns what is held of a micro-batch from its way forward to its way back."""
-        return self.handing.size(self.handed_on(stage))
+        return self.handing.size(self.activation_stash(stage))
 
     def ahead_bytes(self, stage: int) -> float:
         """Returns what comes in from other stages for the next program while one runs."""
@@ -110,7 +110,7 @@ class StageNeeds:
         key = (phase, stage)
         if key not in self.passing:
             part = self.program(phase, stage)
-            held = set(self.waiting(stage) if phase == "weight-gradient" else self.handed_on(stage).kept)
+            held = set(self.waiting(stage) if phase == "weight-gradient" else self.activation_stash(stage).kept)
             reads = {value: self.plan.specs[value] for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)}
             gives = {value: spec for value, spec in part.returns.items() if value not in part.into}
             stays = set(self.waiting(stage) if phase == "input-gradient" else ())
@@ -123,7 +123,7 @@ class StageNeeds:
         """Returns the bytes of a value as it goes from one stage to another: of the tensors that it stands for, one does."""
         return self.plan.graph.type_of(value).num_bytes / num_parts(spec, self.plan.sizes)
 
-    def temporary_bytes(self, part: Part) -> float:
+    def temporary_bytes(self, part: PlanPart) -> float:
         """Returns the bytes of a program's temporaries; those of equal programs, as of alike layers, are worked out once."""
         if not part.ops:
             return 0.0
@@ -159,23 +159,23 @@ class StageNeeds:
 
     # Programs
 
-    def handed_on(self, stage: int) -> HandedOn:
+    def activation_stash(self, stage: int) -> ActivationStash:
         """Returns what the way forward of a stage hands on to its way back; the last stage does both in one program."""
         if stage not in self.handed:
             back = self.last - stage
-            self.handed[stage] = self.handing.between(self.stage, stage, back) if stage < back else HandedOn({}, frozenset())
+            self.handed[stage] = self.handing.between(self.stage, stage, back) if stage < back else ActivationStash({}, frozenset())
         return self.handed[stage]
 
-    def program(self, phase: Phase, stage: int) -> Part:
+    def program(self, phase: Phase, stage: int) -> PlanPart:
         """Returns the ops of a program, with what it makes again."""
         key = (phase, stage)
         if key not in self.parts:
             self.parts[key] = self.applied(stage) if phase == "apply" else self.part(phase, stage)
         return self.parts[key]
 
-    def part(self, phase: Phase, stage: int) -> Part:
+    def part(self, phase: Phase, stage: int) -> PlanPart:
         """Returns a program of the micro-batch."""
-        graph, handed, body = self.plan.graph, self.handed_on(stage), self.handing.parts.body
+        graph, handed, body = self.plan.graph, self.activation_stash(stage), self.handing.parts.body
         back = self.ops_of(body, self.last - stage)
         again = {int(graph.value_op[value]) for value in handed.again}
         match phase:
@@ -193,7 +193,7 @@ class StageNeeds:
         """Returns the ops of a part of the step in a stage that cost something."""
         return np.flatnonzero(of & ~self.handing.parts.free & (self.stage == stage)).tolist()
 
-    def given(self, ops: list[int], again: set[int], handed: HandedOn) -> Part:
+    def given(self, ops: list[int], again: set[int], handed: ActivationStash) -> PlanPart:
         """Returns the program of `ops` and what they make again, with what it gives in the order in which others read it."""
         own, graph = set(ops), self.plan.graph
         every = self.closed(ops, again)
@@ -204,9 +204,9 @@ class StageNeeds:
         readers = {value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.handing.ends}
         given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
         returns = {value: self.plan.specs[self.handing.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
-        return Part(every, returns, {value: self.handing.ends[value] for value in sums})
+        return PlanPart(every, returns, {value: self.handing.ends[value] for value in sums})
 
-    def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: HandedOn) -> list[int]:
+    def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: ActivationStash) -> list[int]:
         """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
         readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
         made = self.handing.value_op[value]
@@ -216,7 +216,7 @@ class StageNeeds:
         beyond = [op for op in readers if here == back or self.stage_of[op] != back]
         return [*beyond, *(handed.kept.get(value, ()) if here < back else ())]
 
-    def applied(self, stage: int) -> Part:
+    def applied(self, stage: int) -> PlanPart:
         """Returns what a stage does after all micro-batches, as one program."""
         graph = self.plan.graph
         every = self.closed(self.ops_of(self.handing.parts.apply, stage), set())
@@ -231,7 +231,7 @@ class StageNeeds:
                     into[value] = taken[result[value]]
             elif any(self.stage_of[reader] != stage for reader in self.handing.readers.get(value, ())):
                 returns[value] = self.plan.specs[value]
-        return Part(every, returns, into)
+        return PlanPart(every, returns, into)
 
     def closed(self, ops: Iterable[int], again: set[int]) -> list[int]:
         """Returns ops with what costs nothing and what is made again for them, in program order."""

@@ -147,7 +147,7 @@ def align(table: Floats, positions: tuple[int, ...], count: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Removal:
     """One removed node: its factors then, over itself (position 0) and its neighbours (positions 1, 2, ...), and everyone's states then."""
 
     node: int
@@ -198,7 +198,7 @@ class Elimination:
         self.wide: list[dict[tuple[int, ...], int]] = [{} for _ in range(problem.num_nodes)]
         self.constant = 0.0
         self.widest = 0
-        self.steps: list[Step] = []
+        self.steps: list[Removal] = []
         self.alive = [True] * problem.num_nodes
 
     def _keep(self, masks: Sequence[Mask]) -> None:
@@ -279,7 +279,7 @@ class Elimination:
         least = self.store.least(ordered)
         self._detach(node)
         self._attach(around, least)
-        self.steps.append(Step(node, around, ordered, tuple(self.masks[n] for n in scope)))
+        self.steps.append(Removal(node, around, ordered, tuple(self.masks[n] for n in scope)))
         self.alive[node] = False
         return around
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.lp.small_programs import solve_small
 from rhino.strategies.solver.problem import Problem
-from rhino.strategies.solver.repair.difference import Parts
+from rhino.strategies.solver.repair.difference import Difference
 
 
 def recombination(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
@@ -23,7 +23,7 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float, time
 
     `times` are those at which memory is likely to bind.
     """
-    parts = Parts.of(problem, base, other)
+    parts = Difference.of(problem, base, other)
     if not parts.count:
         return None
     gain = parts.cost_changes()
@@ -43,7 +43,7 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float, time
         room[worst] = 3 * room[worst] - 2 * change if worst in room else budget - float(before[worst])
 
 
-def _knapsack(parts: Parts, gain: Floats, room: dict[int, float]) -> NDArray[np.bool_] | None:
+def _knapsack(parts: Difference, gain: Floats, room: dict[int, float]) -> NDArray[np.bool_] | None:
     """Chooses the parts to take over, by the bytes that they may add at each time in `room`. None where nothing fits.
 
     Equal parts are one integer variable.

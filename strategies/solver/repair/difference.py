@@ -16,7 +16,7 @@ from rhino.strategies.solver.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class Difference:
     """The parts in which two choices differ: connected nodes, with no edge from one part to another.
 
     `label` [nodes] is the part of a node, -1 where both choose the same; `count` is how many there are.
@@ -29,14 +29,14 @@ class Parts:
     count: int
 
     @staticmethod
-    def of(problem: Problem, base: Ints, other: Ints) -> Parts:
+    def of(problem: Problem, base: Ints, other: Ints) -> Difference:
         """Returns the parts in which `other` [nodes] differs from `base` [nodes]."""
         differs = base != other
         nodes, both = np.flatnonzero(differs), differs[problem.edge_u] & differs[problem.edge_v]
         component = components(problem.num_nodes, np.stack([problem.edge_u[both], problem.edge_v[both]], axis=1))[nodes]
         kept, label = np.unique(component), np.full(problem.num_nodes, -1, dtype=np.int64)
         label[nodes] = np.searchsorted(kept, component)
-        return Parts(problem, base, other, label, len(kept))
+        return Difference(problem, base, other, label, len(kept))
 
     def cost_changes(self) -> Floats:
         """Returns what taking over each part changes in cost [parts], in seconds."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.problem import Problem, spread
-from rhino.strategies.solver.repair.difference import Parts
+from rhino.strategies.solver.repair.difference import Difference
 
 _MOST: Final = 4
 """How many of the parts in which two choices differ are cut: those in which there is most to gain."""
@@ -31,7 +31,7 @@ def seamed(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequ
 
     `times` are those at which memory is likely to bind.
     """
-    parts, best = Parts.of(problem, base, other), base
+    parts, best = Difference.of(problem, base, other), base
     for part in _worth_most(parts):
         nodes = np.flatnonzero(parts.label == part)
         for order in orders(problem, nodes):
@@ -45,7 +45,7 @@ def orders(problem: Problem, nodes: Ints) -> tuple[Ints, Ints]:
     return nodes[np.argsort(along, kind="stable")], nodes[np.argsort(-along, kind="stable")]
 
 
-def _worth_most(parts: Parts) -> list[int]:
+def _worth_most(parts: Difference) -> list[int]:
     """Returns the parts of several nodes in which there is most to gain, and of those that look alike one."""
     gain, size = parts.cost_changes(), np.bincount(parts.label[parts.label >= 0], minlength=parts.count)
     kinds = {(float(f"{gain[part]:.9g}"), int(size[part])): part for part in reversed(range(parts.count)) if size[part] > 1}
