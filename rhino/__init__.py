@@ -69,6 +69,10 @@ _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in name
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - most who import this do not ask
+
+        return version("rhino-parallel")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rhino' has no attribute {name!r}")
     value: object = getattr(importlib.import_module(_HOME_OF[name]), name)

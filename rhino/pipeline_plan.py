@@ -21,7 +21,7 @@ from rhino.ir.plan.instructions import Feed, Fetch, Layout
 from rhino.ir.plan.spmd_plan import Source, SpmdPlan, Tensor
 from rhino.ir.program.staged_module import KEPT
 from rhino.keywords import path_of, text_of
-from rhino.passes.planner.staged_text import diff_plans, explain_whole
+from rhino.passes.planner.staged_text import diff_plans, explain_whole, summary_text
 from rhino.passes.planner.staged_why import notable_whole, why_not_whole_text, why_whole_text
 from rhino.runtime.distributed.jax_job import deal_devices, team_of
 from rhino.runtime.distributed.processes import Team
@@ -31,7 +31,7 @@ from rhino.runtime.executor.rank_program import RankDevices
 from rhino.runtime.executor.signature import array_dtype
 from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
-from rhino.tools.plan_report import report_html
+from rhino.tools.plan_report import frame_html, report_html
 from rhino.traced import Traced
 from rhino.trees import Trees, known
 
@@ -58,7 +58,7 @@ def facts_of(plan: AnyPlan) -> SpmdPlan | WholePlan:
     raise RhinoError("RHI-JAX-002", f"the other plan is {kind_name(plan)}: {plan!r:.60}", fix="give rhino.Plan.load(path)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PipelinePlan:
     """How a function runs in stages, each on the mesh of its rank.
 
@@ -83,6 +83,13 @@ class PipelinePlan:
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes the plan as a folder, whole or not at all. Raises RHI-PLAN-003."""
         write_plan(self.facts, Path(path_of("folder", folder)))
+
+    def __repr__(self) -> str:
+        return f"<rhino.PipelinePlan\n{summary_text(self.facts)}>"
+
+    def _repr_html_(self) -> str:
+        """Returns the page of the plan, for notebooks."""
+        return frame_html(self.facts)
 
     @property
     def num_devices(self) -> int:

@@ -17,18 +17,18 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.spmd_plan import SpmdPlan, Tensor, dims_between_calls, load_plan, save_plan
 from rhino.ir.plan.spmd_text import explain_text
 from rhino.keywords import path_of, text_of
-from rhino.passes.planner.staged_text import diff_plans
+from rhino.passes.planner.staged_text import diff_plans, summary_text
 from rhino.passes.planner.why import notable_reasons, why_not_text, why_text
 from rhino.pipeline_plan import NAMED, PINNED, PipelinePlan, facts_of
 from rhino.runtime.executor.devices import pick_devices
 from rhino.source import asked_in_python, program_of, program_text
 from rhino.tools.files import write_file
-from rhino.tools.plan_report import report_html
+from rhino.tools.plan_report import frame_html, report_html
 from rhino.traced import Traced
 from rhino.trees import Trees, known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """How a function runs on many devices.
 
@@ -50,6 +50,13 @@ class Plan:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""
         save_plan(self.facts, Path(path_of("path", path)))
+
+    def __repr__(self) -> str:
+        return f"<rhino.Plan\n{summary_text(self.facts)}>"
+
+    def _repr_html_(self) -> str:
+        """Returns the page of the plan, for notebooks."""
+        return frame_html(self.facts)
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -9,9 +10,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final, NoReturn, TextIO
+from typing import BinaryIO, Final, NoReturn, TextIO, cast
 
 from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.tools.command_line import Information
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell reports it
 _CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
@@ -57,6 +59,9 @@ def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], st
         code = work()
         stdout.flush()
         return code
+    except Information as asked:
+        _print(stdout, str(asked))
+        return int(ExitCode.OK)
     except RhinoError as error:
         with suppress(OSError, RhinoError):
             stdout.flush()  # what was said before stands before the error
@@ -72,6 +77,14 @@ def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], st
     except Exception:
         print(f"{tool}: internal error; to reproduce it: {reproducer()}\n{traceback.format_exc()}", file=stderr)
         return int(ExitCode.BUG)
+
+
+def _print(stdout: BinaryIO | TextIO, text: str) -> None:
+    if isinstance(stdout, io.TextIOBase):
+        stdout.write(text)
+    else:
+        cast("BinaryIO", stdout).write(text.encode())
+    stdout.flush()
 
 
 def leave(code: int) -> NoReturn:

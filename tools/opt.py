@@ -30,8 +30,8 @@ from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
 from rhino.tools.files import check_writable, read_input, shown, write_output
-from rhino.tools.opt_options import given_options, help_text, list_text, parse_command_line, steps
-from rhino.tools.opt_report import collectives_text, statistics_text
+from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps
+from rhino.tools.opt_report import collectives_text, statistics_text, summary_text
 from rhino.tools.streams import binary_output, standard_streams
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
@@ -87,8 +87,8 @@ class _Command:
 
     def run(self) -> int:
         options = parse_command_line(self.argv)
-        if options.help or options.list_passes:
-            self.stdout.write((help_text() if options.help else list_text()).encode())
+        if options.list_passes:
+            self.stdout.write(list_text().encode())
             self.stdout.flush()
             return int(ExitCode.OK)
         if options.emit_bytecode and options.output == "-" and self.stdout.isatty():
@@ -127,6 +127,8 @@ class _Command:
                 for one in outcome.said:
                     print(one, file=self.stderr)
             statistics = outcome.remarks.statistics
+            if any(name == "auto-shard" for name, _ in options.steps) and "answer" in statistics and not options.verify_diagnostics:
+                print(summary_text(statistics), file=self.stderr)
             if options.print_statistics:
                 print(statistics_text(statistics), file=self.stderr)
             if options.localize and "localized" in statistics:

@@ -149,11 +149,6 @@ def settle(options: argparse.Namespace) -> None:
     options.ranks = max(1, options.stages // max(1, options.chunks))
 
 
-def help_text() -> str:
-    """Returns what --help prints."""
-    return _parser().format_help()
-
-
 def list_text() -> str:
     """Returns what --list-passes prints: pipelines with their steps, and passes with their options."""
     lines = ["pipelines:"]
@@ -256,8 +251,6 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=120),
-        allow_abbrev=False,
-        add_help=False,
     )
     parser.set_defaults(steps=[])
     _add_files(parser.add_argument_group("input and output"))
@@ -275,7 +268,6 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     add("--emit-bytecode", action="store_true", help="write MLIR bytecode instead of text")
     add("--mlir-print-debuginfo", action=argparse.BooleanOptionalAction, default=None, help="write locations, see below")
     add("--split-input-file", action="store_true", help="the input is several modules, between lines // -----")
-    add("--help", action="store_true", help="print this and exit")
 
 
 def _add_steps(group: argparse._ArgumentGroup) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rhino.ir.graph.collective_stats import CollectiveStats
-from rhino.ir.units import PEAK, format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.strategies.solver.answer import Answer
 
 
@@ -25,6 +25,14 @@ def statistics_text(statistics: Mapping[str, Any]) -> str:
         rows += [(name.replace("_", " "), str(value)) for name, value in vars(statistics["search"]).items()]
     rows += [(f"time: {phase}", format_seconds(seconds)) for phase, seconds in statistics.get("phases", {}).items()]
     return "\n".join(["statistics:", *(f"  {name:<20} {value:>12}" for name, value in rows)]) if rows else "statistics: none"
+
+
+def summary_text(statistics: Mapping[str, Any]) -> str:
+    """Returns in a line what a search has come to: the step, its bound, the memory, the mesh."""
+    answer, mesh = statistics["answer"], statistics["target"].mesh
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
+    seconds = f"step {format_seconds(answer.cost)}, at least {format_seconds(answer.bound)} (gap {answer.gap:.2%})"
+    return f"rhino-opt: {seconds}; {peak_text(answer.peak_bytes, statistics['budget_bytes'])}; mesh {axes}"
 
 
 def collectives_text(stats: CollectiveStats) -> str:

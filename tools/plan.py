@@ -38,9 +38,9 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
     """Runs the command line `argv`; what is asked for goes to `stdout`, errors to `stderr`. Returns the exit code."""
 
     def work() -> int:
-        if not argv or "--help" in argv:
-            _parser().print_help(stdout)
-            return int(ExitCode.OK if argv else ExitCode.USAGE)
+        if not argv:
+            _parser().print_help(stderr)
+            return int(ExitCode.USAGE)
         options = _parser().parse_args(argv)
         match options.command:
             case "explain":
@@ -127,11 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    explain = commands.add_parser("explain", add_help=False, help="the totals, what takes most time and memory, and why")
+    explain = commands.add_parser("explain", help="the totals, what takes most time and memory, and why")
     explain.add_argument("plan", metavar="PLAN")
     explain.add_argument("--rows", type=count, default=20, metavar="N", help="how many tensors, ops and collectives to list (default 20)")
     explain.add_argument(
@@ -141,11 +139,11 @@ def _parser() -> argparse.ArgumentParser:
         "--why-not", action="append", default=[], metavar="PIN", help="what PIN, as 'w1=[{}, {\"y\"}]', would change and cost"
     )
     _add_module(explain)
-    report = commands.add_parser("report", add_help=False, help="a page of HTML with all that is known of the plan")
+    report = commands.add_parser("report", help="a page of HTML with all that is known of the plan")
     report.add_argument("plan", metavar="PLAN")
     report.add_argument("-o", dest="output", required=True, metavar="FILE", help="the page to write, or - for stdout")
     _add_module(report)
-    diff = commands.add_parser("diff", add_help=False, help="what the second plan does differently, and what that costs")
+    diff = commands.add_parser("diff", help="what the second plan does differently, and what that costs")
     diff.add_argument("plan", metavar="PLAN")
     diff.add_argument("other", metavar="OTHER")
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,11 @@ from rhino.tools.page_spmd import spmd_page
 from rhino.tools.page_whole import whole_page
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+def frame_html(plan: SpmdPlan | WholePlan) -> str:
+    """Returns the page of a plan as an element of another page, such as a notebook's, whose styles it leaves alone."""
+    return f'<iframe srcdoc="{escape(report_html(plan))}" width="100%" height="800" style="border:0"></iframe>'
 
 
 def report_html(plan: SpmdPlan | WholePlan, reasons: Sequence[Why] = ()) -> str:

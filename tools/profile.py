@@ -41,9 +41,6 @@ def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
 
     def work() -> int:
         options = _parser().parse_args(argv)
-        if options.help:
-            stdout.write(_parser().format_help().encode())
-            return int(ExitCode.OK)
         _check(options)
         operators = _read_operators(options.operators) if options.operators else ()
         base = load_cluster(options.base) if options.base else _measured(options, stderr)
@@ -156,8 +153,6 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=120),
-        allow_abbrev=False,
-        add_help=False,
     )
     add = parser.add_argument
     add("-o", dest="output", default="-", metavar="FILE", help="the cluster file to write, or - for stdout (default); whole or not at all")
@@ -186,5 +181,4 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--operators", metavar="FILE", help="a JSON table of measured ops to take in; see docs/cluster.md")
     add("--from", dest="base", metavar="C", help="measure nothing: take a preset or a cluster file, and add the table to it")
-    add("--help", action="store_true", help="print this and exit")
     return parser

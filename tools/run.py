@@ -74,9 +74,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
 
     def work() -> int:
         options = _parser().parse_args(argv)
-        if options.help:
-            _parser().print_help(stdout)
-        elif os.path.isdir(options.file):
+        if os.path.isdir(options.file):
             _refuse({"--form": options.form != "auto", "--verify": options.verify}, "is for modules, and this is a whole plan")
             _run_plan(options, stdin, stdout, argv)
         else:
@@ -106,12 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
     )
     add = parser.add_argument
     add("file", nargs="?", default="-", metavar="FILE", help="the module to run, or the folder of a whole plan, or - for stdin (default)")
-    add("--help", action="store_true", help="print this and exit")
     add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
     add("--compare", metavar="ORIGINAL", help="run this module on one device from the same inputs, and compare every result")
     add("--verify", action="store_true", help="run the first step on one device as well, and name the first op that differs")

@@ -17,7 +17,7 @@ _HOW_WIDTH: Final = 90
 
 def explain_text(plan: SpmdPlan, num_rows: int = 20) -> str:
     """Returns the totals of a plan, and `num_rows` of its tensors, ops and collectives each; `[*]` stands for numbers that differ."""
-    sections = (_totals(plan), _tensors(plan, num_rows), _works(plan, num_rows), _collectives(plan, num_rows), _memory(plan, num_rows))
+    sections = (totals(plan), _tensors(plan, num_rows), _works(plan, num_rows), _collectives(plan, num_rows), _memory(plan, num_rows))
     return "\n".join([*(line for lines in sections for line in lines), *_rivals(plan, num_rows)])
 
 
@@ -83,7 +83,8 @@ def new_results(plan: SpmdPlan) -> list[Tensor]:
     return [one for number, one in enumerate(plan.results) if number not in carried]
 
 
-def _totals(plan: SpmdPlan) -> list[str]:
+def totals(plan: SpmdPlan) -> list[str]:
+    """Returns what a plan is of, what it takes and what it needs, a line each."""
     said = plan.predicted
     gap = 1 - said.at_least_s / said.step_s if said.step_s else 0.0
     rest = max(0.0, said.step_s - said.compute_s - said.communication_s)

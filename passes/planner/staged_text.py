@@ -13,7 +13,7 @@ from rhino.ir.plan.folder import WholePlan
 from rhino.ir.plan.instructions import Feed, Layout, Run, Transfer, rank_of
 from rhino.ir.plan.spmd_diff import diff_text
 from rhino.ir.plan.spmd_plan import SpmdPlan, dims_text, folded, num_parts
-from rhino.ir.plan.spmd_text import changes_of, differ, more, signed_bytes, signed_seconds, table
+from rhino.ir.plan.spmd_text import changes_of, differ, more, signed_bytes, signed_seconds, table, totals
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.plan.timeline import render
 from rhino.ir.program.collectives import module_stats
@@ -70,11 +70,8 @@ class Way:
 def explain_whole(plan: WholePlan, num_rows: int = 20) -> str:
     """Returns the totals of a plan, its ranks, and `num_rows` of its programs, arguments and ways each."""
     simulation = simulate(plan.step, costs_of(plan))
-    about = plan.about
     lines = [
-        f"{about['source']}: {plan.form()}, for {about['cluster']}",
-        f"  step   {format_seconds(simulation.timeline.end_s)}",
-        f"  memory {peak_text(max(one.peak_bytes for one in simulation.memory))} per device",
+        *_totals(plan, simulation.timeline.end_s, max(one.peak_bytes for one in simulation.memory)),
         "ranks:",
         *_ranks(plan, simulation),
         "programs: seconds in a step and in a run, bytes beside inputs and outputs",
@@ -105,6 +102,23 @@ def explain_whole(plan: WholePlan, num_rows: int = 20) -> str:
     ]
     lines += ["arguments, bytes per device:", *table(held[:num_rows]), *more(len(fed), num_rows)]
     return "\n".join([*lines, *lost_text(plan, num_rows), render(simulation.timeline).rstrip("\n")])
+
+
+def _totals(plan: WholePlan, step_s: float, peak_bytes: float) -> list[str]:
+    return [
+        f"{plan.about['source']}: {plan.form()}, for {plan.about['cluster']}",
+        f"  step   {format_seconds(step_s)}",
+        f"  memory {peak_text(peak_bytes)} per device",
+    ]
+
+
+def summary_text(plan: SpmdPlan | WholePlan) -> str:
+    """Returns what a plan comes to in four lines, as its file says."""
+    if isinstance(plan, SpmdPlan):
+        lines = totals(plan)
+    else:
+        lines = _totals(plan, plan.about["predicted_step_s"], max(plan.about["predicted_peak_bytes"]))
+    return "\n".join([*lines, f"  {len(plan.arguments)} arguments, {len(plan.results)} results; explain() has more"])
 
 
 def micro_batches_at_a_time(count: int) -> str:

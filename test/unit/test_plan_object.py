@@ -263,3 +263,16 @@ def test_the_plan_of_a_deep_model_is_small():
         if layers == 4:
             assert "[*]" in found.explain()
     assert sizes[0] + 35 * (sizes[1] - sizes[0]) < 700_000
+
+
+@pytest.mark.parametrize("given", [{}, {"stages": 2, "micro_batches": 2}])
+def test_a_plan_shows_itself_in_five_lines_and_in_a_notebook_as_its_page(given):
+    def step(w, x):
+        return w - 0.1 * jax.grad(lambda w: (jnp.tanh(x @ w[0]) @ w[1]).sum())(w)
+
+    plan = rhino.parallelize(step, cluster="cpu4", **given).plan(jnp.ones((2, 64, 64)), jnp.ones((8, 64)))
+    lines = repr(plan).splitlines()
+    assert len(lines) == 5
+    assert max(map(len, lines)) < 240
+    assert "arguments" in lines[-1]
+    assert plan._repr_html_().startswith("<iframe srcdoc=")
