@@ -18,9 +18,9 @@ UNIT: Final = ROOT / "test" / "unit"
 LIT: Final = ROOT / "test" / "lit"
 
 HEAVY: Final = {
-    "test_ascent.py": "rises along the duals of hundreds of drawn problems",
+    "test_dual_ascent.py": "rises along the duals of hundreds of drawn problems",
     "test_search.py": "searches drawn problems by every level, and again by enumeration",
-    "test_sweep.py": "sweeps drawn problems within many budgets",
+    "test_axis_sweeps.py": "sweeps drawn problems within many budgets",
 }
 """Modules that the rule takes and that are left out: 25, 30 and 39 processor seconds, of 156 for all that it takes (2026-11-24)."""
 
@@ -31,7 +31,7 @@ _STARTS: Final = ("flax", "jax", "jaxlib", "subprocess", "torch")
 
 def unit_modules() -> list[Path]:
     """Returns the modules of unit tests that see data alone, without those that take too long."""
-    return [file for file in sorted(UNIT.glob("test_*.py")) if file.name not in HEAVY and sees_data_alone(file)]
+    return [file for file in sorted(UNIT.rglob("test_*.py")) if file.name not in HEAVY and sees_data_alone(file)]
 
 
 def lit_files() -> list[Path]:

@@ -4,7 +4,7 @@
     python docs/rooms.py --check    says whether they are up to date; exit code 1 if not
 
 A room is a folder below `ir/`, `strategies/`, `passes/` or `runtime/`. What it is for stands in its `__init__.py`, the lines are read from
-the imports; `ROOMS` alone is written here. `test/unit/test_imports.py` holds imports to it.
+the imports; `ROOMS` alone is written here. `test/unit/project/test_imports.py` holds imports to it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Shardy (jaxlib 0.10.2) addresses a tensor that is split along an indexed dim by 
   window unless all of it lies inside. The offset that was subtracted is taken out after.
 
 XLA folds `dynamic_slice(dynamic_slice(x, a), b)` to one slice at `a + b`, and forgets that each is clamped (AlgebraicSimplifier;
-test/unit/test_indexed_ops.py says when it no longer does). What cuts a block is such a slice, and a gather or scatter of one window
-becomes one:
+test/unit/passes/sharding/test_indexed_ops.py says when it no longer does). What cuts a block is such a slice, and a gather or scatter of
+one window becomes one:
 
 - slices, updates and gathers get indices that are in range: clamped as their ops would clamp them.
 - what lies outside the block is out of range for a scatter, which drops it. So a barrier keeps it from being folded with what cuts its

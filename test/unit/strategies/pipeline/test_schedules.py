@@ -25,7 +25,10 @@ def text(order):
 
 
 def test_table():
-    files = {path.stem for path in (Path(__file__).parents[2] / "strategies" / "schedules").glob("*.py")} - {"__init__", "base"}
+    files = {path.stem for path in (Path(__file__).parents[4] / "strategies" / "pipeline" / "schedules").glob("*.py")} - {
+        "__init__",
+        "base",
+    }
     assert len(SCHEDULES) == len(files)
     assert list(SCHEDULES) == sorted(SCHEDULES)
     assert all(name == schedule.name and isinstance(schedule, Schedule) for name, schedule in SCHEDULES.items())

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import two_tower
 from batched_steps import BATCH, MEMORY, STEPS, mean_loss, params, text
+from drawn_steps import STEPS as PROGRAMS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning import Reference, reference, run_on, tolerance, zoo_step
 from random_programs import program
-from test_random_programs import STEPS as PROGRAMS
 from training import export_step
 from zoo import TOWERS
 

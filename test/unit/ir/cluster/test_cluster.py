@@ -28,7 +28,7 @@ from rhino.ir.cluster.mesh import Mesh, mesh_of_shape, parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 
-DOCS = Path(__file__).parents[2] / "docs" / "cluster.md"
+DOCS = Path(__file__).parents[4] / "docs" / "cluster.md"
 
 
 def example() -> str:

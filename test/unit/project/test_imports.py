@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import rooms
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 MAY_IMPORT = {
     "ir": {"ir"},

@@ -13,7 +13,7 @@ import pytest
 from rhino.passes.base import Pass
 from rhino.passes.registry import PASSES
 
-LIT = Path(__file__).resolve().parents[1] / "lit"
+LIT = Path(__file__).resolve().parents[2] / "lit"
 TESTS = sorted(path for suffix in (".mlir", ".test") for path in LIT.rglob(f"*{suffix}") if "Inputs" not in path.parts)
 
 RUN = re.compile(r"^\s*(?://|#)\s*RUN:(.*)$")

@@ -24,7 +24,7 @@ from rhino.runtime.executor.executor import Executor, devices_of_ranks
 
 HEARTBEAT_S = 4
 LIMIT_S = 30
-PART = str(Path(__file__).with_name("run_part.py"))
+PART = str(Path(__file__).parents[2] / "run_part.py")
 
 
 def prepare(folder: Path, one: Pipelined, **settings: object) -> Team:

@@ -13,7 +13,7 @@ from zoo import GPT, MLP
 
 from rhino.tools import opt
 
-LIT = Path(__file__).resolve().parent.parent / "lit"
+LIT = Path(__file__).resolve().parents[2] / "lit"
 FOLDERS = ("auto-shard", "rhino-choose-shardings", "rhino-normalize")
 OPTIONS = ((), ("--mesh=2x4",))
 PINNED = {"mlp": "*params*weight*", "gpt": "*params*embed*"}

@@ -6,16 +6,14 @@ A longer run of the same: `bench/random_programs.py`.
 import jax
 import jax.numpy as jnp
 from drawn_plans import MOODS
+from drawn_steps import STEPS
 from every_op import STABLEHLO
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_programs import OPS, program, random_steps, try_program
+from random_programs import program, random_steps, try_program
 from spliced_ops import CASES, call_case, spliced
 
 from rhino.ir.mlir.bindings import ir, make_context
-
-NUMBERS = st.integers(0, (1 << 16) - 1)
-STEPS = st.lists(st.tuples(st.integers(0, len(OPS) - 1), NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=10)
 
 
 @settings(max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))

@@ -5,13 +5,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from choices import DEVICE, FOUR, S0, S1, UPDATE, P, R, choice_of, loop, model, pick
 from snippets import context, function, kept, program_of, tensor
 from training import export_step
 from zoo import ZOO
 
-from rhino.ir.cluster.cluster import MeshAxis
-from rhino.ir.cluster.hardware import Device
-from rhino.ir.graph.spec import PARTIAL, REPLICATED, all_specs, split
+from rhino.ir.graph.spec import all_specs
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
@@ -24,28 +23,6 @@ from rhino.strategies.solver.brute_force import brute_force, choice_costs, choic
 from rhino.strategies.solver.search import Limits, Search
 from rhino.strategies.solver.solver import Solver
 
-R, P, S0, S1 = REPLICATED, PARTIAL, split(0), split(1)
-DEVICE = Device("test", (("f32", 1e9),), 10**9, 1.0, 1e9, 1.0, 1.0, ())
-
-
-def model(size=2, latency_s=1e-9):
-    """1 GFLOP/s, 1 GB/s of memory, 1 GB/s between devices: on small tensors, everything counts."""
-    return CostModel(DEVICE, (MeshAxis("x", size, latency_s, 1e9, 1e9, "ring", ("link",)),))
-
-
-def choice_of(text, size=2):
-    return build(program_of(text, size).graph, model(size))
-
-
-def pick(choice, wanted=None, default=R):
-    """The states by (kind, number): specs that a node gives, or a strategy by needs and specs; the others give `default`."""
-    states = []
-    for node in choice.nodes:
-        want = (wanted or {}).get((node.kind, node.number), default)
-        fits = [n for n, s in enumerate(node.states) if want in (s.result_specs[0], (s.operand_specs, s.result_specs))]
-        states.append(fits[0])
-    return states
-
 
 def node_names(choice):
     return [(node.kind, node.number) for node in choice.nodes]
@@ -54,15 +31,6 @@ def node_names(choice):
 def edge_names(choice):
     nodes, problem = node_names(choice), choice.problem
     return {(nodes[u], nodes[v]) for u, v in zip(problem.edge_u, problem.edge_v, strict=True)}
-
-
-FOUR = """func.func @main(%x: tensor<4x6xf32>, %w: tensor<6x8xf32>) -> tensor<4x6xf32> {
-  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
-  %h = stablehlo.tanh %y : tensor<4x8xf32>
-  %z = stablehlo.dot_general %h, %w, contracting_dims = [1] x [1] : (tensor<4x8xf32>, tensor<6x8xf32>) -> tensor<4x6xf32>
-  %r = stablehlo.add %z, %x : tensor<4x6xf32>
-  return %r : tensor<4x6xf32>
-}"""
 
 
 # Axes of one device
@@ -146,11 +114,6 @@ def test_a_contradiction_names_its_value():
 
 # Donated buffers
 
-UPDATE = """func.func @main(%w: tensor<4x6xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<4x6xf32>) -> tensor<4x6xf32> {
-  %n = stablehlo.subtract %w, %g : tensor<4x6xf32>
-  return %n : tensor<4x6xf32>
-}"""
-
 
 def test_a_donated_argument_and_its_result_lie_alike():
     choice = choice_of(UPDATE)
@@ -164,24 +127,6 @@ def test_a_donated_argument_and_its_result_lie_alike():
 
 
 # Loops
-
-
-def loop(trips):
-    return f"""func.func @main(%x: tensor<4x8xf32>, %w: tensor<8x8xf32>) -> tensor<4x8xf32> {{
-      %zero = stablehlo.constant dense<0> : tensor<i32>
-      %one = stablehlo.constant dense<1> : tensor<i32>
-      %most = stablehlo.constant dense<{trips}> : tensor<i32>
-      %end:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<4x8xf32>
-      cond {{
-        %more = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>
-        stablehlo.return %more : tensor<i1>
-      }} do {{
-        %j = stablehlo.add %i, %one : tensor<i32>
-        %y = stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
-        stablehlo.return %j, %y : tensor<i32>, tensor<4x8xf32>
-      }}
-      return %end#1 : tensor<4x8xf32>
-    }}"""
 
 
 def test_a_body_costs_what_its_trips_cost():

@@ -1,19 +1,20 @@
 """The program of a device as XLA has it: what it reads in which order, and what is computed inside what."""
 
 import pytest
+from choices import S0, S1, R
+from local_programs import SCATTER, local
 from snippets import class_of, function, program_of, tensor
-from test_build import S0, S1, R
 
 from rhino.ir.graph.graph import COPIED_UPDATE
 from rhino.ir.graph.spec import split
-from rhino.strategies.choice.plan import ShardingPlan, implied, loop_states
+from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import arranged
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import fuse
 from rhino.strategies.memory.op_order import schedules_fused
-from rhino.strategies.memory.peak import Lives, predicted_peak
+from rhino.strategies.memory.peak import Lives
 
 # What is computed inside what
 
@@ -159,19 +160,6 @@ def test_of_two_that_are_divided_by_what_is_broadcast_the_first_is_multiplied_by
 
 
 # The program of a device
-
-
-def local(body, arguments, results, specs, returned, size=2, hoists=True):
-    """The names of the ops of a device's program, with values stored and returned as given, on one axis of host devices or others."""
-    graph = program_of(function(body, arguments, results), size).graph
-    stored = [specs.get(value, R) for value in range(graph.num_values)]
-    ops = [implied(graph, op, stored, (size,)) for op in range(graph.num_ops)]
-    for loop in graph.loops:
-        ops[loop.op], ops[loop.end] = loop_states(graph, loop, stored)
-    plan = ShardingPlan(graph, (size,), tuple(ops), tuple(stored), returned, hoists)
-    assert predicted_peak(plan) > 0
-    found = device_graph(plan)
-    return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found
 
 
 @pytest.mark.parametrize(
@@ -385,14 +373,6 @@ def test_all_reduces_are_joined_where_joining_others_has_turned_their_order():
     names, graph = local(body, arguments, results, dict.fromkeys((0, 1, 6, 7, 11, 12), S0), (R, R))
     assert sorted(len(graph.results(op)) for op, name in enumerate(names) if name == "all_reduce") == [1, 1, 2]
     assert all(maker < op for op in range(graph.num_ops) for maker in graph.value_op[graph.operands(op)])
-
-
-SCATTER = """"stablehlo.scatter"({into}, {at}, {what}) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
-  inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}}> ({{
-    ^bb0(%l: tensor<f32>, %r: tensor<f32>):
-      %m = stablehlo.add %l, %r : tensor<f32>
-      stablehlo.return %m : tensor<f32>
-  }}) : ({kind}, tensor<2x1xi32>, {rows}) -> {kind}"""
 
 
 def test_what_is_added_to_a_scatter_over_zeros_is_scattered_into():

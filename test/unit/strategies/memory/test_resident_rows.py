@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import jax
 import pytest
+from choices import FOUR, S0, S1, UPDATE, P, R, choice_of, loop, pick
 from snippets import class_of, function, program_of, tensor
-from test_build import FOUR, S0, S1, UPDATE, P, R, choice_of, loop, pick
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import TensorType, materialized

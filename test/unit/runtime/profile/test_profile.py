@@ -279,7 +279,7 @@ def test_two_host_devices_are_measured(tmp_path):
     words = ["--devices=2", "--rounds=1", "--limit=1e-6", "--dtypes=f32", "--name=tiny", "-o", str(out)]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     code = "from rhino.tools.profile import main; main()"
-    folder = Path(__file__).parents[2]
+    folder = Path(__file__).parents[4]
     done = subprocess.run([sys.executable, "-c", code, *words], env=environ, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "2 devices (cpu) of one machine" in done.stderr

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from choices import S0, R
+from local_programs import SCATTER, local
 from snippets import function, program_of, tensor
-from test_build import S0, R
-from test_peak import SCATTER, local
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.graph.graph import Graph

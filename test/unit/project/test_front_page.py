@@ -18,7 +18,7 @@ from conftest import FLAGS
 
 from rhino.tools import opt, plan, run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 
 ENVIRONMENTS = ("bash examples/quickstart.sh", "source .venv/bin/activate", "bash .ci/check")
