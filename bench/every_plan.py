@@ -2,10 +2,10 @@
 
     python bench/every_plan.py [--models=gpt,mlp] [--cluster=cpu4] [--micro-batches=1,2,4,8] [--shares=0.8,0.6] [--jobs=N] [--check]
 
-A plan is stages, the mesh of a rank (in one row, and of two axes in every order), micro-batches, schedule, and what is kept for the way
-back (all, half, nothing): each is made by `rhino-opt --auto-parallel` with all of it said, shardings and stages found for it, its memory
-proven. What is compared is the predicted step of what was written. More micro-batches than are named are not made here, though the search
-may choose them. Budgets are shares of what the plan chosen without a budget takes, after a row without one.
+A plan is stages, the mesh of a rank (in one row, and of two axes in every order), micro-batches, schedule, and what is kept for the
+backward pass (all, half, nothing): each is made by `rhino-opt --auto-parallel` with all of it said, shardings and stages found for it, its
+memory proven. What is compared is the predicted step of what was written. More micro-batches than are named are not made here, though the
+search may choose them. Budgets are shares of what the plan chosen without a budget takes, after a row without one.
 
 Exit code: with `--check`, 1 if one of these plans is faster than the chosen one by more than 0.1 %, or fits where none is said to.
 """

@@ -178,7 +178,7 @@ def faults(found: Sequence[Row]) -> list[str]:
             wrong.append(f"{where}: predicted peak is over the budget")
         if one.budget is not None and one.xla > one.budget and "bf16" not in one.model:
             wrong.append(f"{where}: XLA takes more than the budget")
-        # The search is content with a gap of 0.01 %.
+        # The search accepts an optimality gap of 0.01 %.
         if before is not None and one.step_s < before.step_s * (1 - 1e-4):
             wrong.append(f"{where}: a faster step than with more memory")
     return wrong

@@ -5,7 +5,7 @@
 
 A model is a name and what `examples/export.py` takes; rhino-micro-batch takes its batch in parts. For every number of stages three cuts:
 
-    equal layers   the line of ops, folded where the way back begins, in stretches of equal work
+    equal layers   the line of ops, folded where the backward pass begins, in stretches of equal work
     best line      the same line in the stretches that cost least within the tolerance, exactly; of all lines that the search tries
     search         strategies/pipeline/stages/cut.py
 

@@ -1,6 +1,6 @@
 """A forward-forward learner: each layer has a loss of its own, and no gradient passes between layers.
 
-A layer learns to be active on images that carry their own class, and quiet on images that carry another one. So a step has no way back
+A layer learns to be active on images that carry their own class, and quiet on images that carry another one. So a step has no backward pass
 through the layers: each can be trained as soon as it is reached.
 
 Source: Hinton (2022), "The Forward-Forward Algorithm", sections 2 and 3.3.

@@ -87,7 +87,7 @@ def export_step(step: Step, params: Tensors, tokens: torch.Tensor) -> jax.export
         warnings.simplefilter("ignore")  # of deprecated uses between both packages, and of 64-bit integers, which become 32-bit ones
         from torchax.export import exported_program_to_stablehlo  # noqa: PLC0415 - warns when it is loaded
 
-        with sdpa_kernel(SDPBackend.MATH):  # The way back of the fused one is an op that has no StableHLO.
+        with sdpa_kernel(SDPBackend.MATH):  # The backward pass of the fused one is an op that has no StableHLO.
             traced = make_fx(step, tracing_mode="fake")(params, tokens)
         _, exported = exported_program_to_stablehlo(torch.export.export(traced, (params, tokens)))
     assert isinstance(exported, jax.export.Exported)

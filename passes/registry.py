@@ -160,8 +160,8 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
     shard = shard if rank.num_devices > 1 else ()
     if "keep" in options and min(shares_of(again.keep)) < 1:
-        # Stages come first, for what each keeps is its own, and a cut through what is put before its way back would move gradients. They
-        # have no limit: what is saved has not been taken off yet.
+        # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass would move gradients.
+        # They have no limit: what is saved has not been taken off yet.
         return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)
     return (
         *begin,

@@ -80,7 +80,7 @@ def recompute_text(given: float | str | None, stages: int | None) -> str:
         num_shares = len(shares_of(str(given)))
     except RhinoError as error:
         fix = "say a number from 0 to 1, or with stages one for each, as '1;0.5'"
-        raise replace(error, what=f"recompute is {given!r:.60}, no share of what the way back reads", fix=fix) from None
+        raise replace(error, what=f"recompute is {given!r:.60}, no share of what the backward pass reads", fix=fix) from None
     if stages is not None and num_shares not in (1, stages):
         what = f"recompute has {num_shares} shares, and stages is {stages}"
         raise RhinoError("RHI-RECOMPUTE-001", what, fix=f"say one share for all stages, or {stages}, with ; between")

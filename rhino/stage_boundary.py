@@ -19,7 +19,7 @@ def stage_boundary(tree: T) -> T:
     """Returns `tree`, a pytree of arrays, as it is: what makes it belongs to stages before this place, what follows to stages after.
 
     `rhino.parallelize` cuts the function there: it has one stage more than boundaries stand one after the other, unless `stages=1` is
-    said. The way back of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like this does nothing, and costs nothing.
+    said. The backward pass of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like this does nothing, and costs nothing.
     """
     marked: T = jax.tree.map(partial(_boundary.bind, way=FORWARD), tree)
     return marked

@@ -92,7 +92,7 @@ class _Command:
             self.stdout.flush()
             return int(ExitCode.OK)
         if options.emit_bytecode and options.output == "-" and self.stdout.isatty():
-            raise RhinoError("RHI-CLI-001", "bytecode is nothing for a terminal", fix="write it to a file with -o")
+            raise RhinoError("RHI-CLI-001", "refusing to write bytecode to a terminal", fix="write it to a file with -o")
         items = () if options.searches else steps(options)
         if options.output in _STDOUT:
             options.output = "-"  # the descriptor behind that name is kept for what libraries print

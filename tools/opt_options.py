@@ -278,7 +278,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add("--micro-batches", dest="num", type=int, metavar="M", help="take the batch in M parts: a loop that accumulates gradients")
     add("--batch", action="append", metavar="N[:DIM]", help="arguments with names like N have the batch at DIM (0); repeatable")
     add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
-    add("--recompute", dest="keep", metavar="K", help="keep at most this share (0 to 1) of values for the way back; make others again")
+    add("--recompute", dest="keep", metavar="K", help="keep at most this share (0 to 1) of values for the backward pass; make others again")
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)")
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")

@@ -1,9 +1,9 @@
 """What one loop stacks for another to read, and that one could as well compute, is not stacked.
 
-JAX's `scan` stacks for its way back each value that the way back reads: results of products, and beside them what is computed from these
-element by element. Layers that are not in a loop compute such values again where they are read. Out of a loop they go over stacks, which
-are written as zeros, written, and read: so a value that follows by cheap ops, element by element, from other stacks that the same loop
-reads is computed there, and its stack is gone. It is the same program, with the same roundings.
+JAX's `scan` stacks for its backward pass each value that the backward pass reads: results of products, and beside them what is computed
+from these element by element. Layers that are not in a loop compute such values again where they are read. Out of a loop they go over
+stacks, which are written as zeros, written, and read: so a value that follows by cheap ops, element by element, from other stacks that the
+same loop reads is computed there, and its stack is gone. It is the same program, with the same roundings.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class PipelineStages(Pass):
         for number in found.misplaced:
             raise RhinoError(
                 "RHI-STAGE-003",
-                "a boundary of stages stands in a loop of the model, or in what runs again on the way back",
+                "a boundary of stages stands in a loop of the model, or in what runs again in the backward pass",
                 place_of(program.ops[number].location, program.file),
                 fix="put it between such parts: outside of jax.lax.scan, fori_loop and jax.checkpoint",
             )

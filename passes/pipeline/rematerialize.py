@@ -1,11 +1,11 @@
-"""Compute values of the way forward again for the way back, instead of keeping them.
+"""Compute values of the forward pass again for the backward pass, instead of keeping them.
 
 Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; `rhino.stage`
           on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
-Writes    copies of ops of the way forward, with their attributes, right before the first op of the way back that reads what their piece
-          makes; these reads go to the copies. What a copy reads of the way forward goes through an `optimization_barrier`, with a value of
-          the way back that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of virtual stage v
-          is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
+Writes    copies of ops of the forward pass, with their attributes, right before the first op of the backward pass that reads what their
+          piece makes; these reads go to the copies. What a copy reads of the forward pass goes through an `optimization_barrier`, with a
+          value of the backward pass that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of
+          virtual stage v is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
 Errors    RHI-RECOMPUTE-001 `keep` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
           function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
           shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
@@ -52,12 +52,14 @@ _LARGE_SHARE: Final = 0.2
 
 @dataclass(frozen=True)
 class Recompute(Pass):
-    """Compute values of the way forward again for the way back, instead of keeping them."""
+    """Compute values of the forward pass again for the backward pass, instead of keeping them."""
 
     name: ClassVar[str] = "rhino-recompute"
     errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS, *SHARDED_ERRORS)
 
-    keep: str = opt("0", "the largest share of what the way back reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0")
+    keep: str = opt(
+        "0", "the largest share of what the backward pass reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0"
+    )
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -82,7 +84,7 @@ class Recompute(Pass):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """What is known of a step whatever is kept: its graph, what it saves for the way back, and in how many stages it is."""
+    """What is known of a step whatever is kept: its graph, what it saves for the backward pass, and in how many stages it is."""
 
     graph: Graph
     parts: TrainingPhases
@@ -93,7 +95,7 @@ class Begun:
 
 
 def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
-    """Returns what a step saves for the way back. Raises as the pass does."""
+    """Returns what a step saves for the backward pass. Raises as the pass does."""
     loop = accumulation_loop(program)
     stages = _stages(program, loop)
     seconds = sharded_figures(program, module, cluster).seconds
@@ -145,7 +147,7 @@ def shares_of(text: str) -> tuple[float, ...]:
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:
-            raise _malformed(f"keep '{text}' is no share of what the way back reads", "say a number from 0 to 1")
+            raise _malformed(f"keep '{text}' is no share of what the backward pass reads", "say a number from 0 to 1")
         shares.append(float(word))
     return tuple(shares)
 
@@ -186,7 +188,7 @@ def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, sta
     for one in choices:
         num_ops = sum(len(block.ops) for block in one.blocks)
         where = f"stage {one.stage}: " if staged else ""
-        kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} are kept for the way back"
+        kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} are kept for the backward pass"
         again = (
             f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch (gap {one.gap:.2%})"
         )
@@ -195,7 +197,7 @@ def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, sta
         size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)
         whole = max(stash.total_bytes(unit.stage), 1)
         if size > _LARGE_SHARE * whole:
-            share = f"{size / whole:.0%} of what the way back reads"
+            share = f"{size / whole:.0%} of what the backward pass reads"
             what = f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at all"
             said.append((place_of(program.ops[unit.op].location, program.file), what))
     return said

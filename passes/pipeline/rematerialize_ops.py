@@ -1,4 +1,4 @@
-"""Write ops of the way forward a second time, right before the way back reads what they make."""
+"""Write ops of the forward pass a second time, right before the backward pass reads what they make."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def write_blocks(program: Program, parts: TrainingPhases, stash: Stash, blocks: Sequence[Block], last_stage: int) -> None:
-    """Writes the copies that `blocks` ask for, and points the way back at them."""
+    """Writes the copies that `blocks` ask for, and points the backward pass at them."""
     if blocks:
         _Writer(program, parts, stash, last_stage).write(blocks)
 
@@ -52,7 +52,7 @@ class _Writer:
         self.early = [number for number in tops if number <= stash.turn]
         self.number: dict[AnyValue, int] = {result: number for number in self.early for result in program.ops[number].results}
         self.inside = {number for number in self.early if self._is_inside(number)}
-        """Ops of the way forward that are computed inside their readers, and depend on more than constants."""
+        """Ops of the forward pass that are computed inside their readers, and depend on more than constants."""
         self.reads = {number: reads_of(program.ops[number]) for number in self.early}
         self.inner_readers: dict[AnyValue, list[int]] = {}
         """Which of these read each value."""
@@ -63,12 +63,12 @@ class _Writer:
         self.late = ops[len(self.early) :]
         self.late_reads = [reads_of(op) for op in self.late]
         self.readers: dict[AnyValue, list[int]] = {}
-        """Where on the way back each value is read."""
+        """Where in the backward pass each value is read."""
         for at, read in enumerate(self.late_reads):
             for value in read:
                 self.readers.setdefault(value, []).append(at)
         self.stands: set[AnyValue] = set()
-        """What the way back makes in memory, and the same in another form, as what gradients are summed up in."""
+        """What the backward pass makes in memory, and the same in another form, as what gradients are summed up in."""
         for number in tops[len(self.early) :]:
             op = program.ops[number]
             for value, result in zip(op.results, self.graph.results(number), strict=True):
@@ -89,7 +89,7 @@ class _Writer:
         return found
 
     def _is_form(self, op: ir.Operation) -> bool:
-        """Says whether an op gives another form to what the way back has made.
+        """Says whether an op gives another form to what the backward pass has made.
 
         XLA's import (jaxlib 0.10.2) joins two such behind a barrier, puts their sharding on it, and fails.
         """
@@ -98,7 +98,7 @@ class _Writer:
         return _num_elements(op.results[0]) <= _num_elements(op.operands[0])
 
     def write(self, blocks: Sequence[Block]) -> None:
-        """Goes along the way back; at the first op that reads what a block makes, the block is put before it."""
+        """Goes along the backward pass; at the first op that reads what a block makes, the block is put before it."""
         draft_of: dict[AnyValue, _Draft] = {}
         for block in blocks:
             made_for, values = self._draft(block)
@@ -113,7 +113,7 @@ class _Writer:
             self._point(op, draft_of)
 
     def _point(self, op: ir.Operation, draft_of: Mapping[AnyValue, _Draft]) -> None:
-        """Lets an op of the way back read copies, and what has gone through a barrier since it was made."""
+        """Lets an op of the backward pass read copies, and what has gone through a barrier since it was made."""
         stage = _stage(op)
         for inner in walk(op) if len(op.regions) else (op,):
             for position, value in enumerate(inner.operands):
@@ -126,7 +126,7 @@ class _Writer:
     # What a block needs
 
     def _draft(self, block: Block) -> tuple[_Draft, list[AnyValue]]:
-        """Returns the draft of a block, and the values of which the way back reads copies."""
+        """Returns the draft of a block, and the values of which the backward pass reads copies."""
         again = set(block.ops)
         ops: dict[int, None] = {}
         fenced: dict[AnyValue, None] = {}
@@ -142,7 +142,7 @@ class _Writer:
         return _Draft(self.last_stage - block.stage, sorted(ops), list(fenced)), wanted
 
     def _wanted(self, block: Block, again: set[int], fenced: Mapping[AnyValue, None]) -> list[AnyValue]:
-        """Returns the values of which the way back reads copies: what runs again, and what is computed inside readers from such.
+        """Returns the values of which the backward pass reads copies: what runs again, and what is computed inside readers from such.
 
         And what these compute in the block's piece from what is kept, for it goes through the barrier, and the original is not to stay.
         """
@@ -193,7 +193,7 @@ class _Writer:
     # Writing
 
     def _put(self, draft: _Draft, since: int, at: int) -> None:
-        """Puts the copies before op `at` of the way back, behind all that this has made from op `since` on and reads later."""
+        """Puts the copies before op `at` of the backward pass, behind all that this has made from op `since` on and reads later."""
         reader = self.late[at]
         before = _stage(reader)
         waiting = self._waiting(since, at)

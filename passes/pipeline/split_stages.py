@@ -4,7 +4,7 @@ Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on
           (stages), `sdy.mesh`, `sdy.sharding` and `rhino.carried` where the program is sharded.
 Writes    the module as `rhino.ir.program.staged_module` describes it. Equal functions are one. What follows from constants and the
           micro-batch's number alone is computed wherever it is read, and so is a tensor that scalars are spread over, so that scalars
-          cross; what stands before the loop, in each stage that reads it. What the way back can make of what is kept for it anyway, it
+          cross; what stands before the loop, in each stage that reads it. What the backward pass can make of what is kept for it anyway, it
           makes again (strategies/pipeline/activation_stash.py). A sum whose summands are made on several ranks is added up on each, and
           joined after the loop (passes/pipeline/partial_accumulation.py). A step in one stage (`rhino.num_stages = 1`) is one program, its
           loop with it (passes/pipeline/one_program.py).
@@ -57,7 +57,7 @@ from rhino.strategies.pipeline.stages.problem import OPEN
 from rhino.strategies.structure.training_phases import parts_of
 
 REPEATED: Final = "rhino.repeated"
-"""On an op of a way forward: the way back of its stage does it again. Only while a step is cut."""
+"""On an op of a forward pass: the backward pass of its stage does it again. Only while a step is cut."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Splitter:
         self.result_names: list[str] = []
         self.sums = {_sum(number): argument for number, argument, _ in program.accumulated()}
         self.repeated: set[AnyValue] = {result for op in program.body if REPEATED in op.attributes for result in op.results}
-        """What the way back of its stage makes again."""
+        """What the backward pass of its stage makes again."""
         self.before: set[AnyValue] = {result for op in program.before for result in op.results}
 
     # Which op goes where
@@ -448,7 +448,7 @@ class _Writer:
 
 
 def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> None:
-    """Marks the ops that the way back of their stage does again."""
+    """Marks the ops that the backward pass of their stage does again."""
     with whole_program(module, remarks) as program:
         loop = accumulation_loop(program)
         plan = sharded_plan(program, module)

@@ -47,8 +47,8 @@ NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-
 class AutotuneRequest:
     """What is decided of a plan before anything is searched for (None and empty: open), and how the search goes.
 
-    `stages` are those of the model, of which a schedule may put several on a rank; `keep` is the share of what the way back needs that is
-    not recomputed. `most` shapes are planned for a strategy, by `jobs` processes (None: one a core).
+    `stages` are those of the model, of which a schedule may put several on a rank; `keep` is the share of what the backward pass needs that
+    is not recomputed. `most` shapes are planned for a strategy, by `jobs` processes (None: one a core).
     """
 
     stages: int | None = None

@@ -151,8 +151,8 @@ class Evaluator:
     def prepared(self, shape: PlanConfig) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
 
-        To divide it is most of the work, and the same whatever is kept for the way back. What is pinned comes last and is not kept, so that
-        evaluators that differ in it may share a folder.
+        To divide it is most of the work, and the same whatever is kept for the backward pass. What is pinned comes last and is not kept, so
+        that evaluators that differ in it may share a folder.
         """
         *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
         again = [one for one in rewriting if isinstance(one, Recompute)]

@@ -68,7 +68,7 @@ class ChooseShardings(PlanningPass):
 
     budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
     ranks: int = opt(1, "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive")
-    level: int = opt(3, "2 = content with a gap of 0.1 % where memory binds, 3 = with 0.01 %, and more steps to reach it")
+    level: int = opt(3, "2 = accept a 0.1 % optimality gap where memory binds, 3 = 0.01 %, with more steps to reach it")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""

@@ -63,7 +63,9 @@ def _give(op: ir.Operation, rule: OpRule, what: str, file: str) -> None:
         op.verify()
     except (ValueError, ir.MLIRError) as error:
         why = str(error.error_diagnostics[0].message) if isinstance(error, ir.MLIRError) and error.error_diagnostics else str(error)
-        raise RhinoError("RHI-RULE-002", f"{what} does not fit the call: {why}", place_of(op.location, file), fix="mend the rule") from None
+        raise RhinoError(
+            "RHI-RULE-002", f"{what} does not fit the call: {why}", place_of(op.location, file), fix="correct the rule"
+        ) from None
     if cost:
         count = ir.IntegerType.get_signless(64)
         op.attributes[COST] = ir.DictAttr.get({key: ir.IntegerAttr.get(count, value) for key, value in cost.items()})

@@ -1,8 +1,9 @@
 """What every search of whole plans has in common: shapes, what they come to, the space that they are from, and one place to ask.
 
-A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the way back that is kept: all of a whole plan but
-its schedule, which is chosen with it, and its shardings and stage boundaries, which are the best ones of a shape. What a shape comes to is
-found by planning it, so strategies differ in what they ask for, and in what order; they ask `Evaluations`, which plans no shape twice.
+A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the backward pass that is kept: all of a whole
+plan but its schedule, which is chosen with it, and its shardings and stage boundaries, which are the best ones of a shape. What a shape
+comes to is found by planning it, so strategies differ in what they ask for, and in what order; they ask `Evaluations`, which plans no shape
+twice.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST: Final = 64
 """Shapes that a strategy has evaluated at most, if nothing else is said."""
 
 KEEPS: Final = (1.0, 0.5, 0.0)
-"""Shares of what is saved for the way back that may be kept; 1 is no recomputation."""
+"""Shares of what is saved for the backward pass that may be kept; 1 is no recomputation."""
 
 
 SLACK: Final = 2.0
@@ -38,7 +39,7 @@ KEPT: Final = 1 / 32
 
 @dataclass(frozen=True, slots=True, order=True)
 class PlanConfig:
-    """A whole plan but for its schedule: `mesh` is that of one rank, `keep` the share of what the way back needs that is not recomputed."""
+    """A whole plan but for its schedule: `mesh` is that of one rank, `keep` the share of the activation stash that is not recomputed."""
 
     stages: int
     mesh: tuple[int, ...]

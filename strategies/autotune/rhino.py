@@ -3,13 +3,13 @@
 Evaluating a shape means planning its shardings, so the order matters, and what need not be looked at:
 
 - A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time and save less for the
-  way back, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A family
-  starts with `SEED` micro-batches per stage, or with as many as the memory of all devices asks for if everything is divided among them,
-  goes up while that pays or memory asks for it, and else down.
+  backward pass, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A
+  family starts with `SEED` micro-batches per stage, or with as many as the memory of all devices asks for if everything is divided among
+  them, goes up while that pays or memory asks for it, and else down.
 - No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many micro-batches or
   fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends where the bound of the shape that it
   would go on to is not below the best shape found.
-- Families that keep less for the way back than another are looked at where memory binds that one.
+- Families that keep less for the backward pass than another are looked at where memory binds that one.
 
 Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same input, same plan.
 """

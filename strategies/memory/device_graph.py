@@ -52,7 +52,7 @@ class _Form:
 
     What gives the same wherever it is written, for it puts dims in an order or cuts a device's part out, says so (`alike`): it is written
     once for each value and loop (`HloCSE`). So two collectives that read a value in one order share the copy, and what is cut out of a
-    weight on the way forward stays for the way back.
+    weight in the forward pass stays for the backward pass.
     """
 
     cls: int

@@ -1,13 +1,13 @@
-"""What the way forward of a stage hands on to its way back, which is a program of its own, and what that makes again.
+"""What the forward pass of a stage hands on to its backward pass, which is a program of its own, and what that makes again.
 
 Within one program a compiler computes cheap values again inside the loops that read them (`rhino.ir.graph.graph.materialized`). Between two
 programs every value that is read must be handed on, unless the second has the ops that make it. It has them where that takes less than to
-write the value and read it again: a minimum cut (strategies/remat/min_cut.py) over what the way back reads, with
+write the value and read it again: a minimum cut (strategies/remat/min_cut.py) over what the backward pass reads, with
 
 - the bytes of what is kept, on one device;
 - for an op that is done again its element operations, so many of which weigh as much as a byte (`_OPS_PER_BYTE`).
 
-Ops that are computed inside their readers can be done again, if they wait for no other device, and not what the way back reads from
+Ops that are computed inside their readers can be done again, if they wait for no other device, and not what the backward pass reads from
 memory: a product's operand would be written anew. Products, reductions, collectives, random bits, loops and barriers are never done again.
 What a stage has received is kept like what it has made. Arguments, counters and what stands before the micro-batches are at hand; what is
 summed up over them is another by then.
@@ -39,7 +39,7 @@ _COSTLY_OPS: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class ActivationStash:
-    """What is `kept` for a way back, each with the ops there that need it, and the values that are made `again` from that."""
+    """What is `kept` for a backward pass, each with the ops there that need it, and the values that are made `again` from that."""
 
     kept: dict[int, tuple[int, ...]]
     again: frozenset[int]
@@ -99,9 +99,9 @@ class Handing:
     def turns(self) -> tuple[int, int]:
         """The ops after which most of a micro-batch is held, and most is held for long, in program order.
 
-        In large steps the first is where the way back begins. In small ones, what is soon read can be larger, as in the way back of
-        experts; so the other counts a byte by how long it is held. What is added to a running sum is held no longer than it takes to make
-        it, wherever the addition stands. Where the way back begins is the program's, however it is sharded.
+        In large steps the first is where the backward pass begins. In small ones, what is soon read can be larger, as in the backward pass
+        of experts; so the other counts a byte by how long it is held. What is added to a running sum is held no longer than it takes to
+        make it, wherever the addition stands. Where the backward pass begins is the program's, however it is sharded.
         """
         adds = {self.value_op[value] for value in self.ends}
         anywhere = np.zeros(self.graph.num_ops, dtype=np.int64)
@@ -151,7 +151,7 @@ class Handing:
         return sum(self.num_bytes[value] for value in handed.kept)
 
     def _read_late(self, stage: Ints, forward: int, backward: int) -> tuple[dict[int, list[int]], set[int]]:
-        """Returns what is read of the way forward, by which ops, and what of it some op reads from memory."""
+        """Returns what is read of the forward pass, by which ops, and what of it some op reads from memory."""
         late: dict[int, list[int]] = {}
         whole: set[int] = set()
         for op in np.flatnonzero(self.parts.body & ~self.parts.free & (stage == backward)).tolist():
@@ -162,7 +162,7 @@ class Handing:
         return late, whole
 
     def _made_of(self, op: int, stage: Ints, forward: int) -> tuple[int, ...]:
-        """Returns the values of the way forward that an op reads, up to this virtual stage."""
+        """Returns the values of the forward pass that an op reads, up to this virtual stage."""
         read = (source for value in self.graph.operands(op).tolist() for source in self.sources[value])
         return tuple(dict.fromkeys(v for v in read if (made := self.value_op[v]) >= 0 and self.parts.body[made] and stage[made] <= forward))
 

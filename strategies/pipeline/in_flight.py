@@ -2,7 +2,7 @@
 
 The problem of a rank's mesh sees the whole step: all stages, and one micro-batch at a time. In a pipeline of d stages with 1F1B the first
 stage holds min(m, d) micro-batches of a d-th of the model, beside a d-th of what stays throughout. So, d times over: what stays, and
-min(m, d) times what a micro-batch keeps for its way back, have the memory of d ranks.
+min(m, d) times what a micro-batch keeps for its backward pass, have the memory of d ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a micro-batch takes more where its way forward and its way back are programs of their own, as on every stage but the last.
+"""What a micro-batch takes more where its forward pass and its backward pass are programs of their own, as on every stage but the last.
 
 What is handed on is written, where in one program it would be computed inside who reads it; what is made again is made twice, and written
 where several read it (strategies/pipeline/activation_stash.py). It is told of a micro-batch in two programs, which part where most is held:

@@ -1,6 +1,6 @@
-"""What one piece of the way forward keeps, for each price of a byte: a minimum cut, exactly.
+"""What one piece of the forward pass keeps, for each price of a byte: a minimum cut, exactly.
 
-With a_v = value v is at hand on the way back and r_u = unit u is computed again there,
+With a_v = value v is at hand in the backward pass and r_u = unit u is computed again there,
 
     minimise   price * sum of bytes_v over v with a_v and not r_maker(v)   +   sum of seconds_u over u with r_u
     such that  r_u implies a_v for each value v that u reads, and for each that it makes;  a_v for each v of the stash
@@ -28,7 +28,7 @@ _FINE: Final = 1 << 30
 class Piece:
     """Units by number, in program order; `reads` and `makes` are values by number, of which others than these are at hand.
 
-    `late` are needed on the way back.
+    `late` are needed in the backward pass.
     """
 
     seconds: tuple[float, ...]

@@ -1,6 +1,6 @@
-"""What a step keeps from its way forward for its way back: which ops made it, from what, and who reads it again.
+"""What a step keeps from its forward pass for its backward pass: which ops made it, from what, and who reads it again.
 
-The *turn* is the op of a micro-batch at which most is held of what leads to products later; what comes before it is the way forward. What
+The *turn* is the op of a micro-batch at which most is held of what leads to products later; what comes before it is the forward pass. What
 is only waited for by sums and updates says nothing of the turn, nor does what follows from a barrier: that may be a recomputation. The
 *stash* is what is made before the turn and read behind it.
 
@@ -32,7 +32,7 @@ ONCE: Final = frozenset({f"stablehlo.{name}" for name in f"{_COLLECTIVES} {_ONCE
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the way forward that writes memory, or a loop of it; `reads` and `makes` are values of the way forward in memory."""
+    """An op of the forward pass that writes memory, or a loop of it; `reads` and `makes` are values of the forward pass in memory."""
 
     op: int
     stage: int
@@ -44,10 +44,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stash:
-    """The way forward of a micro-batch, its ops in program order.
+    """The forward pass of a micro-batch, its ops in program order.
 
     `num_bytes` has all values in memory that it makes, `late` those of the stash. `saved` are kept in any case: what is returned or summed
-    up, what the user's own recomputation starts from, what cannot be made again. `turn` is the number of the last op of the way forward.
+    up, what the user's own recomputation starts from, what cannot be made again. `turn` is the number of the last op of the forward pass.
     """
 
     units: tuple[Unit, ...]
@@ -193,7 +193,7 @@ class _Reader:
         return int(np.argmax(alive)) if alive.any() else -1
 
     def _started_from(self, turn: int) -> set[int]:
-        """Returns the values behind the barriers of the way back: what a recomputation that is there already starts from."""
+        """Returns the values behind the barriers of the backward pass: what a recomputation that is there already starts from."""
         barriers = [op for op in range(max(turn + 1, self.first), self.end) if self.graph.cls(op).name == BARRIER]
         return {source for op in barriers for value in self.graph.operands(op).tolist() for source in self.sources[value]}
 
@@ -213,6 +213,6 @@ class _Reader:
         return ONE_STAGE if self.stages is None else self.stages[op]
 
     def _mirrors(self, op: int, reader: int) -> bool:
-        """Says whether a reader on the way back is of the same stage as an op of the way forward."""
+        """Says whether a reader in the backward pass is of the same stage as an op of the forward pass."""
         assert self.stages is not None
         return self.stages[reader] == self.last_stage - self.stages[op]

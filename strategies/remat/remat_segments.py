@@ -1,9 +1,9 @@
-"""Where the way forward is cut: what crosses a cut is kept, and each piece between two is computed again by itself, before its way back.
+"""Where the forward pass is cut: what crosses a cut is kept, and each piece between two is recomputed before its backward pass.
 
-All of it at once would save nothing, for when the way back begins all of it would be there again. With pieces, what is held at most is what
-crosses the cuts, once for each micro-batch in flight, and the stash of the largest piece. Cuts can stand where fewer bytes cross than on
-either side, which in a model of layers is between them; the critical nodes (strategies/structure/critical_path.py) lie within layers, where
-more does. Among these places the choice is exact: for each limit on the largest piece a shortest path, from the loosest limit down.
+All of it at once would save nothing, for when the backward pass begins all of it would be there again. With pieces, what is held at most is
+what crosses the cuts, once for each micro-batch in flight, and the stash of the largest piece. Cuts can stand where fewer bytes cross than
+on either side, which in a model of layers is between them; the critical nodes (strategies/structure/critical_path.py) lie within layers,
+where more does. Among these places the choice is exact: for each limit on the largest piece a shortest path, from the loosest limit down.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which values of the way forward a step keeps for its way back, and which it computes again.
+"""Which values of the forward pass a step keeps for its backward pass, and which it computes again.
 
-Per stage: the way forward is cut in pieces (strategies/remat/remat_segments.py). What later pieces read of a piece is kept. Of the rest of
-each piece, except of one that the way back begins with, whatever is kept must fit into the share of the stash that may be: with s_p the
-seconds and b_p the bytes at the corner of its frontier (strategies/remat/min_cut.py) that piece p takes,
+Per stage: the forward pass is cut in pieces (strategies/remat/remat_segments.py). What later pieces read of a piece is kept. Of the rest of
+each piece, except of one that the backward pass begins with, whatever is kept must fit into the share of the stash that may be: with s_p
+the seconds and b_p the bytes at the corner of its frontier (strategies/remat/min_cut.py) that piece p takes,
 
     minimise  sum of s_p   such that   sum of b_p <= keep * stash - what is kept in any case
 
@@ -88,7 +88,7 @@ class _Stage:
         self.pieces: Pieces = cut_in_pieces(stash, self.units, in_flight)
         count = len(self.pieces.units)
         self.open = list(range(count if in_flight > 1 else count - 1))
-        """Pieces that may be computed again; not what a way back begins with that follows at once."""
+        """Pieces that may be computed again; not what a backward pass begins with that follows at once."""
         self.local = [self._piece(number) for number in self.open]
         self.corners = [corners(piece) for piece in self.local]
         self.crossing = {value for values in self.pieces.crossing for value in values}
@@ -131,7 +131,7 @@ class _Stage:
         return found
 
     def _needed(self, repeated: Sequence[tuple[int, ...]]) -> frozenset[int]:
-        """Returns the values of this stage that are kept; of those kept in any case, what the way back reads."""
+        """Returns the values of this stage that are kept; of those kept in any case, what the backward pass reads."""
         again = [unit for units in self._again(repeated) for unit in units]
         own = set(self.stash.num_bytes) & {value for unit in self.units for value in unit.makes}
         needed = (self.stash.late & own) | {value for unit in again for value in unit.reads if value in own}
@@ -153,7 +153,7 @@ class _Stage:
         )
         num_kept = sum(self.stash.num_bytes[value] for value in kept)
         held = self.in_flight * num_kept + largest
-        if self.in_flight == 1:  # what the way back begins with is gone when pieces are made again
+        if self.in_flight == 1:  # what the backward pass begins with is gone when pieces are made again
             begun = {value for unit in self.pieces.units[-1] for value in unit.makes} if self.units else set()
             held = max(num_kept, held - sum(self.stash.num_bytes[value] for value in kept & begun))
         blocks = tuple(
@@ -217,8 +217,8 @@ def _relaxed(corners: Sequence[tuple[Corner, ...]], chosen: list[int], room: flo
 def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None:
     """Returns the units of each piece that are computed again, solved over all of them; None where that is not proven to be the best.
 
-    Variables: r of each unit, then a of each value that the way back may do without. Rows: r_u <= a_v for what u reads; a_v >= r_u for what
-    it makes; the bytes with a_v - r_u that are kept.
+    Variables: r of each unit, then a of each value that the backward pass may do without. Rows: r_u <= a_v for what u reads; a_v >= r_u for
+    what it makes; the bytes with a_v - r_u that are kept.
     """
     first = np.cumsum([0, *(len(piece.seconds) for piece in pieces)])
     num_units = int(first[-1])

@@ -68,7 +68,7 @@ class Reduced:
     """A problem at some prices, after the exact reductions: what is left is its core.
 
     `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. Solving it may end once the
-    bound reaches `cutoff`, and is content with a gap of the share `gap`.
+    bound reaches `cutoff`, and accepts an optimality gap of the share `gap`.
     """
 
     elimination: AnyElimination | FoldedElimination

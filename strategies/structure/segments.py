@@ -2,9 +2,9 @@
 
 Critical nodes are found with products alone taking time (strategies/structure/critical_path.py); their times, in order, are the *cuts*. A
 training step goes down the model and back up, so it has cuts on both ways. The *turn* is the place between two cuts over which most tensors
-pass, from where they are made to where they are last read: there the way back has yet to read everything. It counts as one only if most
-arguments read before it are read again behind it, as parameters are; otherwise the program has one way. Of the cuts before the turn the
-last is left out, so that the last product, the loss and the first gradients stay together; the others are 0 .. n - 1, or all are where
+pass, from where they are made to where they are last read: there the backward pass has yet to read everything. It counts as one only if
+most arguments read before it are read again behind it, as parameters are; otherwise the program has one way. Of the cuts before the turn
+the last is left out, so that the last product, the loss and the first gradients stay together; the others are 0 .. n - 1, or all are where
 there is one way. Segment k ends with cut k, and segment n is what follows. Every op goes, by the graph alone,
 
 1. if one of these cuts needs it: to the first that does (what is computed early for a later layer belongs to that layer);
@@ -40,8 +40,8 @@ class Segments:
     """The program in segments, and which of them are alike.
 
     Shapes: `number` [ops] is the segment of each op, -1 for one that does not count; `fold` [segments] is the class of each segment,
-    numbered in order of first appearance. Segments follow one another along the model; none is empty. `turns` says whether there is a way
-    back.
+    numbered in order of first appearance. Segments follow one another along the model; none is empty. `turns` says whether there is a
+    backward pass.
     """
 
     number: Ints
@@ -153,7 +153,7 @@ def _homes(graph: Graph, flow: Flow, stages: _Stages, turn: int | None) -> list[
 
 
 def _told(graph: Graph, flow: Flow, rule: list[int], home: list[int], last: int) -> list[int]:
-    """Returns the segment that the tensors of each op, and behind them each argument, tell their readers on the way back (rule 3)."""
+    """Returns the segment that the tensors of each op, and behind them each argument, tell their readers in the backward pass (rule 3)."""
     source = np.where(flow.producer >= 0, flow.producer, graph.num_ops + flow.value)
     reads = list(zip(flow.reader.tolist(), source.tolist(), strict=True))
     told = [*home, *[NONE] * len(graph.arguments)]

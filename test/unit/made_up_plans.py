@@ -37,8 +37,8 @@ class MadeUp:
 
     Seconds of a step on all devices: `work_s`; `part_s` for each micro-batch; `outer_s` and `inner_s`, the collectives of an axis that is
     very long, the latter per micro-batch in part. Bytes in units of the memory of a device: `state` of the whole model, divided by the
-    stages and in part by meshes; `saved` for the way back of the whole batch, on all devices. `again` is the share of work done again if
-    nothing is kept.
+    stages and in part by meshes; `saved` for the backward pass of the whole batch, on all devices. `again` is the share of work done again
+    if nothing is kept.
     """
 
     work_s: float

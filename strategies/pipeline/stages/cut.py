@@ -167,7 +167,7 @@ class _Search:
     def cut_lines(self, limit_s: float) -> None:
         """Takes a cut of each line that costs as little as its best, to within what is worth it, in the best balance that it can have.
 
-        Where the way back begins is from now on as on the line of the best of them.
+        Where the backward pass begins is from now on as on the line of the best of them.
         """
         best = self.problem
         for folded, line, parts in self.lines:

@@ -68,7 +68,7 @@ class StageEstimates:
         )
         problem = self.staging.problem
         lines = [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]
-        self.lines = [line for line in lines if line.back.any()] or lines  # where there is a way back it is on the same devices
+        self.lines = [line for line in lines if line.back.any()] or lines  # where there is a backward pass it is on the same devices
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
         self.temporaries: dict[object, float] = {}
         self.found: dict[int, tuple[StageEstimate, ...]] = {}

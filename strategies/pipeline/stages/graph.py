@@ -72,8 +72,8 @@ def make_staging(
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
     `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what one array takes
-    from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the program hands on from its way forward
-    to its way back, if that is known already, and `apart` what it takes more where these are two programs, if that is to count.
+    from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the program hands on from its forward pass
+    to its backward pass, if that is known already, and `apart` what it takes more where these are two programs, if that is to count.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
     handing = handing or Handing(graph, parts, sizes * graph.copies())
@@ -328,7 +328,7 @@ class _Builder:
         return op >= 0 and bool(self.parts.body[op] or self.parts.apply[op])
 
     def _turns_round(self) -> bool:
-        """Says whether a micro-batch may have a way back: a step without one sums scalars alone, and stacks what it gives."""
+        """Says whether a micro-batch may have a backward pass: a step without one sums scalars alone, and stacks what it gives."""
         if self.parts.loop is None or any(stage >= self.num_stages for stage in self.pins.values()):
             return True
         ends = [(value, self.value_op[returned]) for value, returned in self.carried.items() if self.ranked[value]]
@@ -346,7 +346,7 @@ class _Builder:
 
 
 def _never(num_nodes: int) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
-    """Returns what `_saved` does for a step without a way back."""
+    """Returns what `_saved` does for a step without a backward pass."""
     return np.zeros(num_nodes, dtype=bool), np.zeros(num_nodes, dtype=bool), ()
 
 

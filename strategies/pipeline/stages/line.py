@@ -1,8 +1,8 @@
 """Stages along a line: every node gets a place, and a stage is a stretch of it. Where the search of stages begins, and what it is held to.
 
-The line is the program's own order, folded where the way back begins: a node on the way back stands where the tensors and parameters that
-it shares with the way forward are used last there, but not behind one that it follows. Cutting a line is exact: the best stretches under
-given limits by dynamic programming.
+The line is the program's own order, folded where the backward pass begins: a node in the backward pass stands where the tensors and
+parameters that it shares with the forward pass are used last there, but not behind one that it follows. Cutting a line is exact: the best
+stretches under given limits by dynamic programming.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEGLIGIBLE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """Nodes in stretches of a line, and which of them run on the way back.
+    """Nodes in stretches of a line, and which of them run in the backward pass.
 
     Shapes: `place` [nodes], 0 .. num_places - 1; `back` [nodes].
     """
@@ -50,10 +50,10 @@ def lines_of(problem: StageProblem) -> tuple[Line, ...]:
 
 
 def _tellers(problem: StageProblem) -> tuple[Nets, ...]:
-    """Returns nets that may tell what is on the way back where it belongs: all; those used twice on the way forward; what is held.
+    """Returns nets that may tell what is in the backward pass where it belongs: all; those used twice in the forward pass; what is held.
 
-    What the way forward makes for the way back alone may be of an end of it, as what one of two towers gives is, and then tells nothing of
-    where it is used. What skips layers, or is held against the result in the end, tells nothing either; parameters do.
+    What the forward pass makes for the backward pass alone may be of an end of it, as what one of two towers gives is, and then tells
+    nothing of where it is used. What skips layers, or is held against the result in the end, tells nothing either; parameters do.
     """
     nets = problem.nets
     twice = np.bincount(nets.owner, weights=~problem.late[nets.node], minlength=len(nets)) >= 2
@@ -62,7 +62,7 @@ def _tellers(problem: StageProblem) -> tuple[Nets, ...]:
 
 
 def keys_on_line(problem: StageProblem, back: Bools, tellers: Nets) -> Ints:
-    """Returns the place of each node on the line of all nodes, those in `back` on the way back [nodes]."""
+    """Returns the place of each node on the line of all nodes, those in `back` in the backward pass [nodes]."""
     floating = _floating(problem) & ~back
     key = np.arange(problem.num_nodes, dtype=np.int64)
     told = _told(tellers, key, ~back & ~floating)

@@ -3,7 +3,7 @@
 A mark is of level L where L - 1 others stand before it on the longest way to it, and parts stage L - 1 from stage L. The gradient of a
 marked value crosses back there: its mark is of the level that as many marks behind it make. So an op is on stage
 
-- s or an earlier one, where it leads to the mark of level s + 1, or follows from that level's mark on the way back;
+- s or an earlier one, where it leads to the mark of level s + 1, or follows from that level's mark in the backward pass;
 - s or a later one, where it follows from the mark of level s, and not from its gradient's.
 
 What the two leave one stage is pinned to it. Anything else (what follows from no mark, or leads to none) is left to the search.
@@ -24,7 +24,7 @@ from rhino.ir.graph.graph import Graph
 class Marked:
     """The number of stages that marks make, and the virtual stage of each op that they leave one.
 
-    `misplaced` are marks that part nothing: in a loop of the model, or in what runs again on the way back.
+    `misplaced` are marks that part nothing: in a loop of the model, or in what runs again in the backward pass.
     """
 
     num_stages: int

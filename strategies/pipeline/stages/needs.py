@@ -23,7 +23,7 @@ from rhino.strategies.pipeline.plan_part import PlanPart, bytes_of, plan_of, str
 from rhino.strategies.pipeline.schedules.base import Order
 
 _PHASES: Final[tuple[Phase, ...]] = ("forward", "backward")
-"""The programs of a stage in a micro-batch, where the way back is one."""
+"""The programs of a stage in a micro-batch, where the backward pass is one."""
 
 _Key: TypeAlias = tuple[Phase, int]
 """A program of each micro-batch, or `apply`: its phase and its stage."""
@@ -98,7 +98,7 @@ class StageNeeds:
         return found
 
     def saved_bytes(self, stage: int) -> float:
-        """Returns what is held of a micro-batch from its way forward to its way back."""
+        """Returns what is held of a micro-batch from its forward pass to its backward pass."""
         return self.handing.size(self.activation_stash(stage))
 
     def ahead_bytes(self, stage: int) -> float:
@@ -141,11 +141,11 @@ class StageNeeds:
         return sum(self.sent_bytes(value, self.plan.specs[value]) for value in received)
 
     def waiting_bytes(self, stage: int) -> float:
-        """Returns what is held of a micro-batch between the halves of its way back."""
+        """Returns what is held of a micro-batch between the halves of its backward pass."""
         return sum(self.handing.num_bytes[value] for value in self.waiting(stage))
 
     def waiting(self, stage: int) -> list[int]:
-        """Returns what the second half of a way back reads of the micro-batch."""
+        """Returns what the second half of a backward pass reads of the micro-batch."""
         return [value for value in self.program("weight-gradient", stage).arguments(self.plan.graph) if self.is_of_micro_batch(value)]
 
     def device(self, op: int) -> int:
@@ -160,7 +160,7 @@ class StageNeeds:
     # Programs
 
     def activation_stash(self, stage: int) -> ActivationStash:
-        """Returns what the way forward of a stage hands on to its way back; the last stage does both in one program."""
+        """Returns what the forward pass of a stage hands on to its backward pass; the last stage does both in one program."""
         if stage not in self.handed:
             back = self.last - stage
             self.handed[stage] = self.handing.between(self.stage, stage, back) if stage < back else ActivationStash({}, frozenset())
@@ -211,7 +211,7 @@ class StageNeeds:
         readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
         made = self.handing.value_op[value]
         here, back = self.stage_of[made], self.last - self.stage_of[made]
-        if made in again:  # only the other half of the way back may take it from here
+        if made in again:  # only the other half of the backward pass may take it from here
             return [op for op in readers if self.stage_of[op] == back]
         beyond = [op for op in readers if here == back or self.stage_of[op] != back]
         return [*beyond, *(handed.kept.get(value, ()) if here < back else ())]

@@ -6,8 +6,8 @@ nowhere said: it follows from the choice.
 
 A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its size once for each
 device beyond the first that has one of its nodes, however many read it there, in either direction. Work is a row for each device, and so is
-memory where there is a budget: what is held on a node's device, what is held wherever a net has a node, and what is saved for the way back
-in each micro-batch in flight, of which 1F1B keeps min(m, d - s) on stage s.
+memory where there is a budget: what is held on a node's device, what is held wherever a net has a node, and what is saved for the backward
+pass in each micro-batch in flight, of which 1F1B keeps min(m, d - s) on stage s.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class StageProblem:
     """What is to be cut in stages.
 
     Shapes: `work` [nodes]; `apart` [nodes], what it takes more on all devices but the last, which alone does both ways in one program, and
-    `again` [nodes], what of that is spent on the way back of what is forward, both none if empty; `before`, `after` [edges]: node
+    `again` [nodes], what of that is spent in the backward pass of what is forward, both none if empty; `before`, `after` [edges]: node
     `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`; `pinned` [nodes], a virtual stage or `OPEN`; `late`
-    [nodes] marks what runs after the step on one device holds most: a guess at what is on the way back, from which nothing follows but
+    [nodes] marks what runs after the step on one device holds most: a guess at what is in the backward pass, from which nothing follows but
     where heuristics begin and what counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]. Where a step only
-    goes forward, as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the way back.
+    goes forward, as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the backward pass.
     Units: `work`, `apart` and `again` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a
     link per step if `in_seconds`, else, where none is known, bytes per step.
     """

@@ -1,7 +1,7 @@
 """The integer program of stages: rows for the edges, the nets, and every device's work and memory (Rhino 5.1).
 
 A node's device is a row of switches: `deeper[i, k]` says that node i is on device k or behind it, for each k that its window leaves open.
-Where its way is open too, a switch says that it is on the way back. Per edge from i to j (`_edge_rows`):
+Where its way is open too, a switch says that it is in the backward pass. Per edge from i to j (`_edge_rows`):
 
     both forward      deeper[i, k] <= deeper[j, k]
     both back         deeper[i, k] >= deeper[j, k]
@@ -143,7 +143,7 @@ class StageRows:
         return _less(self.deeper(node, device), self.deeper(node, device + 1))
 
     def back(self, node: int) -> Term:
-        """Returns whether a node is on the way back."""
+        """Returns whether a node is in the backward pass."""
         way = int(self.windows.way[node])
         return {self.backs[node]: 1.0} if way == EITHER else {ONE: float(way == BACK)}
 

@@ -1,13 +1,13 @@
 """In which stages a node may be: bounds from the work before and behind it (Rhino 5.2), on stages that turn round.
 
-In balance, a node of the way forward that has the share p of that way's work among its ancestors is not before place d p of 0 .. d, and one
-with the share q among its descendants and itself not behind d - d q; a node of the way back likewise, from the other end. Where no stage
-has more than 1 + e times its share, cut k is at most e min(k, d - k) from place k, if each stage's part of either way is like its part of
-all work. So a node that is further than that from a cut stays on its side of it. Where that leaves too much open, a smaller e is taken: as
-in Rhino, what the search may try is bounded.
+In balance, a node of the forward pass that has the share p of that way's work among its ancestors is not before place d p of 0 .. d, and
+one with the share q among its descendants and itself not behind d - d q; a node of the backward pass likewise, from the other end. Where no
+stage has more than 1 + e times its share, cut k is at most e min(k, d - k) from place k, if each stage's part of either way is like its
+part of all work. So a node that is further than that from a cut stays on its side of it. Where that leaves too much open, a smaller e is
+taken: as in Rhino, what the search may try is bounded.
 
-*Branches* are light ends of the way back, such as the gradients of weights, and light starts of the way forward. Their work counts where
-they grow; no edge bounds them on one side, but they gain nothing further out than all that they share nets with.
+*Branches* are light ends of the backward pass, such as the gradients of weights, and light starts of the forward pass. Their work counts
+where they grow; no edge bounds them on one side, but they gain nothing further out than all that they share nets with.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Windows:
 
 
 def open_windows(problem: StageProblem) -> Windows:
-    """Returns the windows that pins alone leave; what no edge leads to need not be on the way back, what leads nowhere not forward."""
+    """Returns the windows that pins alone leave; what no edge leads to need not be in the backward pass, what leads nowhere not forward."""
     num, devices = problem.num_nodes, problem.num_stages
     way = np.full(num, EITHER if problem.turns_round else FORWARD, dtype=np.int64)
     has_before, has_after = _linked(problem)
@@ -78,7 +78,7 @@ LEAST_EXCESS = 0.01
 """Windows for less work than this over the even share do not shrink further."""
 
 LIGHT = 0.25
-"""The share of a stage's work up to which the end of a way back, or the start of a way forward, counts as a branch."""
+"""The share of a stage's work up to which the end of a backward pass, or the start of a forward pass, counts as a branch."""
 
 
 class _Way:

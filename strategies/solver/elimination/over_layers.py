@@ -92,8 +92,8 @@ def _tableless(scopes: Ints, num_nodes: int) -> Problem:
 class _Short:
     """A problem without the layers of gaps, and without dominated states.
 
-    Shapes: `kept` [nodes of it] are their numbers in the problem, `place` [nodes] the way back; `links` [links] are the edges over gaps, as
-    pairs of ends in one number; `dropped` [nodes of it] is how many states each has lost.
+    Shapes: `kept` [nodes of it] are their numbers in the problem, `place` [nodes] the backward pass; `links` [links] are the edges over
+    gaps, as pairs of ends in one number; `dropped` [nodes of it] is how many states each has lost.
     """
 
     def __init__(

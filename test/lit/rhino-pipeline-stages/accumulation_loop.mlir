@@ -1,8 +1,8 @@
 // RUN: rhino-opt --rhino-pipeline-stages="stages=2 tolerance=0.2" %s | filecheck %s
 // RUN: rhino-opt --rhino-pipeline-stages="stages=2 tolerance=0.2" --verify-diagnostics --remarks-filter=pipeline-stages %s
 // RUN: rhino-opt --rhino-pipeline-stages=stages=2 --rhino-split-stages %s | filecheck %s --check-prefix=SPLIT
-// Two layers with their way back, in two stages. Nothing says what is forward: the first layer is in virtual stage 0, the second with the
-// loss and its own way back in 1, the way back of the first in 2, where its gradient is summed too. After the loop, each update is where its
+// Two layers with their backward pass, in two stages. Nothing says what is forward: the first layer is in virtual stage 0, the second with the
+// loss and its own backward pass in 1, the backward pass of the first in 2, where its gradient is summed too. After the loop, each update is where its
 // gradient is, and the labels are cut out where the loss reads them. Only the activation and its gradient cross.
 
 // CHECK: module attributes {rhino.num_stages = 2 : i64}

@@ -1,7 +1,7 @@
 // RUN: rhino-opt --rhino-pipeline-stages="stages=2" %s | filecheck %s
 // RUN: not rhino-opt --rhino-pipeline-stages="stages=3" %s 2>&1 | filecheck %s --check-prefix=OTHER
 // What is before a boundary is in the stage before it, what is behind it behind, however the work is divided; the boundary itself is gone.
-// The gradient of the weight is where its layer is, for it follows from the boundary on the way back.
+// The gradient of the weight is where its layer is, for it follows from the boundary in the backward pass.
 
 // OTHER: error: [RHI-STAGE-003] boundaries in the model make 2 stages, and 3 were asked for
 

@@ -1,6 +1,6 @@
 // RUN: rhino-opt --rhino-pipeline-stages="stages=2 tolerance=0.1" %s | filecheck %s
 // RUN: rhino-opt --rhino-pipeline-stages="stages=2 tolerance=0.1" --verify-diagnostics --remarks-filter="this loop" %s
-// A program without a way back, with its layers in a loop, cannot be cut inside that: the loop and all that is in it are in one stage, and
+// A program without a backward pass, with its layers in a loop, cannot be cut inside that: the loop and all that is in it are in one stage, and
 // a remark says so.
 
 // CHECK: %[[END:.*]]:2 = stablehlo.while

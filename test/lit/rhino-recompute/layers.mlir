@@ -1,8 +1,8 @@
 // RUN: rhino-opt --rhino-recompute %s | filecheck %s
 // RUN: rhino-opt --rhino-recompute --remarks-filter=recompute --verify-diagnostics %s
 // RUN: rhino-opt --rhino-recompute=keep=1 %s | filecheck %s --check-prefix=ALL
-// Three layers, of which each makes a wide tensor from a narrow one. The way back begins with the last of them, so that stays as it is. The
-// narrow tensor before it is kept, and the others are made again right before they are read, behind all that the way back has made so
+// Three layers, of which each makes a wide tensor from a narrow one. The backward pass begins with the last of them, so that stays as it is. The
+// narrow tensor before it is kept, and the others are made again right before they are read, behind all that the backward pass has made so
 // far: the gradient that comes in, which is read behind the barrier, and the share of the weight's. With keep=1 nothing changes.
 
 // CHECK-LABEL: func.func @main(
@@ -23,7 +23,7 @@
 // ALL-LABEL: func.func @main(
 // ALL-NOT: optimization_barrier
 
-// expected-remark@unknown {{138 KiB of 268 KiB are kept for the way back; 5 ops in 1 pieces run again}}
+// expected-remark@unknown {{138 KiB of 268 KiB are kept for the backward pass; 5 ops in 1 pieces run again}}
 func.func @main(%x: tensor<64x8xf32>, %up: tensor<8x256xf32>, %down: tensor<256x8xf32>) -> (tensor<8x256xf32>, tensor<256x8xf32>) {
   %a0 = stablehlo.dot_general %x, %up, contracting_dims = [1] x [0] : (tensor<64x8xf32>, tensor<8x256xf32>) -> tensor<64x256xf32>
   %t0 = stablehlo.tanh %a0 : tensor<64x256xf32>

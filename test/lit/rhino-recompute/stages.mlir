@@ -1,7 +1,7 @@
 // RUN: rhino-opt --rhino-recompute="keep=0;1" %s | filecheck %s
 // RUN: rhino-opt --rhino-recompute="keep=0;1" --remarks-filter=recompute --verify-diagnostics %s
 // RUN: rhino-opt --rhino-recompute="keep=1;0" %s | filecheck %s --check-prefix=LAST
-// Two stages. The first makes its wide tensor again, in virtual stage 2, for a step holds two micro-batches of it between its way forward and
+// Two stages. The first makes its wide tensor again, in virtual stage 2, for a step holds two micro-batches of it between its forward pass and
 // back. The last stage turns back at once: nothing that it makes again would be gone meanwhile.
 
 // CHECK: stablehlo.while
@@ -16,7 +16,7 @@
 // LAST: stablehlo.while
 // LAST-NOT: optimization_barrier
 
-// expected-remark@unknown {{stage 0: 2 KiB of 66 KiB are kept for the way back; 3 ops in 1 pieces run again}}
+// expected-remark@unknown {{stage 0: 2 KiB of 66 KiB are kept for the backward pass; 3 ops in 1 pieces run again}}
 // expected-remark@unknown {{stage 1: }}
 func.func @main(%xs: tensor<2x64x8xf32>, %up: tensor<8x256xf32>, %down: tensor<256x8xf32>, %last: tensor<8x8xf32>)
     -> (tensor<256x8xf32>, tensor<8x8xf32>) {

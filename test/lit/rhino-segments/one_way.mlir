@@ -1,6 +1,6 @@
 // RUN: rhino-opt --rhino-segments %s | filecheck %s
 // RUN: rhino-opt --rhino-segments --verify-diagnostics --remarks-filter=segments: %s
-// A program without a way back is cut at each critical node. What such a node needs is in its segment, as late as it may be: the mask of the
+// A program without a backward pass is cut at each critical node. What such a node needs is in its segment, as late as it may be: the mask of the
 // second layer stands first, and belongs to the second layer. The layers in the middle are alike.
 
 // CHECK-LABEL: func.func @main(

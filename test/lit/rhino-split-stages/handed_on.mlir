@@ -1,5 +1,5 @@
 // RUN: rhino-opt --rhino-split-stages %s | filecheck %s
-// A way back makes again what is cheap: of a product, its tanh and a comparison, the product alone is handed on, as a product's operand is
+// A backward pass makes again what is cheap: of a product, its tanh and a comparison, the product alone is handed on, as a product's operand is
 // that is read from memory. What lies behind a barrier is not made from before it, nor is what reads a sum over micro-batches: that is
 // another by then.
 

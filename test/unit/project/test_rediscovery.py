@@ -220,7 +220,7 @@ ONE_SEQUENCE = gpt.model(gpt.GPTConfig(layers=NUM_BLOCKS, hidden=HIDDEN, heads=1
 
 
 def test_one_sequence_is_split_as_megatron_does():
-    """Columns, then rows; on the way back rows, then columns."""
+    """Columns, then rows; in the backward pass rows, then columns."""
     best = found(ONE_SEQUENCE)
     for column in ("q", "k", "v", "up"):
         assert set(best.specs(f"state.*.layers.*.{column}").values()) == {S1}
@@ -233,7 +233,8 @@ def test_one_sequence_is_split_as_megatron_does():
 
 
 def test_each_pair_of_products_is_between_two_moves():
-    """A sum is scattered after it and gathered before the next, or reduced at once; likewise on the way back, at the embedding, and there.
+    """A sum is scattered after it and gathered before the next, or reduced at once; likewise in the backward pass, at the embedding, and
+    there.
 
     So two pairs a block and way, and one each for the embedding and the logits.
     """

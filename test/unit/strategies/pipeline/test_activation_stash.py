@@ -1,4 +1,4 @@
-"""What a way forward hands on: the least of all choices, what is never made again, and the same for estimates and for programs."""
+"""What a forward pass hands on: the least of all choices, what is never made again, and the same for estimates and for programs."""
 
 import dataclasses
 from itertools import combinations

@@ -109,7 +109,7 @@ def test_three_stages_as_enumerated(seed, with_budget):
 
 
 def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypatch):
-    """Joined nodes and windows lose nothing on chains with a way back, where the best cut is known: one tensor each way."""
+    """Joined nodes and windows lose nothing on chains with a backward pass, where the best cut is known: one tensor each way."""
     monkeypatch.setattr("rhino.strategies.pipeline.stages.cut.MOST_OPEN", 0)
     for num_layers, num_stages in ((8, 2), (12, 3), (12, 4)):
         found = solve_stages(chain(num_layers, num_stages), 0.1)

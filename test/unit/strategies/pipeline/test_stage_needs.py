@@ -74,7 +74,7 @@ def test_ranks_need_what_the_proof_of_their_programs_says():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
-    """With what the way back makes again, and what is written to be handed on, of which the last stage has nothing."""
+    """With what the backward pass makes again, and what is written to be handed on, of which the last stage has nothing."""
     text = gpt_step(layers=4, hidden=256, vocab=512, seq=256, batch=32, dropout=dropout)
     cuts = []
     plain = StageEstimates.cuts

@@ -49,7 +49,7 @@ def random_piece(rng: random.Random) -> Piece:
 
 
 def kept_bytes(late, num_bytes, units):
-    """By definition: what is needed on the way back and not made there."""
+    """By definition: what is needed in the backward pass and not made there."""
     made = {v for _, makes in units for v in makes}
     needed = late | {v for reads, _ in units for v in reads}
     return sum(num_bytes[v] for v in needed - made)
