@@ -60,7 +60,7 @@ def every_plan(num_devices: int, micro_batches: Sequence[int]) -> Iterator[tuple
             for schedule in SCHEDULES if stages > 1 else ("",):
                 words = [f"--stages={stages}", f"--mesh={mesh}", f"--micro-batches={count}"]
                 words += [f"--schedule={schedule}"] if schedule else []
-                words += [f"--recompute={kept:g}"] if kept < 1 else []
+                words += [f"--remat={1 - kept:g}"] if kept < 1 else []
                 yield tuple(words)
 
 

@@ -67,7 +67,7 @@ class Kept:
 
 
 def _shape(plan: dict[str, Any]) -> PlanConfig:
-    return PlanConfig(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], plan["keep"])
+    return PlanConfig(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], 1 - plan["remat"])
 
 
 def split_over(plan: WholePlan, *, parameters: bool) -> float:
@@ -131,7 +131,7 @@ def asked(before: Kept, now: Kept, file: Path, cluster: Path) -> str:
     """Returns what the plan before comes to under the budget now; it has one stage, or the schedule is that of 1F1B."""
     shape = before.shape
     words = (f"--stages={shape.stages}", f"--mesh={'x'.join(map(str, shape.mesh))}", f"--micro-batches={shape.micro_batches}")
-    none = planned(file, cluster, now.budget, *words, *((f"--recompute={shape.keep:g}",) if shape.keep < 1 else ()))
+    none = planned(file, cluster, now.budget, *words, *((f"--remat={1 - shape.keep:g}",) if shape.keep < 1 else ()))
     if none:
         return f"the one before, made again: {none.splitlines()[0].partition('] ')[2]}"
     step_s = read_plan(file.with_name("plan")).about["predicted_step_s"]

@@ -22,7 +22,7 @@ from rhino.passes.layout.pad import PadDims, refuse_pads
 from rhino.passes.pipeline.fold_layers import FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
-from rhino.passes.pipeline.rematerialize import Recompute, shares_of
+from rhino.passes.pipeline.rematerialize import Rematerialize, kept_shares
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.localize import Localize
@@ -48,7 +48,7 @@ PASSES: Final[tuple[type[Pass], ...]] = (
     PadDims,
     PinShardings,
     PipelineStages,
-    Recompute,
+    Rematerialize,
     AnnotateSegments,
     SplitStages,
     Strip,
@@ -82,7 +82,7 @@ class NamedPipeline:
 PARALLEL: Final = "auto-parallel"
 """The pipeline that ends in a step in stages."""
 
-_CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Recompute)
+_CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Rematerialize)
 
 
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -91,7 +91,7 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
         Normalize(),  # First: a sharding has to be chosen across calls, and dead or doubled ops would count as work and memory.
         rules,  # Before Shardy's own rules, which spare what has one.
         pad,  # Before all that looks at sizes.
-        *((again,) if "keep" in options else ()),  # Before the search, which sees how long values live.
+        *((again,) if "remat" in options else ()),  # Before the search, which sees how long values live.
         "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads from the rules what each op can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
         choose,  # From here on attributes alone change.
@@ -99,7 +99,7 @@ def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     )
 
 
-BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Recompute)
+BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Rematerialize)
 
 
 def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -110,7 +110,7 @@ def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
         pad,  # Before all that looks at sizes; the batch is divided by its own.
-        *((again,) if "keep" in options else ()),  # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
+        *((again,) if "remat" in options else ()),  # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
     )
@@ -128,7 +128,7 @@ def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[
     return tuple(rewriting), (populate, pin, choose, "func.func(sdy-drop-sharding-rules)")
 
 
-_STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages, Recompute)
+_STAGED: Final = (MicroBatch, ChooseShardings, PinShardings, OpRules, PipelineStages, SplitStages, Rematerialize)
 
 
 def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
@@ -136,7 +136,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     micro, choose, pin, rules, stages, split, again = make_passes(_STAGED, options, PARALLEL)
     assert isinstance(choose, ChooseShardings)
     assert isinstance(stages, PipelineStages)
-    assert isinstance(again, Recompute)
+    assert isinstance(again, Rematerialize)
     cluster = load_cluster(stages.cluster)
     num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
     rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
@@ -159,7 +159,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),  # A loop of one trip would refuse what stands for the whole batch.
     )
     shard = shard if rank.num_devices > 1 else ()
-    if "keep" in options and min(shares_of(again.keep)) < 1:
+    if "remat" in options and min(kept_shares(again.remat)) < 1:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass would move gradients.
         # They have no limit: what is saved has not been taken off yet.
         return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)
@@ -185,7 +185,7 @@ def _micro_batch(options: Mapping[str, str]) -> tuple[Item, ...]:
 
 
 _OF_DEVICE: Final = option_texts(ChooseShardings)["budget"][1]
-_SHARE_KEPT: Final = "the largest share of what the backward pass reads of the forward pass that is kept, 0 to 1; the rest is recomputed"
+_REMAT: Final = "the least share of the activation stash that is recomputed, 0 to 1"
 
 PIPELINES: Final[dict[str, NamedPipeline]] = {
     PARALLEL: NamedPipeline(
@@ -200,14 +200,14 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
             "mesh": ("", "mesh sizes of one rank, as 8, 2x4 or x=2,y=4; empty takes one axis of as many devices as each rank has"),
             "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
             "ranks": ("", "on how many ranks the stages are; empty takes one for each stage"),
-            "keep": ("", f"{_SHARE_KEPT}; with stages also one for each, as 1;0.5;0; empty recomputes nothing"),
+            "remat": ("", f"{_REMAT}; with stages also one for each, as 0;0.5;1; empty recomputes nothing"),
         },
     ),
     "auto-shard": NamedPipeline(
         "Choose a sharding for every tensor, and write it on the module.",
         _CHOICE,
         _auto_shard,
-        {"keep": ("", f"{_SHARE_KEPT}; empty recomputes nothing")},
+        {"remat": ("", f"{_REMAT}; empty recomputes nothing")},
     ),
     "localize": NamedPipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
     "micro-batch": NamedPipeline(

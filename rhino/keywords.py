@@ -13,7 +13,7 @@ import jax
 from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
-from rhino.passes.pipeline.rematerialize import shares_of
+from rhino.passes.pipeline.rematerialize import kept_shares
 
 
 def count(name: str, given: SupportsIndex | None) -> int | None:
@@ -68,8 +68,8 @@ def budget_text(given: object) -> str:
     return text
 
 
-def recompute_text(given: float | str | None, stages: int | None) -> str:
-    """Returns the shares that are kept, as passes take them; empty for None.
+def remat_given(given: float | str | None, stages: int | None) -> str:
+    """Returns the shares that are recomputed, as passes take them; empty for None.
 
     Raises:
         RhinoError: RHI-RECOMPUTE-001 where they are no shares, or not of so many stages as are said.
@@ -77,12 +77,12 @@ def recompute_text(given: float | str | None, stages: int | None) -> str:
     if given is None:
         return ""
     try:
-        num_shares = len(shares_of(str(given)))
+        num_shares = len(kept_shares(str(given)))
     except RhinoError as error:
-        fix = "say a number from 0 to 1, or with stages one for each, as '1;0.5'"
-        raise replace(error, what=f"recompute is {given!r:.60}, no share of what the backward pass reads", fix=fix) from None
+        fix = "say a number from 0 to 1, or with stages one for each, as '0;0.5'"
+        raise replace(error, what=f"remat is {given!r:.60}, not between 0 and 1", fix=fix) from None
     if stages is not None and num_shares not in (1, stages):
-        what = f"recompute has {num_shares} shares, and stages is {stages}"
+        what = f"remat has {num_shares} shares, and stages is {stages}"
         raise RhinoError("RHI-RECOMPUTE-001", what, fix=f"say one share for all stages, or {stages}, with ; between")
     return str(given)
 

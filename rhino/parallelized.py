@@ -13,7 +13,7 @@ from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import Asked, Entry, make_entry
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.keywords import budget_text, count, devices_of, path_of, recompute_text, texts
+from rhino.keywords import budget_text, count, devices_of, path_of, remat_given, texts
 from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
@@ -172,7 +172,8 @@ def parallelize(
     stages: SupportsIndex | None = None,
     micro_batches: SupportsIndex | None = None,
     schedule: str | None = None,
-    recompute: float | str | None = None,
+    remat: float | str | None = None,
+    recompute: object = None,
     batch: str | Sequence[str] = (),
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
@@ -203,8 +204,9 @@ def parallelize(
             out, one, or as many as `rhino.stage_boundary` says.
         micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best number is searched for.
         schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or "zero-bubble-h2".
-        recompute: the share of what the backward pass needs of the forward pass that is kept, 0 to 1; the rest is recomputed, so 1
-            recomputes nothing. As "1;0.5" one for each stage, where stages, micro-batches and mesh are said.
+        remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5" one for each
+            stage, where stages, micro-batches and mesh are given.
+        recompute: what `remat` was once; refused.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
         search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and recomputation too, as far as
             they are not said.
@@ -225,14 +227,14 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"plan is {kind_name(plan)}", fix="give rhino.Plan.load(path)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
+    if recompute is not None:
+        raise RhinoError("RHI-JAX-002", "recompute is the share that was kept, and is remat now", fix="say remat=1 - K for recompute=K")
     text = _mesh_text(mesh)
     other_mesh = text and plan is not None and (text == AUTO or parse_mesh(text).axes != plan.axes)
     said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]
-    said += [
-        name for name, one in (("recompute", recompute is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD)) if one
-    ]
+    said += [name for name, one in (("remat", remat is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD)) if one]
     if plan is not None and said:
         raise RhinoError("RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out")
     shape = CallShape(fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames)))
@@ -252,7 +254,7 @@ def parallelize(
         op_rules="" if op_rules is None else path_of("op_rules", op_rules),
         micro_batches=count("micro_batches", micro_batches),
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
-        recompute=recompute_text(recompute, num_stages),
+        remat=remat_given(remat, num_stages),
         stages=num_stages,
         schedule=schedule or "",
         search=search,

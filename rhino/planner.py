@@ -54,7 +54,7 @@ class PlanRequest:
     op_rules: str = ""
     micro_batches: int | None = None
     batch: str = ""
-    recompute: str = ""
+    remat: str = ""
     stages: int | None = None
     schedule: str = ""
     search: str = SHARD
@@ -84,7 +84,7 @@ class PlanRequest:
             "op-rules": self.op_rules,
             "num": "" if self.micro_batches is None else str(self.micro_batches),
             "batch": self.batch,
-            "keep": self.recompute,
+            "remat": self.remat,
             "schedule": self.schedule,
         }
         return {name: text for name, text in every.items() if text}

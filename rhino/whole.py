@@ -11,7 +11,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
 from rhino.passes.layout.pad import refuse_pads
-from rhino.passes.pipeline.rematerialize import share_of_all
+from rhino.passes.pipeline.rematerialize import kept_by_all, remat_text
 from rhino.passes.planner.autotune import NOT_MADE, AutotuneRequest, Decided, Made, choose_whole
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS
@@ -75,7 +75,7 @@ def _search_whole(traced: Traced, request: PlanRequest) -> Planned | Staged:
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     mesh = request.named_mesh()
-    keep = share_of_all(request.recompute) if request.recompute else None
+    keep = kept_by_all(request.remat) if request.remat else None
     said = AutotuneRequest(request.stages, mesh.shape if mesh else (), request.micro_batches, request.schedule, keep, jobs=request.jobs)
     setup = Setup(bytecode(module), traced.name, request.cluster, float(request.budget_bytes()), options, said.schedules())
 
@@ -101,7 +101,7 @@ def _as_decided(request: PlanRequest, plan: Decided) -> PlanRequest:
         request,
         mesh=request.mesh if request.named_mesh() else "x".join(map(str, plan.mesh)),
         micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
-        recompute=f"{plan.keep:g}" if plan.keep < 1 else "",
+        remat=remat_text(plan.keep),
         stages=plan.stages,
         schedule=plan.schedule,
         search=SHARD,

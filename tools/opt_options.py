@@ -44,7 +44,7 @@ _SHARED: Final = (
     "tolerance",
     "schedule",
     "ranks",
-    "keep",
+    "remat",
 )
 """Options of passes that the command line has for all that take them."""
 
@@ -215,7 +215,7 @@ def _takes(name: str) -> tuple[str, ...]:
 
 
 def _spelled(key: str) -> str:
-    return {"level": "-O", "num": "--micro-batches", "keep": "--recompute"}.get(key, f"--{key}")
+    return {"level": "-O", "num": "--micro-batches"}.get(key, f"--{key}")
 
 
 def _step_names() -> tuple[str, ...]:
@@ -233,6 +233,10 @@ def _in_full(word: str, names: Sequence[str]) -> str:
 def _unknown(word: str, names: Sequence[str]) -> RhinoError:
     if not word.startswith("-"):
         return RhinoError("RHI-CLI-001", f"one input at a time; {word!r} is one too many", fix="run rhino-opt once for each file")
+    if word.lstrip("-").partition("=")[0] == "recompute":
+        return RhinoError(
+            "RHI-CLI-001", f"unknown option {word!r}", fix="say --remat=R, the share that is recomputed: 1 - K of --recompute=K"
+        )
     close = difflib.get_close_matches(f"--{word.lstrip('-').partition('=')[0]}", names, n=1)
     return RhinoError("RHI-CLI-001", f"unknown option {word!r}", fix=f"did you mean {close[0]}?" if close else "see rhino-opt --help")
 
@@ -278,7 +282,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     add("--micro-batches", dest="num", type=int, metavar="M", help="take the batch in M parts: a loop that accumulates gradients")
     add("--batch", action="append", metavar="N[:DIM]", help="arguments with names like N have the batch at DIM (0); repeatable")
     add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
-    add("--recompute", dest="keep", metavar="K", help="keep at most this share (0 to 1) of values for the backward pass; make others again")
+    add("--remat", metavar="R", help="recompute this share (0 to 1) of the activation stash in the backward pass (default 0)")
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
     add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)")
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")

@@ -18,7 +18,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
 from rhino.passes.pipeline.pipeline_stages import parse_tolerance
-from rhino.passes.pipeline.rematerialize import share_of_all
+from rhino.passes.pipeline.rematerialize import kept_by_all, remat_text
 from rhino.passes.planner.autotune import AutotuneRequest, Decided, Made, choose_whole
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.registry import PARALLEL
@@ -80,7 +80,7 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
 def _said(options: Namespace) -> AutotuneRequest:
     mesh = parse_mesh(options.mesh).shape if options.mesh and options.mesh != AUTO else ()
     strategy, most = options.strategy or DEFAULT, options.candidates or MOST
-    keep = share_of_all(options.keep) if options.keep is not None else None
+    keep = kept_by_all(options.remat) if options.remat is not None else None
     return AutotuneRequest(options.stages, mesh, options.num, options.schedule or "", keep, strategy, most, options.jobs)
 
 
@@ -88,7 +88,7 @@ def as_said(options: Namespace, plan: Decided) -> Namespace:
     """Returns the command line that asks for a plan."""
     said = Namespace(**vars(options))
     said.searches, said.mesh = False, "x".join(map(str, plan.mesh))
-    said.keep = f"{plan.keep:g}" if plan.keep < 1 else None
+    said.remat = remat_text(plan.keep) or None
     said.num = plan.micro_batches
     if plan.stages == 1 and not options.makes_plan:
         said.stages = said.ranks = None

@@ -70,6 +70,6 @@ def _check_shape(shape: dict[str, Any]) -> None:
     count_of(shape["stages"])
     numbers_of(shape["mesh"])
     number_of(shape.get("micro_batches", 0))
-    for name in ("keep", "predicted_step_s", "estimated_step_s"):
+    for name in ("remat", "predicted_step_s", "estimated_step_s"):
         amount_of(shape.get(name, 0))
     text_of(shape["why"])

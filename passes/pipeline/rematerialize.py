@@ -6,7 +6,7 @@ Writes    copies of ops of the forward pass, with their attributes, right before
           piece makes; these reads go to the copies. What a copy reads of the forward pass goes through an `optimization_barrier`, with a
           value of the backward pass that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of
           virtual stage v is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
-Errors    RHI-RECOMPUTE-001 `keep` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
+Errors    RHI-RECOMPUTE-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
           function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
           shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
 Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with
@@ -51,15 +51,13 @@ _LARGE_SHARE: Final = 0.2
 
 
 @dataclass(frozen=True)
-class Recompute(Pass):
+class Rematerialize(Pass):
     """Compute values of the forward pass again for the backward pass, instead of keeping them."""
 
-    name: ClassVar[str] = "rhino-recompute"
+    name: ClassVar[str] = "rhino-remat"
     errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS, *SHARDED_ERRORS)
 
-    keep: str = opt(
-        "0", "the largest share of what the backward pass reads that may be kept, 0 to 1; with stages also one for each, as 1;0.5;0"
-    )
+    remat: str = opt("1", "the least share of the activation stash that is recomputed, 0 to 1; with stages also one for each, as 0;0.5;1")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -70,8 +68,8 @@ class Recompute(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept."""
-        shares, stash = shares_of(self.keep), begun.stash
-        keep = dict(enumerate(_for_stages(shares, begun.num_stages if begun.is_staged else None)))
+        kept, stash = kept_shares(self.remat), begun.stash
+        keep = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
 
         choices = choose(stash, keep, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in keep})
@@ -79,7 +77,7 @@ class Recompute(Pass):
         write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
         for place, text in _said(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
-        remarks.statistics["recompute"] = choices
+        remarks.statistics["remat"] = choices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,13 +103,13 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
 
 
 @dataclass(eq=False)
-class Recomputer:
+class Rematerializer:
     """Has values of steps computed again, of each in several shares: what these do not change is found once."""
 
     context: ir.Context
     begun: dict[bytes, Begun] = field(default_factory=dict)
 
-    def rewritten(self, step: bytes, again: Recompute, remarks: Remarks) -> ir.Module:
+    def rewritten(self, step: bytes, again: Rematerialize, remarks: Remarks) -> ir.Module:
         """Returns the step as `again` makes it. Raises as that does."""
         module = ir.Module.parse(step, self.context)
         with self.context, module.operation.location:
@@ -129,37 +127,46 @@ class Recomputer:
         return module
 
 
-def share_of_all(text: str) -> float:
-    """Returns the share that `keep` says for whatever stages there will be.
+def kept_by_all(text: str) -> float:
+    """Returns the share of the stash that is kept in whatever stages there will be, where the share `text` is recomputed.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where it is malformed, or says a share for each stage.
+        RhinoError: RHI-RECOMPUTE-001 where it is malformed, or gives a share for each stage.
     """
-    shares = shares_of(text)
+    shares = kept_shares(text)
     if len(shares) > 1:
-        what = f"keep has {len(shares)} shares, one for each stage, and plans that are searched for are compared before they are in stages"
-        raise _malformed(what, "say one share for all stages; or say stages, micro-batches and the mesh, and nothing is searched for")
+        what = f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before they are in stages"
+        raise _malformed(what, "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for")
     return shares[0]
 
 
-def shares_of(text: str) -> tuple[float, ...]:
-    """Returns the shares that `keep` says, one or one for each stage. Raises RHI-RECOMPUTE-001 where it is malformed."""
+def kept_shares(text: str) -> tuple[float, ...]:
+    """Returns the shares of the stash that are kept, one or one for each stage, where `text` has those that are recomputed.
+
+    Raises:
+        RhinoError: RHI-RECOMPUTE-001 where it is malformed.
+    """
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:
-            raise _malformed(f"keep '{text}' is no share of what the backward pass reads", "say a number from 0 to 1")
-        shares.append(float(word))
+            raise _malformed(f"remat '{text}' is not between 0 and 1", "say a number from 0 to 1")
+        shares.append(1 - float(word))
     return tuple(shares)
 
 
-def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
-    """Returns the share of each stage."""
-    if len(shares) == 1:
-        return shares * (num_stages or 1)
-    if len(shares) != num_stages:
+def remat_text(kept: float) -> str:
+    """Returns the share that is recomputed, as the option has it, where `kept` is kept; empty for none."""
+    return f"{1 - kept:g}" if kept < 1 else ""
+
+
+def _for_stages(kept: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
+    """Returns the share that each stage keeps."""
+    if len(kept) == 1:
+        return kept * (num_stages or 1)
+    if len(kept) != num_stages:
         found = "the step is in no stages" if num_stages is None else f"the step is in {num_stages} stages"
-        raise _malformed(f"keep has {len(shares)} shares, and {found}", "say one share, or one for each stage")
-    return shares
+        raise _malformed(f"remat has {len(kept)} values, and {found}", "say one share, or one for each stage")
+    return kept
 
 
 def _malformed(what: str, fix: str) -> RhinoError:

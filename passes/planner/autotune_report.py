@@ -154,7 +154,12 @@ class Report:
 
 
 def _shape_json(shape: PlanConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"stages": shape.stages, "mesh": list(shape.mesh), "micro_batches": shape.micro_batches, "keep": shape.keep}
+    found: dict[str, Any] = {
+        "stages": shape.stages,
+        "mesh": list(shape.mesh),
+        "micro_batches": shape.micro_batches,
+        "remat": 1 - shape.keep,
+    }
     return found if shape.micro_batches else {key: value for key, value in found.items() if key != "micro_batches"}
 
 

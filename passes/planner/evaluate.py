@@ -31,7 +31,7 @@ from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import STRETCHES, FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
-from rhino.passes.pipeline.rematerialize import Recompute, Recomputer
+from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer, remat_text
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.sharding.problem import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -116,13 +116,13 @@ class Evaluator:
     programs: dict[tuple[int, float], tuple[ir.Module, Program]] = field(default_factory=dict)
     ops_read: int = 0
     divider: Divider = field(init=False)
-    recomputer: Recomputer = field(init=False)
+    rematerializer: Rematerializer = field(init=False)
 
     def __post_init__(self) -> None:
         self.cluster = load_cluster(self.setup.cluster)
         self.context = make_context()
         self.divider = Divider(self.context)
-        self.recomputer = Recomputer(self.context)
+        self.rematerializer = Rematerializer(self.context)
 
     def outcome(self, shape: PlanConfig, cutoff_s: float = inf) -> Outcome:
         """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
@@ -155,8 +155,8 @@ class Evaluator:
         that evaluators that differ in it may share a folder.
         """
         *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
-        again = [one for one in rewriting if isinstance(one, Recompute)]
-        others = [one for one in rewriting if not isinstance(one, Recompute)]
+        again = [one for one in rewriting if isinstance(one, Rematerialize)]
+        others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
         divided = self.made(f"{shape.micro_batches}", step, others[at:])
@@ -181,8 +181,8 @@ class Evaluator:
         try:
             if isinstance(first, MicroBatch):
                 module = self.divider.divided(start, first, remarks)
-            elif isinstance(first, Recompute):
-                module = self.recomputer.rewritten(start, first, remarks)
+            elif isinstance(first, Rematerialize):
+                module = self.rematerializer.rewritten(start, first, remarks)
             else:
                 module, rest = ir.Module.parse(start, self.context), [first, *rest]
             manager = build_pass_manager(rest, self.context, remarks)
@@ -386,7 +386,7 @@ def pipeline_of(schedule: Schedule, shape: PlanConfig) -> Pipeline | None:
 def named_options(shape: PlanConfig) -> dict[str, str]:
     """Returns the options of the passes before the choice of shardings that make a step of this shape."""
     found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
-    return found if shape.keep == 1 else {**found, "keep": f"{shape.keep:g}"}
+    return found if shape.keep == 1 else {**found, "remat": remat_text(shape.keep)}
 
 
 def _none_that_fits(shape: PlanConfig, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:

@@ -44,7 +44,7 @@ Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 ANNOTATED: Final = "annotated"
 """The form of a program that is compiled as it was, with the shardings on its ops."""
 
-REWRITING: Final = ("num", "keep", "batch", "pad", "parts")
+REWRITING: Final = ("num", "remat", "batch", "pad", "parts")
 """Options that change the program for which shardings are chosen."""
 
 RESULT_INFO: Final = "jax.result_info"

@@ -209,7 +209,7 @@ def lost(search: dict[str, Any]) -> Iterator[LostShape]:
 
 def shape_text(one: dict[str, Any]) -> str:
     """Returns a shape of a report in words."""
-    return str(PlanConfig(one["stages"], tuple(one["mesh"]), one.get("micro_batches", 0), one.get("keep", 1.0)))
+    return str(PlanConfig(one["stages"], tuple(one["mesh"]), one.get("micro_batches", 0), 1 - one.get("remat", 0.0)))
 
 
 def _ranks(plan: WholePlan, simulation: Simulation) -> list[str]:

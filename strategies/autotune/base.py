@@ -57,7 +57,7 @@ class PlanConfig:
         if self.micro_batches > 1:
             parts.append(f"{self.micro_batches} micro-batches")
         if self.keep < 1:
-            parts.append(f"{self.keep:.0%} of the activations kept")
+            parts.append(f"{1 - self.keep:.0%} of the activations recomputed")
         return ", ".join(parts)
 
 

@@ -5,7 +5,7 @@
 // under --verify-diagnostics they have to be expected.
 
 // WHY: remarks.mlir:{{[0-9]+:[0-9]+}}: remark: [rhino-choose-shardings] all_to_all of 4 KiB, S1 to S0
-// WHY-NOT: step
+// WHY-NOT: remark: [rhino-choose-shardings] step
 
 // CHECK-LABEL: func.func @main(
 // CHECK: sdy.sharding_constraint

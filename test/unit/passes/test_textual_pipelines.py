@@ -194,11 +194,11 @@ def test_option_values_have_their_kind():
     assert build_named("cse", {}) is None
 
 
-@pytest.mark.parametrize("keep", ["1", "1;1.0"])
-def test_a_pipeline_of_stages_that_keeps_all_is_the_one_that_says_nothing_of_it(keep: str):
+@pytest.mark.parametrize("remat", ["0", "0;0.0"])
+def test_a_pipeline_of_stages_that_keeps_all_is_the_one_that_says_nothing_of_it(remat: str):
     said = {"stages": "2", "num": "4", "mesh": "2", "cluster": "v100x8"}
-    assert build_named(PARALLEL, {**said, "keep": keep}) == build_named(PARALLEL, said)
-    assert build_named(PARALLEL, {**said, "keep": "1;0.5"}) != build_named(PARALLEL, said)
+    assert build_named(PARALLEL, {**said, "remat": remat}) == build_named(PARALLEL, said)
+    assert build_named(PARALLEL, {**said, "remat": "0;0.5"}) != build_named(PARALLEL, said)
 
 
 def test_remarks_reach_the_caller():

@@ -70,10 +70,10 @@ def test_an_option_of_a_pass_is_described_by_its_own_text():
 
 def test_a_pipeline_without_a_recomputation_pass_keeps_everything_as_its_page_says():
     """The pass takes 0 for `keep` where nothing is said; the pipelines that have the option do not run it then."""
-    default, help = PIPELINES["auto-shard"].options()["keep"]
+    default, help = PIPELINES["auto-shard"].options()["remat"]
     assert (default, "empty recomputes nothing" in help) == ("", True)
     names = [item if isinstance(item, str) else item.name for item in PIPELINES["auto-shard"].build({})]
-    assert "rhino-recompute" not in names
+    assert "rhino-remat" not in names
 
 
 FIGURES = "# One\n\n<!-- from: printf 'a | b\\n'; printf '| c |\\n' -->\nold\n<!-- end -->\n\nText\n\n<!-- from: echo d -->\n<!-- end -->\n"

@@ -94,7 +94,7 @@ def staged() -> Any:
     return fast
 
 
-@pytest.mark.parametrize("said", [{"micro_batches": np.int64(4), "recompute": 0, "batch": "batch"}, {"recompute": 0.25}])
+@pytest.mark.parametrize("said", [{"micro_batches": np.int64(4), "remat": 1, "batch": "batch"}, {"remat": 0.75}])
 def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(said: dict[str, Any], expected: Any, tmp_path: Path):
     fast = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0, **said)
     plan = fast.plan(*SHAPES)
@@ -102,9 +102,7 @@ def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(s
     first = jax.tree.leaves(state)
     same(train(fast, state), expected)
     assert all(array.is_deleted() for array in first)
-    assert {"num", "keep", "batch"} & plan.facts.asked.keys() == {
-        {"micro_batches": "num", "recompute": "keep"}.get(one, one) for one in said
-    }
+    assert {"num", "remat", "batch"} & plan.facts.asked.keys() == {{"micro_batches": "num"}.get(one, one) for one in said}
     plan.save(tmp_path / "plan.json")
     loaded = rhino.parallelize(step, donate_argnums=0, plan=rhino.Plan.load(tmp_path / "plan.json"))
     assert loaded.plan(*SHAPES) == plan
@@ -114,7 +112,7 @@ def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(s
 
 def test_stages_that_recompute_leave_originals_to_earlier_stages(expected: Any):
     """What a residual stream carries is read by the last stage, which turns back, and again, behind barriers, by the first one's."""
-    fast = rhino.parallelize(step, cluster="cpu4", stages=4, mesh="1", micro_batches=4, recompute=0)
+    fast = rhino.parallelize(step, cluster="cpu4", stages=4, mesh="1", micro_batches=4, remat=1)
     same(train(fast, init(KEY)), expected)
 
 
@@ -187,10 +185,10 @@ def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_pl
 
 
 def test_what_is_said_is_kept_by_the_search():
-    found = rhino.parallelize(step, cluster="cpu2", stages=2, recompute=0.25, jobs=1).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
+    found = rhino.parallelize(step, cluster="cpu2", stages=2, remat=0.75, jobs=1).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
     about = found.facts.about
     assert about["micro_batches"] == 3
-    assert (about["search"]["plan"]["stages"], about["search"]["plan"]["keep"], about["asked"]["keep"]) == (2, 0.25, "0.25")
+    assert (about["search"]["plan"]["stages"], about["search"]["plan"]["remat"], about["asked"]["remat"]) == (2, 0.75, "0.75")
 
 
 def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
@@ -230,7 +228,7 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
         ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
         ({"schedule": "fast"}, r"RHI-SCHED-001"),
-        ({"search": "whole", "recompute": "1;0.5"}, r"RHI-RECOMPUTE-001.*2 shares, one for each stage, and plans that are searched for"),
+        ({"search": "whole", "remat": "0;0.5"}, r"RHI-RECOMPUTE-001.*2 values, one for each stage, and plans that are searched for"),
         ({"search": "whole", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),

@@ -67,7 +67,7 @@ def stages(folder: Path) -> WholePlan:
     """As it was found, beside one that was slower."""
     plan = read_plan(folder / "stages")
     search = plan.about["search"]
-    lost = {"stages": 2, "mesh": [2], "micro_batches": 2, "keep": 0.5, "schedule": "gpipe", "predicted_step_s": 0.5, "why": "too slow"}
+    lost = {"stages": 2, "mesh": [2], "micro_batches": 2, "remat": 0.5, "schedule": "gpipe", "predicted_step_s": 0.5, "why": "too slow"}
     about = {**lost, "schedule": "1f1b", "estimated_step_s": 0.6}
     del about["predicted_step_s"]
     return replace(plan, about={**plan.about, "search": {**search, "alternatives": [lost, about]}})
@@ -113,7 +113,7 @@ def test_the_page_loads_nothing_and_holds_what_the_plan_says(one: SpmdPlan, stag
         assert all(re.sub(r"\[\d+\]", "[*]", name) in shown or name in shown for name in names)
         assert page == report_html(plan)
     assert 'id="timeline"' in report_html(stages)
-    assert "2 stages of 2, 2 micro-batches, 50% of the activations kept, gpipe" in report_html(stages)
+    assert "2 stages of 2, 2 micro-batches, 50% of the activations recomputed, gpipe" in report_html(stages)
     assert 'id="meshes"' in report_html(one)
 
 
@@ -253,7 +253,7 @@ def read_png(path: Path) -> tuple[set[bytes], int, int]:
 
 def test_steps_of_programs_and_estimates_are_told_apart(stages: WholePlan):
     assert [" ".join(line.split()) for line in lost_text(stages)[1:3]] == [
-        "500 ms 2 stages of 2, 2 micro-batches, 50% of the activations kept, gpipe too slow",
-        "about 600 ms 2 stages of 2, 2 micro-batches, 50% of the activations kept, 1f1b too slow",
+        "500 ms 2 stages of 2, 2 micro-batches, 50% of the activations recomputed, gpipe too slow",
+        "about 600 ms 2 stages of 2, 2 micro-batches, 50% of the activations recomputed, 1f1b too slow",
     ]
     assert ">about 600 ms</td>" in report_html(stages)

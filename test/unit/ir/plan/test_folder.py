@@ -35,7 +35,7 @@ module {
 }
 """
 ROWS = Layout((4, 2), "f32", (("x",), ()))
-SHAPE = {"stages": 1, "mesh": [2], "micro_batches": 1, "keep": 1.0, "why": "slower"}
+SHAPE = {"stages": 1, "mesh": [2], "micro_batches": 1, "remat": 0.0, "why": "slower"}
 SEARCH = {
     **{"bound_s": 0.05, "budget_bytes": 1e9, "found_by": "rhino", "num_planned": {"rhino": 3}},
     **{"alternatives": [{**SHAPE, "schedule": "", "predicted_step_s": 0.2}], "cut_off": [SHAPE], "refused": [SHAPE]},

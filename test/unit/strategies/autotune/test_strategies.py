@@ -331,10 +331,10 @@ def test_the_best_plan_is_no_slower_than_any(plans: dict[str, dict[str, object]]
 
 def test_what_is_kept_for_the_way_back_may_be_said(step: Path):
     file = step.parent / "kept.json"
-    code, err = optimize(step, "--strategy=tap", "--stages=1", "--recompute=0.5", "--plan-json", str(file))
+    code, err = optimize(step, "--strategy=tap", "--stages=1", "--remat=0.5", "--plan-json", str(file))
     assert code == 0, err
     plan = json.loads(file.read_text())
-    assert {one["keep"] for one in (plan["plan"], *plan["alternatives"], *plan["cut_off"])} == {0.5}
+    assert {one["remat"] for one in (plan["plan"], *plan["alternatives"], *plan["cut_off"])} == {0.5}
 
 
 def test_a_strategy_without_a_search_is_refused(step: Path):

@@ -20,7 +20,7 @@ from rhino.ir.program.program import read_program
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.micro_batch import MicroBatch
-from rhino.passes.pipeline.rematerialize import Recompute
+from rhino.passes.pipeline.rematerialize import Rematerialize
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
@@ -133,11 +133,11 @@ def test_pieces_hold_the_least_of_all_cuts(seed: int):
 
 
 @functools.cache
-def step_results(name: str, num: int, keep: str):
+def step_results(name: str, num: int, remat: str):
     """The module in text, the memory that XLA takes, and the results of two steps."""
     module = read_module(export_step(ZOO[name]).encode(), name, make_context())
     parts = (MicroBatch(num=num), Normalize()) if num > 1 else ()
-    again = (Recompute(keep=keep),) if keep else ()
+    again = (Rematerialize(remat=remat),) if remat else ()
     build_pass_manager((Normalize(), *parts, *again), module.context, Remarks(name)).run(module.operation)
     executable = compile_module(module, jax.devices()[:1])
     inputs = draw_inputs(executable.signature, InputRule(0, 8, nonnegative_arguments(module)), {})
@@ -150,18 +150,18 @@ LONG = [("gpt", 1), ("gpt", 4), ("moe", 1), ("moe", 4), ("unet", 1), ("unet", 4)
 @pytest.mark.parametrize(
     ("name", "num"), [("gpt-dropout", 1), ("gpt-dropout", 4), *(pytest.param(*c, marks=pytest.mark.long) for c in LONG)]
 )
-def test_steps_that_keep_less_take_less_memory_and_give_the_same(name: str, num: int):
+def test_steps_that_recompute_more_take_less_memory_and_give_the_same(name: str, num: int):
     _, whole, expected = step_results(name, num, "")
-    for keep in ("0.3", "0"):
-        _, memory, found = step_results(name, num, keep)
+    for remat in ("0.7", "1"):
+        _, memory, found = step_results(name, num, remat)
         assert memory < whole
         for step, same in zip(found, expected, strict=True):
             for one, other in zip(step, same, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * max(1.0, float(np.abs(other).max(initial=0.0))))
 
 
-def test_nothing_changes_where_all_may_be_kept():
-    assert step_results("gpt-dropout", 1, "1")[0] == step_results("gpt-dropout", 1, "")[0]
+def test_nothing_changes_where_nothing_is_recomputed():
+    assert step_results("gpt-dropout", 1, "0")[0] == step_results("gpt-dropout", 1, "")[0]
 
 
 class Apart(_Scheduler):
@@ -176,7 +176,7 @@ class Apart(_Scheduler):
 def test_what_ops_behind_a_barrier_share_changes_no_schedule(name: str, num: int):
     module = read_module(export_step(ZOO[name]).encode(), name, make_context())
     parts = (MicroBatch(num=num), Normalize()) if num > 1 else ()
-    build_pass_manager((Normalize(), *parts, Recompute(keep="0.3")), module.context, Remarks(name)).run(module.operation)
+    build_pass_manager((Normalize(), *parts, Rematerialize(remat="0.7")), module.context, Remarks(name)).run(module.operation)
     with module.context:
         graph = read_program(entry_function(module), mesh_of_shape((1,)), name).graph
     in_memory = materialized(graph).tolist()

@@ -1,6 +1,6 @@
-// RUN: rhino-opt --rhino-recompute %s | filecheck %s
-// RUN: rhino-opt --rhino-recompute --remarks-filter=recompute --verify-diagnostics %s
-// RUN: rhino-opt --rhino-recompute=keep=1 %s | filecheck %s --check-prefix=ALL
+// RUN: rhino-opt --rhino-remat %s | filecheck %s
+// RUN: rhino-opt --rhino-remat --remarks-filter=remat --verify-diagnostics %s
+// RUN: rhino-opt --rhino-remat=remat=0 %s | filecheck %s --check-prefix=ALL
 // Three layers, of which each makes a wide tensor from a narrow one. The backward pass begins with the last of them, so that stays as it is. The
 // narrow tensor before it is kept, and the others are made again right before they are read, behind all that the backward pass has made so
 // far: the gradient that comes in, which is read behind the barrier, and the share of the weight's. With keep=1 nothing changes.

@@ -1,4 +1,4 @@
-// RUN: rhino-opt --rhino-recompute %s | filecheck %s
+// RUN: rhino-opt --rhino-remat %s | filecheck %s
 // Random bits that follow from a state are made again from the same state, and so are the same; what a call gives, nobody else can make.
 
 // CHECK-LABEL: func.func @main(

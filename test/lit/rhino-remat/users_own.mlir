@@ -1,4 +1,4 @@
-// RUN: rhino-opt --rhino-recompute %s | filecheck %s
+// RUN: rhino-opt --rhino-remat %s | filecheck %s
 // What the user computes again, as jax.checkpoint writes it, is left as it is: nothing runs a third time, and what the copies start from stays.
 
 // CHECK-LABEL: func.func @main(

@@ -1,6 +1,6 @@
-// RUN: rhino-opt --rhino-recompute="keep=0;1" %s | filecheck %s
-// RUN: rhino-opt --rhino-recompute="keep=0;1" --remarks-filter=recompute --verify-diagnostics %s
-// RUN: rhino-opt --rhino-recompute="keep=1;0" %s | filecheck %s --check-prefix=LAST
+// RUN: rhino-opt --rhino-remat="remat=1;0" %s | filecheck %s
+// RUN: rhino-opt --rhino-remat="remat=1;0" --remarks-filter=remat --verify-diagnostics %s
+// RUN: rhino-opt --rhino-remat="remat=0;1" %s | filecheck %s --check-prefix=LAST
 // Two stages. The first makes its wide tensor again, in virtual stage 2, for a step holds two micro-batches of it between its forward pass and
 // back. The last stage turns back at once: nothing that it makes again would be gone meanwhile.
 
