@@ -22,7 +22,7 @@ make_venv() {
   fi
 }
 
-# install_into DIR REQUIREMENT: installs this project in place, so that edits need no second install.
+# install_into DIR REQUIREMENT [OPTION...]: installs this project in place, so that edits need no second install.
 install_into() {
-  "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$2"
+  "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable "${@:2}"
 }
