@@ -56,12 +56,13 @@ def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], st
     `reproducer` gives a command line that does the same again: it goes into the report of a fault of ours.
     """
     try:
-        code = work()
+        try:
+            code = work()
+        except Information as asked:
+            _print(stdout, str(asked))
+            return int(ExitCode.OK)
         stdout.flush()
         return code
-    except Information as asked:
-        _print(stdout, str(asked))
-        return int(ExitCode.OK)
     except RhinoError as error:
         with suppress(OSError, RhinoError):
             stdout.flush()  # what was said before stands before the error

@@ -273,7 +273,7 @@ def follows(way, states, monoid, ranks, num_axes=1):
         if monoid != "add":
             whole = [axis for axis in partial_axes(target) if entry(source, axis) == R]
             target -= sum(at(P, axis) for axis in whole)
-        steps = reshard.way(rank, source, target, num_axes)
+        steps = reshard.reshard_path(rank, source, target, num_axes)
         return steps is not None and all(step.kind == "slice" for step in steps)
 
     needs, comes = way
