@@ -208,8 +208,10 @@ def _constraints(pair: Pair, module: Any) -> str:  # noqa: ANN401 - an MLIR modu
 
     mesh, words = parse_mesh(pair.mesh), pair.plan.split()
     if pair.plan == "whole":
-        spots = argument_tensors(entry_function(module.operation), pair.model)
-        return "\n".join(f"[[pin]]\nname = '{spot.names[0]}'\nsharding = '[{', '.join('{}' for _ in spot.shape)}]'" for spot in spots)
+        tensors = argument_tensors(entry_function(module.operation), pair.model)
+        return "\n".join(
+            f"[[pin]]\nname = '{tensor.names[0]}'\nsharding = '[{', '.join('{}' for _ in tensor.shape)}]'" for tensor in tensors
+        )
     if not set(words) <= set(ROLES):
         return ""
     family = pair.model.removesuffix("-mid")

@@ -207,15 +207,15 @@ def experts(case: Case, num_axes: int) -> Iterator[tuple[str, ...]]:
 def pins(case: Case, module: ir.Module, mesh: Mesh, roles: Sequence[str]) -> str:
     """Returns what an expert says, as a file of constraints: every dim of every argument, and along which dim norms are split."""
     rows = []
-    for spot in argument_tensors(entry_function(module.operation), "expert"):
-        left = list(spot.shape)
+    for tensor in argument_tensors(entry_function(module.operation), "expert"):
+        left = list(tensor.shape)
         dims: list[list[str]] = [[] for _ in left]
         for (axis, size), role in reversed(list(zip(mesh.axes, roles, strict=True))):  # ZeRO takes what models' axes leave
-            dim = ROLES[role](case, spot.names[0], left, size)
+            dim = ROLES[role](case, tensor.names[0], left, size)
             if dim is not None and left[dim] % size == 0:
                 left[dim] //= size
                 dims[dim].insert(0, axis)
-        rows.append(_pin(spot.names[0], dims))
+        rows.append(_pin(tensor.names[0], dims))
     if case.norms:
         rows += _norms(case, [axis for (axis, _), role in zip(mesh.axes, roles, strict=True) if role == "tp+sp"])
         rows += [_whole(case, axis) for (axis, _), role in zip(mesh.axes, roles, strict=True) if role == "tp"]

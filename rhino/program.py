@@ -89,7 +89,7 @@ def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _ordered(code: bytes, num_devices: int) -> bytes:
-    """Returns a module whose barriers order it on a CPU, too: what is computed again would be computed at once."""
+    """Returns a module whose barriers order it on a CPU, too: what is recomputed would be computed at once."""
     with make_context():
         return bytecode(order_by_barriers(ir.Module.parse(code), num_devices))
 

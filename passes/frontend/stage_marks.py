@@ -36,7 +36,7 @@ def way_of(op: ir.Operation) -> str | None:
 
 
 def drop_marks(module: ir.Operation) -> None:
-    """Takes marked barriers out: they order nothing, and would keep what follows from them from being computed again."""
+    """Takes marked barriers out: they order nothing, and would keep what follows from them from being recomputed."""
     for op in [op for op in walk(module) if BOUNDARY in op.attributes]:
         for operand, result in zip(op.operands, op.results, strict=True):
             result.replace_all_uses_with(operand)

@@ -104,7 +104,7 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
 
 @dataclass(eq=False)
 class Rematerializer:
-    """Has values of steps computed again, of each in several shares: what these do not change is found once."""
+    """Has values of steps recomputed, of each in several shares: what these do not change is found once."""
 
     context: ir.Context
     begun: dict[bytes, Begun] = field(default_factory=dict)

@@ -178,7 +178,7 @@ class _Places:
                 inside = zip(graph.results(loop.op), graph.operands(loop.op).tolist(), strict=True)
                 values |= {carried for carried, source in inside if source in values}
             ops = [op for op in range(graph.num_ops) if values & set(graph.operands(op).tolist())]
-        elif nodes[0].kind == "op" and "remat" not in self.options:  # what is computed again has changed the numbers of ops
+        elif nodes[0].kind == "op" and "remat" not in self.options:  # what is recomputed has changed the numbers of ops
             ops = [node.number for node in nodes]
         else:
             return np.zeros(0, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Let barriers order a program on a CPU as StableHLO says that they do.
 
 An `optimization_barrier` says that what makes any of its operands runs before what reads any of its results. XLA's CPU backend (jaxlib
-0.10.2) takes barriers out before it orders ops, so that what is computed again may run early, and what it waits for late: the memory that
+0.10.2) takes barriers out before it orders ops, so that what is recomputed may run early, and what it waits for late: the memory that
 recomputation saves is lost. Here a barrier becomes a branch between its operands and zeros, by a truth that is read from an element of one
 of them: that it is equal to itself, or is not. XLA does not see through that; no bit changes. One of the zeros is a count instead: a branch
 in which there are only ops as cheap as a broadcast becomes a choice for each result where the other is more than its operands, as it is

@@ -34,7 +34,7 @@ SLACK: Final = 2.0
 """How many times what passes through memory should fit, to begin with: where hardly anything fits, shardings are slow, and long to find."""
 
 KEPT: Final = 1 / 32
-"""The share of what passes through memory that is there even if all that can be is computed again; to begin with."""
+"""The share of what passes through memory that is there even if all that can be is recomputed; to begin with."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,7 +5,7 @@ backend of jaxlib 0.10.2 has them, from its sources and from what it makes of th
 
 - loops take in ops element by element and moves of elements, and so do gathers, and reductions of few elements; not what is costly and read
   more than once;
-- who reads one operand of its own rank at most is computed again in each reader that takes it in, whatever others do; who reads several is
+- who reads one operand of its own rank at most is recomputed in each reader that takes it in, whatever others do; who reads several is
   computed inside all of its readers, on all ways to them, or inside none;
 - a constant of which all that is selected goes to collectives along a minor dim lies in their order of dims: it is copied for what a
   convolution or a pooling reads, which so reads two operands;

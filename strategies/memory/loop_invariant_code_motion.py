@@ -152,7 +152,7 @@ class _Hoisting:
         return op < self.graph.num_ops and self.region[op] != self.home[op] and self.is_worth(op)
 
     def extended(self) -> Graph:
-        """Returns the graph with what is computed again behind all else."""
+        """Returns the graph with what is recomputed behind all else."""
         graph, again = self.graph, self.again
         values = [graph.results(op).start for op in again]
         repeats = graph.repeats

@@ -224,7 +224,7 @@ class _Scheduler:
         return OpOrder(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), self.over, self.ranks(), num_times)
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:
-        """Returns, by value, how many tensors of its size must stay if it is to be computed again, and the time of its last direct reader.
+        """Returns, by value, how many tensors of its size must stay if it is to be recomputed, and the time of its last direct reader.
 
         XLA fuses a cheap op into all of its readers where it can, and then computes it in each of them: a reshape, a copy to another
         layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from memory, and then all do.

@@ -1,6 +1,6 @@
 """What one piece of the forward pass keeps, for each price of a byte: a minimum cut, exactly.
 
-With a_v = value v is at hand in the backward pass and r_u = unit u is computed again there,
+With a_v = value v is at hand in the backward pass and r_u = unit u is recomputed there,
 
     minimise   price * sum of bytes_v over v with a_v and not r_maker(v)   +   sum of seconds_u over u with r_u
     such that  r_u implies a_v for each value v that u reads, and for each that it makes;  a_v for each v of the stash
@@ -39,7 +39,7 @@ class Piece:
     late: frozenset[int]
 
     def kept(self, repeated: Sequence[int]) -> int:
-        """Returns the bytes that are kept where these units are computed again."""
+        """Returns the bytes that are kept where these units are recomputed."""
         again = {value for unit in repeated for value in self.makes[unit]}
         needed = self.late | {value for unit in repeated for value in self.reads[unit]}
         return sum(self.num_bytes[value] for value in needed - again)
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """A corner of the frontier: the units that are computed again, the bytes that are kept, and the seconds that it takes."""
+    """A corner of the frontier: the units that are recomputed, the bytes that are kept, and the seconds that it takes."""
 
     repeated: tuple[int, ...]
     kept_bytes: int
@@ -78,7 +78,7 @@ def frontier(piece: Piece) -> tuple[Corner, ...]:
 
 
 def cheapest(piece: Piece, byte_seconds: float) -> tuple[int, ...]:
-    """Returns the units that are computed again where to keep a byte costs so many seconds; as few as can be."""
+    """Returns the units that are recomputed where to keep a byte costs so many seconds; as few as can be."""
     total = sum(piece.seconds)
     if total <= 0:
         return _Cut(piece).best(1, 0)
@@ -103,7 +103,7 @@ class _Cut:
         self.units = units
 
     def best(self, per_byte: int, per_tick: int) -> tuple[int, ...]:
-        """Returns the units that are computed again at a price; as few as can be."""
+        """Returns the units that are recomputed at a price; as few as can be."""
         from ortools.graph.python import max_flow  # noqa: PLC0415 - slow to load, and only cuts need it
 
         priced = np.concatenate([self.bytes * per_byte, np.array(self.ticks, dtype=np.int64) * per_tick])

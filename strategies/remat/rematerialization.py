@@ -37,7 +37,7 @@ _LEAST_GAIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Ops of one piece that are computed again together, in program order; the piece begins with op `first` and ends with `last`."""
+    """Ops of one piece that are recomputed together, in program order; the piece begins with op `first` and ends with `last`."""
 
     stage: int
     ops: tuple[int, ...]
@@ -88,7 +88,7 @@ class _Stage:
         self.pieces: Pieces = cut_in_pieces(stash, self.units, in_flight)
         count = len(self.pieces.units)
         self.open = list(range(count if in_flight > 1 else count - 1))
-        """Pieces that may be computed again; not what a backward pass begins with that follows at once."""
+        """Pieces that may be recomputed; not what a backward pass begins with that follows at once."""
         self.local = [self._piece(number) for number in self.open]
         self.corners = [corners(piece) for piece in self.local]
         self.crossing = {value for values in self.pieces.crossing for value in values}
@@ -124,7 +124,7 @@ class _Stage:
         return sum(piece.seconds[unit] for piece, units in zip(self.local, repeated, strict=True) for unit in units)
 
     def _again(self, repeated: Sequence[tuple[int, ...]]) -> list[list[Unit]]:
-        """Returns the units of each piece that are computed again."""
+        """Returns the units of each piece that are recomputed."""
         found: list[list[Unit]] = [[] for _ in self.pieces.units]
         for number, units in zip(self.open, repeated, strict=True):
             found[number] = [self.pieces.units[number][unit] for unit in units]
@@ -215,7 +215,7 @@ def _relaxed(corners: Sequence[tuple[Corner, ...]], chosen: list[int], room: flo
 
 
 def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None:
-    """Returns the units of each piece that are computed again, solved over all of them; None where that is not proven to be the best.
+    """Returns the units of each piece that are recomputed, solved over all of them; None where that is not proven to be the best.
 
     Variables: r of each unit, then a of each value that the backward pass may do without. Rows: r_u <= a_v for what u reads; a_v >= r_u for
     what it makes; the bytes with a_v - r_u that are kept.

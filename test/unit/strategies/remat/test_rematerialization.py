@@ -1,4 +1,4 @@
-"""What is computed again: the decision against enumeration, the rewritten steps against the steps themselves."""
+"""What is recomputed: the decision against enumeration, the rewritten steps against the steps themselves."""
 
 import functools
 import itertools
