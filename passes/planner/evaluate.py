@@ -39,7 +39,7 @@ from rhino.strategies.autotune.base import KEPT, MOST, NEARLY, CutOff, Estimate,
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import make_plan
 from rhino.strategies.choice.plan_costs import op_seconds
-from rhino.strategies.memory.peak import predicted_peak
+from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule
@@ -245,10 +245,8 @@ class Evaluator:
             return CutOff(shape, free_s, free_s, by_memory=False)
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
-        if ranks == 1:
-            answer = _heard(fit(search, budget, free, lambda states: predicted_peak(make_plan(choice, states)), cutoff_s))
-        else:  # rows count the micro-batches in flight
-            answer = _heard(search.within(budget, free))
+        # Of several ranks rows decide, which count the micro-batches in flight.
+        answer = _heard(fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free))
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)

@@ -30,10 +30,9 @@ from rhino.passes.base import Remarks
 from rhino.passes.planner.plan_costs import PlanCosts
 from rhino.passes.planner.spmd_search import Found, Whole, digest, search
 from rhino.passes.sharding.choose_shardings import LEVELS
-from rhino.strategies.choice.plan import make_plan
 from rhino.strategies.cost.candidates import State, strategy_name
 from rhino.strategies.cost.nodes import Node
-from rhino.strategies.memory.peak import predicted_peak
+from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.sharding.what_if import Alternative, Alternatives
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.problem import PeakOf
@@ -111,9 +110,7 @@ def asked_of(found: Found, plan: SpmdPlan) -> Replanned:
     limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
     budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
     choice, results = found.costs.choice, tuple(one.path for one in found.plan.results)
-    return Replanned(
-        found.costs, found.answer, found.solver, limits, budget, results, lambda states: predicted_peak(make_plan(choice, states))
-    )
+    return Replanned(found.costs, found.answer, found.solver, limits, budget, results, peak_of(choice))
 
 
 @contextmanager

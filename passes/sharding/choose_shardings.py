@@ -15,11 +15,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import ClassVar
 
-from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, one_collective
@@ -41,7 +39,7 @@ from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
-from rhino.strategies.memory.peak import predicted_peak
+from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.sharding.memory_fitting import find_fitting
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
@@ -121,7 +119,7 @@ class ChooseShardings(PlanningPass):
         first = search.reduce()
         clock.lap("reduce")
         if self.ranks == 1:
-            outcome = find_fitting(search, budget, first, partial(_peak, choice), lambda: choice.with_memory().problem)
+            outcome = find_fitting(search, budget, first, peak_of(choice), lambda: choice.with_memory().problem)
         else:  # several micro-batches are in flight, which rows count
             outcome = search.run(budget, first)
         clock.lap("solve")
@@ -151,10 +149,6 @@ def _remark_meshes(targets: Sequence[Target], tried: Sequence[_Planned | RhinoEr
         else:
             result = one.what
         remarks.add(ChooseShardings.name, Place(remarks.file), f"mesh {target.mesh}: {result}")
-
-
-def _peak(choice: Choice, states: Ints) -> float:
-    return predicted_peak(make_plan(choice, states))
 
 
 class _Clock:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, REDUCE, UPDATES, WHILE, YIELD, Graph
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.choice import Choice
+from rhino.strategies.choice.plan import ShardingPlan, make_plan
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import aligned, selection_sizes
 from rhino.strategies.memory.carried import carried_on
@@ -20,6 +21,7 @@ from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import Fused, fuse
 from rhino.strategies.memory.op_order import OpOrder, schedules_fused
 from rhino.strategies.memory.resident_rows import written_in_place
+from rhino.strategies.solver.problem import PeakOf
 
 _HEAP_SHARE: Final = 2 / 3
 _MARGINS: Final = (0.0725, 0.015)
@@ -35,6 +37,11 @@ def predicted_peak(plan: ShardingPlan) -> float:
     graph = device_graph(plan)
     fused = fuse(graph)
     return max(_peak(Lives(graph, fused, plan), margin) for plan, margin in zip(schedules_fused(graph, fused), _MARGINS, strict=False))
+
+
+def peak_of(choice: Choice) -> PeakOf:
+    """Returns a function of the states of a choice [nodes]: the peak of the plan that they are."""
+    return lambda states: predicted_peak(make_plan(choice, states))
 
 
 def _peak(lives: Lives, margin: float) -> float:
