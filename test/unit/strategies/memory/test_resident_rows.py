@@ -243,9 +243,12 @@ def test_what_a_loop_carries_and_nobody_reads_is_there_until_it_ends():
     assert (moved >= whole - 32).all()
 
 
-def kept_in_a_loop(start):
-    """A loop that multiplies by what it carries as it is, which is %x or the constant %c."""
-    return f"""func.func @main(%x: {T}) -> {T} {{
+@pytest.mark.parametrize(("start", "more"), [("%x", 0), ("%c", 1)])
+def test_a_constant_that_a_loop_keeps_is_beside_what_it_carries_while_it_runs(start, more):
+    """The carried value, returned, is there throughout, its successor from 4 to 7. The argument that is kept lies where it did, the
+    constant in a place from 0 until the body has ended at 7.
+    """
+    text = f"""func.func @main(%x: {T}) -> {T} {{
       %zero = stablehlo.constant dense<0> : tensor<i32>
       %c = stablehlo.constant dense<2.0> : {T}
       %end:3 = stablehlo.while(%i = %zero, %v = %x, %u = {start}) : tensor<i32>, {T}, {T}
@@ -258,13 +261,9 @@ def kept_in_a_loop(start):
       }}
       return %end#1 : {T}
     }}"""
-
-
-def test_a_constant_that_a_loop_keeps_is_beside_what_it_carries_while_it_runs():
-    """The argument has a place that the loop can read; the constant gets one, from 0 until the body's end has run at 7."""
-    choices = [choice_of(kept_in_a_loop(start)) for start in ("%x", "%c")]
-    argument, constant = (choice.problem.memory(pick(choice)) for choice in choices)
-    assert (constant - argument).tolist() == [TILE] * 8 + [0] * 2
+    choice = choice_of(text)
+    tiles = [1 + more] * 4 + [2 + more] * 4 + [1] * 2
+    assert choice.problem.memory(pick(choice)).tolist() == [64 + count * TILE for count in tiles]
 
 
 # Eight by eight: 256 bytes as an argument, and as a temporary two of these
@@ -325,6 +324,17 @@ def test_what_goes_through_a_barrier_is_moved_when_it_is_read():
     assert halves_beside(256 + 128, text, {("argument", 1): S0}) == [2 + 4, 2 + 2, 2 + 2, 2 + 2 + 2, 2 + 2 + 2, 2, 2]
 
 
+SUMMED = f"""func.func @main(%x: {E}) -> ({E}, tensor<8xf32>) {{
+  %o = stablehlo.constant dense<0.0> : tensor<f32>
+  %y = {wide("%x", "%x")}
+  %z = {wide("%y", "%x")}
+  %v = stablehlo.add %y, %z : {E}
+  %d = {wide("%v", "%x", "[0] x [0]")}
+  %r = stablehlo.reduce(%v init: %o) applies stablehlo.add across dimensions = [1] : ({E}, tensor<f32>) -> tensor<8xf32>
+  return %d, %r : {E}, tensor<8xf32>
+}}"""
+
+
 @pytest.mark.parametrize(
     ("reads", "again"),
     [(R, (0, 0, 0)), (S0, (4, 2, 1))],  # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
@@ -333,19 +343,40 @@ def test_a_reduction_that_is_sent_what_it_reads_keeps_what_that_is_computed_from
     """y is there from 1 to 6, as v is written over it, z from 4 to 7, v from 7 to 13. The product copies v, whose other order it reads, at
     9 and 10; its result is there throughout, as is the line that the reduction makes.
     """
-    text = f"""func.func @main(%x: {E}) -> ({E}, tensor<8xf32>) {{
-      %o = stablehlo.constant dense<0.0> : tensor<f32>
-      %y = {wide("%x", "%x")}
-      %z = {wide("%y", "%x")}
-      %v = stablehlo.add %y, %z : {E}
-      %d = {wide("%v", "%x", "[0] x [0]")}
-      %r = stablehlo.reduce(%v init: %o) applies stablehlo.add across dimensions = [1] : ({E}, tensor<f32>) -> tensor<8xf32>
-      return %d, %r : {E}, tensor<8xf32>
-    }}"""
     both, one, cut = again
     until_v = [2, 2 + 2, 2 + 2, 2 + 2, 2 + 4, 2 + 4, 2 + 4, 2 + 4]
     from_v = [2 + 2 + both, 2 + 4 + both, 2 + 4 + both, 2 + 2 + one, 2 + 2 + one + cut, 2 + 2 + one + cut, 2, 2]
-    assert halves_beside(256 + rounded(32), text, {("op", 5): reads, ("return", 1): reads}) == until_v + from_v
+    assert halves_beside(256 + rounded(32), SUMMED, {("op", 5): reads, ("return", 1): reads}) == until_v + from_v
+
+
+def test_nothing_is_sent_to_one_device_alone():
+    """All is as where the reduction reads what is there."""
+    whole, alone = (choice_of(SUMMED, size) for size in (2, 1))
+    assert alone.problem.memory(pick(alone)).tolist() == whole.problem.memory(pick(whole)).tolist()
+
+
+def test_what_is_computed_inside_its_reader_lies_somewhere_before_it_is_moved():
+    """y is there at 1 and 2, and the half of it that the exponential reads at 2 and 3: the sum is written over that. At 3 the exponential's
+    half is there and made whole, which it is at 4. The sum is there from 4 to 7, and the result throughout.
+    """
+    text = f"""func.func @main(%a: {E}) -> {E} {{
+      %y = {wide("%a", "%a")}
+      %e = stablehlo.exponential %y : {E}
+      %s = stablehlo.add %e, %a : {E}
+      %d = {wide("%s", "%a")}
+      return %d : {E}
+    }}"""
+    assert halves_beside(256, text, {("op", 1): S0}) == [2, 2 + 2, 2 + 2 + 1, 2 + 1 + 1 + 2, 2 + 2 + 2, 4, 4, 4, 2, 2]
+
+
+def test_a_copy_in_another_order_replaces_what_is_read_no_more():
+    """y is there from 1 to 4, its copy beside it at 3, and instead of it at 4; the result throughout."""
+    text = f"""func.func @main(%x: {E}) -> {E} {{
+      %y = {wide("%x", "%x")}
+      %d = {wide("%y", "%x", "[0] x [0]")}
+      return %d : {E}
+    }}"""
+    assert halves_beside(256, text, {}) == [2, 4, 4, 6, 4, 2, 2]
 
 
 PART = tensor((4, 8))
