@@ -208,7 +208,7 @@ class Memory:
             for number in range(2 * len(cls.operands[0].shape) + 1):
                 table = self.table_of(node, ("selection", cls, number), lambda s: selection_buffers(cls, s, self.draft.sizes)[number])  # noqa: B023
                 yield node, table, start, stop
-        elif cls.name == PRODUCT:
+        else:  # a product copies what it does not read as it lies
             for position, value in enumerate(self.operands[op]):
                 if self.draft.in_memory[value] and self.draft.producer[value] >= 0 and not reads_as_it_lies(cls, position):
                     stays = self.schedule.end[value] > stop  # else its copy replaces it
@@ -247,8 +247,7 @@ class Memory:
         if reader == self.graph.num_ops:
             return self.num_times - 1, self.num_times - 1
         if self.classes[reader].name in (WHILE, BARRIER):  # each of their results is read for itself
-            seen = target.number if target.kind == "value" else self.first_result[reader]
-            return plan.first[seen], plan.end[seen]
+            return plan.first[target.number], plan.end[target.number]  # a value's node, as all that they hand on has one
         return plan.start[reader], plan.stop[reader]
 
     def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: MoveBuffers) -> Iterator[Row]:
@@ -261,8 +260,9 @@ class Memory:
         before, during, after, _ = self.move_tables(u, v, use, move)
         if before is not None:
             yield edge, before, start - 1, start - 1
-        if during is None or after is None:
+        if during is None:
             return
+        assert after is not None, "what is moved is there afterwards"
         if during == after or stop == start:
             yield edge, during, start, stop
         else:

@@ -243,6 +243,164 @@ def test_what_a_loop_carries_and_nobody_reads_is_there_until_it_ends():
     assert (moved >= whole - 32).all()
 
 
+@pytest.mark.parametrize(("start", "more"), [("%x", 0), ("%c", 1)])
+def test_a_constant_that_a_loop_keeps_is_beside_what_it_carries_while_it_runs(start, more):
+    """The carried value, returned, is there throughout, its successor from 4 to 7. The argument that is kept lies where it did, the
+    constant in a place from 0 until the body has ended at 7.
+    """
+    text = f"""func.func @main(%x: {T}) -> {T} {{
+      %zero = stablehlo.constant dense<0> : tensor<i32>
+      %c = stablehlo.constant dense<2.0> : {T}
+      %end:3 = stablehlo.while(%i = %zero, %v = %x, %u = {start}) : tensor<i32>, {T}, {T}
+      cond {{
+        %more = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      }} do {{
+        %y = {product("%v", "%u")}
+        stablehlo.return %i, %y, %u : tensor<i32>, {T}, {T}
+      }}
+      return %end#1 : {T}
+    }}"""
+    choice = choice_of(text)
+    tiles = [1 + more] * 4 + [2 + more] * 4 + [1] * 2
+    assert choice.problem.memory(pick(choice)).tolist() == [64 + count * TILE for count in tiles]
+
+
+# Eight by eight: 256 bytes as an argument, and as a temporary two of these
+
+E, SPLIT = tensor((8, 8)), tensor((8, 2, 4))
+HALF = rounded(128)
+
+
+def wide(left, right, contracting="[1] x [0]", into=E):
+    return f"stablehlo.dot_general {left}, {right}, contracting_dims = {contracting} : ({E}, {into}) -> {into}"
+
+
+def halves_beside(base, text, wanted, default=R):
+    """How many halves of a temporary there are at each time, beside bytes that are there throughout."""
+    choice = choice_of(text)
+    return [(num_bytes - base) / HALF for num_bytes in choice.problem.memory(pick(choice, wanted, default)).tolist()]
+
+
+DIRECT = f"%d = {wide('%x', '%y')}"
+VIEWED = f"""%r = stablehlo.reshape %y : ({E}) -> {SPLIT}
+      %p = {wide("%x", "%r", into=SPLIT)}
+      %d = stablehlo.reshape %p : ({SPLIT}) -> {E}"""
+
+
+@pytest.mark.parametrize("read", [DIRECT, VIEWED])
+def test_a_product_puts_in_order_what_an_all_to_all_has_joined(read):
+    """Half of x is cut out of it for y, at 0 and 1. y comes by rows at 1, and at 2 parts of its columns arrive and are joined; it is there
+    until the sum has read it at 7. The product copies it, at 3 and 4; the sum does not. d is there from 4 to 6; the sum, a result
+    written over it, throughout.
+    """
+    text = f"""func.func @main(%x: {E}) -> {E} {{
+      %y = {wide("%x", "%x")}
+      {read}
+      %s = stablehlo.add %d, %y : {E}
+      return %s : {E}
+    }}"""
+    assert halves_beside(256, text, {("argument", 0): R, ("op", 0): S0}, S1) == [2, 3, 3, 3, 4, 3, 3, 2, 1, 1]
+
+
+def test_what_a_view_that_comes_first_is_moved_from_is_counted_with_the_argument():
+    """Half of the argument is made whole at 0, and is whole at 1; no second half is there for the view."""
+    text = f"""func.func @main(%a: tensor<64xf32>, %x: {E}) -> {E} {{
+      %r = stablehlo.reshape %a : (tensor<64xf32>) -> {E}
+      %y = {wide("%r", "%x")}
+      return %y : {E}
+    }}"""
+    assert halves_beside(128 + 256, text, {("argument", 0): S0, ("op", 0): S0}) == [4, 4, 2, 2]
+
+
+def test_what_goes_through_a_barrier_is_moved_when_it_is_read():
+    """Both copies are made at 0. Half of w is made whole for the second product, at 3 and 4; the first one is there from 1 to 4."""
+    text = f"""func.func @main(%x: {E}, %w: {E}) -> {E} {{
+      %b:2 = stablehlo.optimization_barrier %x, %w : {E}, {E}
+      %y = {wide("%b#0", "%b#0")}
+      %z = {wide("%y", "%b#1")}
+      return %z : {E}
+    }}"""
+    assert halves_beside(256 + 128, text, {("argument", 1): S0}) == [2 + 4, 2 + 2, 2 + 2, 2 + 2 + 2, 2 + 2 + 2, 2, 2]
+
+
+SUMMED = f"""func.func @main(%x: {E}) -> ({E}, tensor<8xf32>) {{
+  %o = stablehlo.constant dense<0.0> : tensor<f32>
+  %y = {wide("%x", "%x")}
+  %z = {wide("%y", "%x")}
+  %v = stablehlo.add %y, %z : {E}
+  %d = {wide("%v", "%x", "[0] x [0]")}
+  %r = stablehlo.reduce(%v init: %o) applies stablehlo.add across dimensions = [1] : ({E}, tensor<f32>) -> tensor<8xf32>
+  return %d, %r : {E}, tensor<8xf32>
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("reads", "again"),
+    [(R, (0, 0, 0)), (S0, (4, 2, 1))],  # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
+)
+def test_a_reduction_that_is_sent_what_it_reads_keeps_what_that_is_computed_from(reads, again):
+    """y is there from 1 to 6, as v is written over it, z from 4 to 7, v from 7 to 13. The product copies v, whose other order it reads, at
+    9 and 10; its result is there throughout, as is the line that the reduction makes.
+    """
+    both, one, cut = again
+    until_v = [2, 2 + 2, 2 + 2, 2 + 2, 2 + 4, 2 + 4, 2 + 4, 2 + 4]
+    from_v = [2 + 2 + both, 2 + 4 + both, 2 + 4 + both, 2 + 2 + one, 2 + 2 + one + cut, 2 + 2 + one + cut, 2, 2]
+    assert halves_beside(256 + rounded(32), SUMMED, {("op", 5): reads, ("return", 1): reads}) == until_v + from_v
+
+
+def test_nothing_is_sent_to_one_device_alone():
+    """All is as where the reduction reads what is there."""
+    whole, alone = (choice_of(SUMMED, size) for size in (2, 1))
+    assert alone.problem.memory(pick(alone)).tolist() == whole.problem.memory(pick(whole)).tolist()
+
+
+def test_what_is_computed_inside_its_reader_lies_somewhere_before_it_is_moved():
+    """y is there at 1 and 2, and the half of it that the exponential reads at 2 and 3: the sum is written over that. At 3 the exponential's
+    half is there and made whole, which it is at 4. The sum is there from 4 to 7, and the result throughout.
+    """
+    text = f"""func.func @main(%a: {E}) -> {E} {{
+      %y = {wide("%a", "%a")}
+      %e = stablehlo.exponential %y : {E}
+      %s = stablehlo.add %e, %a : {E}
+      %d = {wide("%s", "%a")}
+      return %d : {E}
+    }}"""
+    assert halves_beside(256, text, {("op", 1): S0}) == [2, 2 + 2, 2 + 2 + 1, 2 + 1 + 1 + 2, 2 + 2 + 2, 4, 4, 4, 2, 2]
+
+
+def test_a_copy_in_another_order_replaces_what_is_read_no_more():
+    """y is there from 1 to 4, its copy beside it at 3, and instead of it at 4; the result throughout."""
+    text = f"""func.func @main(%x: {E}) -> {E} {{
+      %y = {wide("%x", "%x")}
+      %d = {wide("%y", "%x", "[0] x [0]")}
+      return %d : {E}
+    }}"""
+    assert halves_beside(256, text, {}) == [2, 4, 4, 6, 4, 2, 2]
+
+
+PART = tensor((4, 8))
+FILLED = f"stablehlo.dynamic_update_slice %c, %a, %i, %i : ({E}, {PART}, tensor<i32>, tensor<i32>) -> {E}"
+
+
+@pytest.mark.parametrize(("kind", "op", "argument", "computed"), [(E, wide("%a", "%c"), 256, 2), (PART, FILLED, 128, 0)])
+def test_a_constant_is_computed_for_its_reader_unless_that_writes_into_it(kind, op, argument, computed):
+    """The result is there throughout; the constant that a product reads at 0 and 1; the one that is updated has the result's buffer."""
+    text = f"""func.func @main(%a: {kind}, %i: tensor<i32>) -> {E} {{
+      %c = stablehlo.constant dense<2.0> : {E}
+      %y = {op}
+      return %y : {E}
+    }}"""
+    assert halves_beside(argument + 4, text, {}) == [2 + computed, 2 + computed, 2, 2]
+
+
+def test_no_resident_is_alive_at_no_time():
+    """What is brought for one time alone, and needs less memory once it is there, ends with that time."""
+    problem = choice_of(FOUR).problem
+    assert (problem.node_residents.start <= problem.node_residents.end).all()
+    assert (problem.edge_residents.start <= problem.edge_residents.end).all()
+
+
 # Moves and temporaries
 
 KIND = TensorType((8, 16), "f32", 4)
@@ -318,8 +476,8 @@ def test_how_products_read(left, right, dims, result, lie_well, matrices):
     assert [is_matrix(cls, position) for position in (0, 1)] == matrices
 
 
-def test_a_selection_holds_an_index_for_each_dim():
-    body = """%o = stablehlo.constant dense<0.0> : tensor<f32>
+SELECTION = function(
+    """%o = stablehlo.constant dense<0.0> : tensor<f32>
       %z = "stablehlo.select_and_scatter"(%a, %b, %o) <{window_dimensions = array<i64: 1, 2>, window_strides = array<i64: 1, 2>}> ({
       ^bb0(%x: tensor<f32>, %y: tensor<f32>):
         %p = stablehlo.compare GE, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
@@ -328,9 +486,23 @@ def test_a_selection_holds_an_index_for_each_dim():
       ^bb0(%x: tensor<f32>, %y: tensor<f32>):
         %s = stablehlo.add %x, %y : tensor<f32>
         stablehlo.return %s : tensor<f32>
-      }) : (tensor<4x8xf32>, tensor<4x4xf32>, tensor<f32>) -> tensor<4x8xf32>"""
-    cls = class_of(function(body, {"a": tensor((4, 8)), "b": tensor((4, 4))}, {"z": tensor((4, 8))}), "stablehlo.select_and_scatter")
+      }) : (tensor<4x8xf32>, tensor<4x4xf32>, tensor<f32>) -> tensor<4x8xf32>""",
+    {"a": tensor((4, 8)), "b": tensor((4, 4))},
+    {"z": tensor((4, 8))},
+)
+
+
+def test_a_selection_holds_an_index_for_each_dim():
+    cls = class_of(SELECTION, "stablehlo.select_and_scatter")
     assert selection_buffers(cls, replicate(cls, 1), (2,)) == (rounded(4 * 32), rounded(4 * 32), *[rounded(4 * 16)] * 3)
+
+
+def test_the_temporaries_of_a_selection_are_there_while_it_runs():
+    """Two of 128 bytes and three of 64, as above, and the scalar that it starts from; the result of 128 throughout."""
+    choice = choice_of(SELECTION)
+    held = 128 + 64 + rounded(128)
+    scratch = 2 * rounded(128) + 3 * rounded(64) + rounded(4)
+    assert choice.problem.memory(pick(choice)).tolist() == [held + scratch, held + scratch, held, held]
 
 
 # Where temporaries lie

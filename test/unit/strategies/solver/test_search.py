@@ -11,7 +11,7 @@ from problems import random_budget, random_problem
 
 from rhino.strategies.solver.answer import Answer, Infeasible, Unsolved
 from rhino.strategies.solver.brute_force import brute_force
-from rhino.strategies.solver.dual.memory_prices import PricedSearch
+from rhino.strategies.solver.dual.memory_prices import PricedSearch, peaks
 from rhino.strategies.solver.problem import Problem, Residents
 from rhino.strategies.solver.repair.component_repair import recombination
 from rhino.strategies.solver.repair.graph_cut_repair import seamed
@@ -335,16 +335,55 @@ def test_small_tensors_are_mixed_under_a_large_budget():
         assert list(recombination(problem, ints(0, 0, 0), ints(0, 1, 1), large + small, times)) == [0, 0, 1]
 
 
-def test_a_mixture_fits_at_every_time_and_not_only_where_its_choices_are_worst():
-    """Two choices take 9 at time 0 or at time 2, where each makes a row, and both 8 between; so a mixture of them takes 8 there."""
+def search_of_three():
+    """A search under 6 bytes that knows three choices of one node, and of the times 0 and 4 that they bind."""
     tables = tuple(map(np.array, ([0.0, 1.0, 2.0], [9.0, 1.0, 0.0], [8.0, 8.0, 0.0], [1.0, 9.0, 0.0])))
     kept = Residents(ints(0, 0, 0), ints(1, 2, 3), ints(0, 2, 4), ints(0, 2, 4))
     problem = Problem(tables, ints(0), ints(), ints(), ints(), 5, np.zeros(5), kept)
     search = PricedSearch(Solver(problem), 6.0, Answer(ints(0), 0.0, 0.0, 9.0, ""), times=[0, 4])
     search.columns = [(ints(state), float(state), problem.memory([state])) for state in range(3)]
-    cost, prices = search.master()
+    return search
+
+
+def test_a_mixture_fits_at_every_time_and_not_only_where_its_choices_are_worst():
+    """Two choices take 9 at time 0 or at time 2, where each makes a row, and both 8 between; so a mixture of them takes 8 there."""
+    cost, prices = search_of_three().master()
     assert cost == pytest.approx(19 / 32)  # 21, 3 and 8 parts of 32; by the times 0 and 4 alone 5 and 3 of 8 would do, for 3 / 8
     assert 2 in prices
+
+
+def test_the_least_excess_is_in_bytes_and_may_be_negative():
+    """Of the choices above any mixture of two takes 8 at time 2, which is 2 over the budget; the third leaves all 6."""
+    search = search_of_three()
+    third = search.columns.pop()
+    excess, weights = search.least_excess()
+    assert excess == pytest.approx(2)
+    assert weights == pytest.approx({2: 1})
+    search.columns.append(third)
+    assert search.least_excess()[0] == pytest.approx(-6)
+
+
+def test_two_choices_that_do_not_fit_are_mixed_to_one_that_does():
+    """Each halves one of two tensors, and takes 15 bytes of 10; both halves together take 10, at the cost of both."""
+    problem = parted([[0, 5], [0, 1]], [[10, 5]] * 2, [(0, 0)] * 2, 1)
+    search = PricedSearch(Solver(problem), 10.0, Answer(ints(0, 0), 0.0, 0.0, 20.0, ""))
+    search.columns = [(ints(*states), problem.cost(states), problem.memory(states)) for states in ([0, 1], [1, 0])]
+    search.mix_to_fit()
+    assert (search.best.cost, list(search.best.states)) == (6, [1, 1])
+
+
+def test_a_problem_of_just_as_many_states_as_are_allowed_is_finished_by_milp():
+    """Prices leave a gap between layers all fast and all slow; 20 nodes of two states have 40."""
+    problem = layered(20, 2.0, 0)
+    room = 20 + 7 * 9 + 5
+    exact, priced = (Search(problem, Limits(gap=0.0, exact_below_states=most)).run(room) for most in (40, 39))
+    assert exact.is_optimal
+    assert not priced.is_optimal
+
+
+def test_peaks_are_the_worst_times_of_what_is_over_the_budget():
+    """Stretches end where all the budget is taken, which is not over it."""
+    assert peaks(np.array([5.0, 7.0, 6.0, 5.0, 8.0, 5.0]), 5.0) == [4, 1]
 
 
 def bound_by_memory(batch):
