@@ -7,7 +7,7 @@ tables often too wide; then `rhino.strategies.solver.dual.wide` finds a choice, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from rhino.strategies.solver.dual.colour_refinement import Lifted
 from rhino.strategies.solver.dual.dual_ascent import Ascent, Start
 from rhino.strategies.solver.dual.wide import Wide
 from rhino.strategies.solver.elimination.by_node import Elimination, TableStore, TooWideError
-from rhino.strategies.solver.elimination.in_batches import AnyElimination, BatchElimination, each, elimination_of, is_large, ranks
-from rhino.strategies.solver.elimination.over_layers import LEAST_LAYERS, FoldedElimination, folded
-from rhino.strategies.solver.elimination.repeated_layers import Stretch, find_stretch
+from rhino.strategies.solver.elimination.in_batches import AnyElimination, BatchElimination, each, elimination_of, ranks
 from rhino.strategies.solver.problem import Problem, Residents
 
 Prices = dict[int, float]
@@ -71,7 +69,7 @@ class Reduced:
     bound reaches `cutoff`, and accepts an optimality gap of the share `gap`.
     """
 
-    elimination: AnyElimination | FoldedElimination
+    elimination: AnyElimination
     offset: float
     gap: float
     cutoff: float
@@ -152,15 +150,8 @@ class Solver:
         gap = _OF_GAP * self.limits.gap if prices else self.limits.gap
         return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
 
-    def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination | FoldedElimination, int]:
+    def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
         """Returns an elimination with these tables, after the exact reductions, and how many states were dropped at first."""
-        elimination = self._folded(store, node_costs, edge_costs)
-        if elimination is None:
-            return self._unfolded(store, node_costs, edge_costs)
-        elimination.remove_chains()
-        return elimination, elimination.dropped
-
-    def _unfolded(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
         elimination = elimination_of(self.problem, store, node_costs, edge_costs)
         dropped = elimination.drop_dominated()
         if self.order is None:
@@ -168,17 +159,6 @@ class Solver:
             elimination.drop_dominated()
             elimination.remove_chains()
         return elimination, dropped
-
-    def _folded(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> FoldedElimination | None:
-        """Returns an elimination in which alike layers are one, where there are enough."""
-        if self.is_wide or not is_large(self.problem) or self.stretch is None:
-            return None
-        return folded(self.problem, self.stretch, store, node_costs, edge_costs, self.limits.table_entries)
-
-    @cached_property
-    def stretch(self) -> Stretch | None:
-        """The alike layers of the problem, whatever is charged."""
-        return find_stretch(self.problem, LEAST_LAYERS)
 
     def _charged(self, store: TableStore, prices: Prices, costs: bool) -> tuple[Ints, Ints]:
         """Returns the tables of nodes and of edges with the prices of their residents added."""
@@ -204,7 +184,7 @@ class Solver:
             at = turn == one
             charged[owners[at]] = each(np.column_stack([charged[owners[at]], added[at]]), store.add)
 
-    def _note(self, elimination: AnyElimination | FoldedElimination, dropped: int) -> None:
+    def _note(self, elimination: AnyElimination, dropped: int) -> None:
         core, s = elimination.core(), self.statistics
         s.nodes, s.edges, s.states = self.problem.num_nodes, self.problem.num_edges, int(self.problem.num_states().sum())
         s.dropped_states, s.core_nodes, s.core_edges = dropped, len(core.nodes), core.num_edges
@@ -219,14 +199,6 @@ class Solver:
         """
         self.statistics.solves += 1
         elimination, limit = reduced.elimination, self.limits.table_entries
-        if isinstance(elimination, FoldedElimination):
-            try:
-                elimination.run(limit)
-            except TooWideError:
-                elimination, _ = self._unfolded(elimination.store, *elimination.costs)
-            else:
-                self.order = []
-                return self._solved(elimination, reduced)
         if self.is_wide:
             return self._wide(elimination, reduced)
         untouched = elimination.copy()
@@ -243,7 +215,7 @@ class Solver:
             return self._wide(untouched, reduced)
         return self._solved(elimination, reduced)
 
-    def _solved(self, elimination: AnyElimination | FoldedElimination, reduced: Reduced) -> Solved:
+    def _solved(self, elimination: AnyElimination, reduced: Reduced) -> Solved:
         """Returns what an elimination of all nodes has found."""
         self.statistics.widest_table = max(self.statistics.widest_table, elimination.widest)
         value = elimination.constant + reduced.offset

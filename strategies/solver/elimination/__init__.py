@@ -1,4 +1,4 @@
-"""Exact elimination: node by node, alike nodes in batches, alike layers as one.
+"""Exact elimination: node by node, and alike nodes in batches.
 
 In: a problem. Out: what is left of it, and the best states of all that was removed.
 """

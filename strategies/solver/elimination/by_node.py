@@ -319,20 +319,20 @@ class Elimination:
                     touched.update(dict.fromkeys(self.remove(node)))
             work = sorted(touched)
 
-    def run(self, max_entries: int, first: int = 0) -> None:
-        """Removes every node from number `first` on, the one that makes the smallest table first.
+    def run(self, max_entries: int) -> None:
+        """Removes every node, the one that makes the smallest table first.
 
         Raises:
             TooWideError: where a table would have more than `max_entries` entries; then nothing has been removed.
         """
-        for node in self._order(max_entries, first):
+        for node in self._order(max_entries):
             self.remove(node)
 
-    def _order(self, max_entries: int, first: int) -> list[int]:
+    def _order(self, max_entries: int) -> list[int]:
         """Returns the order in which `run` removes nodes, found without a table."""
         around = {node: set(self.neighbours(node)) for node, alive in enumerate(self.alive) if alive}
         sizes = list(map(len, self.masks))
-        current = {node: prod([sizes[n] for n in others]) * sizes[node] for node, others in around.items() if node >= first}
+        current = {node: prod([sizes[n] for n in others]) * sizes[node] for node, others in around.items()}
         heap = [(key, node) for node, key in current.items()]
         heapq.heapify(heap)
         order = []
@@ -348,8 +348,6 @@ class Elimination:
                 joined = around[other]
                 joined |= neighbours
                 joined -= {node, other}
-                if other < first:
-                    continue
                 fresh = prod([sizes[n] for n in joined]) * sizes[other]
                 if fresh != current[other]:
                     current[other] = fresh

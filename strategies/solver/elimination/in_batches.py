@@ -205,7 +205,7 @@ class BatchElimination:
             self._masks.append(mask)
         return self._mask_numbers[mask]
 
-    def sizes(self) -> Ints:
+    def _sizes(self) -> Ints:
         """Returns how many states every node has left [nodes]."""
         return self._lengths()[self.mask]
 
@@ -220,40 +220,31 @@ class BatchElimination:
 
     def drop_dominated(self) -> int:
         """Drops dominated states until none is left; returns how many went. Only while all factors are pairs."""
-        dropped, work = self.drop_in_rounds(_ROUNDS)
+        dropped, work = 0, self.alive
+        for _ in range(_ROUNDS):
+            if not work.any():
+                break
+            self._settle()
+            kept = self._every()
+            nodes, found = self._undominated(work)
+            kept[nodes] = found
+            left, near = self._keep(kept)
+            work = near & self.alive
+            dropped += left
+        self._settle()
         if work.any():
             left, _ = self._keep(self._undominated_by_node())
             dropped += left
             self._settle()
         return dropped
 
-    def drop_in_rounds(self, rounds: int, held: Bools | None = None) -> tuple[int, Bools]:
-        """Drops dominated states in so many rounds at most; nothing happens to the nodes `held` [nodes], if given.
-
-        Returns how many went, and which nodes may lose more [nodes]. Only while all factors are pairs.
-        """
-        free = self.alive if held is None else self.alive & ~held
-        dropped, work = 0, free
-        for _ in range(rounds):
-            if not work.any():
-                break
-            self._settle(held)
-            kept = self._every()
-            nodes, found = self._undominated(work)
-            kept[nodes] = found
-            left, near = self._keep(kept)
-            work = near & free
-            dropped += left
-        self._settle(held)
-        return dropped, work
-
     def _every(self) -> Ints:
         """Returns the numbers of the masks that leave nodes all that they have [nodes]."""
-        return each(self.sizes()[:, None], lambda size: self._number(tuple(range(size))))
+        return each(self._sizes()[:, None], lambda size: self._number(tuple(range(size))))
 
     def _keep(self, kept: Ints) -> tuple[int, Bools]:
         """Leaves nodes the states `kept` (numbers of masks [nodes]); returns how many went, and which nodes that may matter to [nodes]."""
-        sizes, left = self.sizes(), self._lengths()[kept]
+        sizes, left = self._sizes(), self._lengths()[kept]
         changed: Bools = left < sizes
         scopes, _ = self.factors[2]
         touched: Bools = np.logical_or(*changed[scopes].T)
@@ -287,13 +278,11 @@ class BatchElimination:
     def _kept(self, unary: int, *tables: int) -> int:
         return self._number(self.store.undominated(unary, tables))
 
-    def _settle(self, held: Bools | None = None) -> None:
-        """Makes edges to nodes of one state costs of the other ends, where these are not `held` [nodes]."""
-        single = self.sizes() == 1
+    def _settle(self) -> None:
+        """Makes edges to nodes of one state costs of the other ends."""
+        single = self._sizes() == 1
         scopes, table = self.factors[2]
         first, second = single[scopes].T
-        if held is not None:
-            first, second = first & ~held[scopes[:, 1]], second & ~held[scopes[:, 0]]
         second &= ~first
         targets = np.concatenate([scopes[first, 1], scopes[second, 0]])
         rows = np.concatenate([table[first], each(table[second][:, None], self.store.transpose)])
@@ -337,7 +326,7 @@ class BatchElimination:
     def _graph(self) -> _Graph:
         nodes, number = np.flatnonzero(self.alive), np.cumsum(self.alive) - 1
         _, kind = alike(self.unary[nodes][:, None])
-        return _Graph(nodes, self.sizes()[nodes].astype(np.float64), kind, [number[scopes] for scopes, _ in self.factors.values()])
+        return _Graph(nodes, self._sizes()[nodes].astype(np.float64), kind, [number[scopes] for scopes, _ in self.factors.values()])
 
     def remove_chains(self) -> None:
         """Removes nodes of at most two neighbours until none is left."""
@@ -368,7 +357,7 @@ class BatchElimination:
             for members, rows in _ragged(nodes, owner, number):
                 kind[members] = each(np.column_stack([self.unary[nodes[members]], rows]), self._kind)
             self._batches.append(_Batch(nodes, around, kind, self.mask[np.column_stack([nodes, around])]))
-            self.attach(around, np.array(self._least, dtype=np.int64)[kind])
+            self._attach(around, np.array(self._least, dtype=np.int64)[kind])
         self.alive[chosen] = False
 
     def _taken(self, chosen: Bools, groups: Sequence[Group]) -> tuple[Ints, Ints]:
@@ -410,7 +399,7 @@ class BatchElimination:
             self._least.append(self.store.least(self._kinds[-1]))
         return self._kind_numbers[row]
 
-    def attach(self, scopes: Ints, tables: Ints) -> None:
+    def _attach(self, scopes: Ints, tables: Ints) -> None:
         """Takes up factors: `scopes` [factors, arity] says over which nodes they are, `tables` [factors] are their numbers."""
         arity = scopes.shape[1]
         if arity == 0:
@@ -443,18 +432,12 @@ class BatchElimination:
         coordinates = left_coordinates(self.problem, [(n, self.left(n)) for n in nodes])
         return nodes, Problem(every, tables[: len(at)], u, v, tables[len(at) :], coordinates=coordinates)
 
-    def states(self, masks: Ints, places: Ints) -> Ints:
-        """Returns states as they are numbered in the problem, by their places in masks, which are given by their numbers."""
-        every = np.zeros((len(self._masks), max(map(len, self._masks), default=0)), dtype=np.int64)
-        for number, mask in enumerate(self._masks):
-            every[number, : len(mask)] = mask
-        found: Ints = every[masks, places]
-        return found
-
     def read_back(self, rest: dict[int, int] | None = None) -> Ints:
         """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive (none, after a whole run)."""
+        states = np.zeros((len(self._masks), max(map(len, self._masks), default=0)), dtype=np.int64)
         places = np.zeros((len(self._masks), 1 + max(map(max, self._masks), default=0)), dtype=np.int64)
         for number, mask in enumerate(self._masks):
+            states[number, : len(mask)] = mask
             places[number, list(mask)] = np.arange(len(mask))
         picked = np.zeros(self.problem.num_nodes, dtype=np.int64)
         for node, state in (rest or {}).items():
@@ -462,7 +445,7 @@ class BatchElimination:
         for batch in reversed(self._batches):
             index = places[batch.mask[:, 1:], picked[batch.around]]
             best = each(np.column_stack([batch.kind, index]), lambda kind, *index: self.store.best(self._kinds[kind], index))
-            picked[batch.nodes] = self.states(batch.mask[:, 0], best)
+            picked[batch.nodes] = states[batch.mask[:, 0], best]
         return picked
 
 
@@ -531,11 +514,6 @@ def _ragged(nodes: Ints, owner: Ints, value: Ints) -> list[tuple[Ints, Ints]]:
     return [(group, value[first[group][:, None] + np.arange(count[group[0]])]) for group in groups]
 
 
-def is_large(problem: Problem) -> bool:
-    """Returns whether a problem has so many nodes that batches are faster."""
-    return problem.num_nodes >= _MANY
-
-
 AnyElimination = Elimination | BatchElimination
 
 
@@ -547,5 +525,5 @@ def elimination_of(
     masks: Sequence[Mask] | None = None,
 ) -> AnyElimination:
     """Returns an elimination on a problem, in batches if it is large; with other tables than its own, or some states, where given."""
-    kind = BatchElimination if is_large(problem) else Elimination
+    kind = BatchElimination if problem.num_nodes >= _MANY else Elimination
     return kind(problem, store, node_costs, edge_costs, masks)
