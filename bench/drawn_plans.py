@@ -19,6 +19,7 @@ from typing import Final
 
 import jax
 import numpy as np
+from planning import Planned, Reference, tolerance
 
 from rhino.ir.arrays import Floats
 from rhino.ir.graph.spec import partial_axes
@@ -176,3 +177,28 @@ def _draw(value: Value, random: np.random.Generator) -> Host:
         return np.asarray(random.uniform(-2, 2, shape) + 1j * random.uniform(-2, 2, shape)).astype(value.dtype)
     drawn = random.integers(0, 4 if kind in "iu" else 2, shape) if kind in "iub" else random.uniform(-2, 2, shape)
     return np.asarray(drawn).astype(value.dtype)
+
+
+# Training steps
+
+
+def random_plan(text: bytes, name: str, seed: int, mood: str, mesh: str = "8") -> Planned:
+    """Returns a random legal plan of the training step in `text` on at most eight devices."""
+    drawn = drawable(text.decode(), mesh)
+    answer = drawn.answer(seed, mood)
+    plan = drawn.write(answer)
+    return Planned(drawn.module, localized_copy(drawn.module, name), plan, answer)
+
+
+def compile_planned(planned: Planned) -> Executable:
+    """Returns the localized program of a plan, compiled for as many devices as its mesh has."""
+    return compile_module(planned.form("localized"), jax.devices()[: prod(planned.plan.sizes)])
+
+
+def try_plan(text: bytes, name: str, seed: int, mood: str, mesh: str, expected: Reference) -> tuple[bool, str]:
+    """Returns whether a random plan does what it should, and a line about it."""
+    planned = random_plan(text, name, seed, mood, mesh)
+    found = expected.difference(compile_planned(planned), tolerance(name))
+    exact = planned.predicted == planned.localized
+    line = f"{ways_to_run(planned.plan)}; {planned.localized.total.num} collectives{'' if exact else ', OTHERS PREDICTED'}"
+    return found.passes and exact, f"{line}; worst result {found.value.label}, relative error {found.max_rel:.2g}"

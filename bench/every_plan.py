@@ -1,21 +1,17 @@
 """What the search of whole plans chooses, against every plan of a small step, each made by itself.
 
-    python bench/every_plan.py [--models=gpt,mlp] [--cluster=cpu4] [--micro-batches=1,2,4,8] [--shares=0.8,0.6] [--jobs=N] [--check]
-
 A plan is stages, the mesh of a rank (in one row, and of two axes in every order), micro-batches, schedule, and what is kept for the
 backward pass (all, half, nothing): each is made by `rhino-opt --auto-parallel` with all of it said, shardings and stages found for it, its
 memory proven. What is compared is the predicted step of what was written. More micro-batches than are named are not made here, though the
 search may choose them. Budgets are shares of what the plan chosen without a budget takes, after a row without one.
 
-Exit code: with `--check`, 1 if one of these plans is faster than the chosen one by more than 0.1 %, or fits where none is said to.
+Exit code: 1 if one of these plans is faster than the chosen one by more than 0.1 %, or fits where none is said to.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,9 +23,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from plan import TOLERANCE
-from planning import zoo_step
-from search import machine
+from models import zoo_step
+from papers import TOLERANCE
+from report import Options, Question, option
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode
@@ -90,56 +86,67 @@ def compare(file: Path, cluster: str, budget: float, words: Sequence[tuple[str, 
     return chosen, sorted(every, key=lambda one: (one.step_s, one.words))
 
 
-HEAD: Final = ["model", "budget", "chosen", "step", "peak", "plans", "that fit", "best of them", "step", "chosen / best"]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The plan chosen for a model under a budget of bytes (0: all there is), how many were made and fit, and the best."""
+
+    model: str
+    budget_bytes: float
+    chosen: Made
+    num_plans: int
+    num_fitting: int
+    best: Made
 
 
-def cells(model: str, budget: float, chosen: Made, every: Sequence[Made]) -> list[str]:
-    """Returns a line of the table."""
-    best = every[0]
-    return [
-        model,
-        format_bytes(budget) if budget < inf else "-",
-        chosen.words if chosen.step_s < inf else "refused",
-        *_figures(chosen),
-        str(len(every)),
-        str(sum(one.step_s < inf for one in every)),
-        best.words if best.step_s < inf else "none",
-        _figures(best)[0],
-        f"{chosen.step_s / best.step_s:.4f}" if best.step_s < inf else "",
-    ]
-
-
-def _figures(one: Made) -> list[str]:
-    return [format_seconds(one.step_s), format_bytes(one.peak_bytes)] if one.step_s < inf else ["", ""]
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="every_plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="gpt,mlp", help="of examples/zoo.py (default gpt,mlp)")
-    parser.add_argument("--cluster", default="cpu4", help="a preset or a file (default cpu4)")
-    parser.add_argument("--micro-batches", default="1,2,4,8", help="default 1,2,4,8")
-    parser.add_argument("--shares", default="0.8,0.6", help="budgets, of what the plan without one takes (default 0.8,0.6)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default one a core)")
-    parser.add_argument("--check", action="store_true", help="exit with 1 as said above")
-    options = parser.parse_args(argv)
-    words = list(every_plan(load_cluster(options.cluster).num_devices, [int(count) for count in options.micro_batches.split(",")]))
-    print(machine())
-    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
-    is_worse = False
-    for model in options.models.split(","):
+def records(options: Options) -> Iterator[Row]:
+    """Yields a row for each model and budget."""
+    words = list(every_plan(load_cluster(options.cluster).num_devices, options.micro_batches))
+    for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{model}.mlir"
             file.write_bytes(zoo_step(model))
             peak = 0.0
-            for share in (inf, *map(float, options.shares.split(","))):
+            for share in (inf, *options.shares):
                 budget = share * peak if share < inf else inf
                 chosen, every = compare(file, options.cluster, budget, words, options.jobs)
                 peak = peak or chosen.peak_bytes
-                print(f"| {' | '.join(cells(model, budget, chosen, every))} |", flush=True)
-                is_worse |= every[0].step_s < chosen.step_s * (1 - TOLERANCE)
-    return int(options.check and is_worse)
+                fitting = sum(one.step_s < inf for one in every)
+                yield Row(model, budget if budget < inf else 0.0, chosen, len(every), fitting, every[0])
 
 
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+def faults(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields the rows in which another plan is faster."""
+    for row in rows:
+        if row.best.step_s < row.chosen.step_s * (1 - TOLERANCE):
+            yield f"{row.model}: {row.best.words} is faster than {row.chosen.words}"
+
+
+def _seconds(one: Made) -> str:
+    return format_seconds(one.step_s) if one.step_s < inf else ""
+
+
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "model": lambda row: row.model,
+        "budget": lambda row: format_bytes(row.budget_bytes) if row.budget_bytes else "-",
+        "chosen": lambda row: row.chosen.words if row.chosen.step_s < inf else "refused",
+        "step": lambda row: _seconds(row.chosen),
+        "peak": lambda row: format_bytes(row.chosen.peak_bytes) if row.chosen.step_s < inf else "",
+        "plans": lambda row: str(row.num_plans),
+        "that fit": lambda row: str(row.num_fitting),
+        "best of them": lambda row: row.best.words if row.num_fitting else "none",
+        "its step": lambda row: _seconds(row.best),
+        "chosen / best": lambda row: f"{row.chosen.step_s / row.best.step_s:.4f}" if row.num_fitting else "",
+    },
+    (
+        option("--models", ["gpt", "mlp"], "of examples/zoo.py"),
+        option("--cluster", "cpu4", "a preset or a file"),
+        option("--micro-batches", [1, 2, 4, 8], "numbers of micro-batches"),
+        option("--shares", [0.8, 0.6], "budgets, of what the plan without one takes"),
+        option("--jobs", os.cpu_count() or 1, "processes"),
+    ),
+    ("chosen", "best of them"),
+    faults,
+)

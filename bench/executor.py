@@ -1,26 +1,13 @@
-"""What the executor costs, and what overlaps under it.
+"""What the executor costs the host, what overlaps under it, and what a call or a step in one stage takes.
 
-    python bench/executor.py [--repeats=100] [--parts=run,step,sum,overlap]
-
-- `run`: host time of one run of a program of 50 arguments on one device, within a step.
-- `step`: host time to dispatch a 1F1B step of 4 stages and 8 micro-batches: 64 runs of 56 arguments each, and 48 transfers.
-- `sum`: time of a step in which nothing can overlap (one micro-batch), against its executables launched one after the other without us.
-- `overlap`: time of a 1F1B step whose programs sleep, against the ideal (m + d - 1) (F + B) and the sum of all sleeps: dispatched by one
-  thread and by one for each rank, in one process and in several, on one device a stage and on two; `cheap` programs do nothing but sleep,
-  and XLA runs those in the thread that launches them.
-
-Beside the time by the clock stands the time on a core of the thread that dispatches, which other work on the machine changes less. Where
-each rank has a thread of its own, that is the first rank's.
-
-Exit code: 1 if a target is missed: 60 us a run, 6 ms a step (medians), 1.05 of the sum.
+Beside the time by the clock stands the time on a core of the thread that dispatches, which other work on the machine changes
+less. Where each rank has a thread of its own, that is the first rank's.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import pickle
-import platform
 import sys
 import tempfile
 import time
@@ -28,15 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
+import front_door
 import jax
 import numpy as np
+import one_stage
 import sleep_op
+from report import Options, Question, key, option, run
 
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.plan.instructions import Layout, Run, Step, StepProgram, Transfer
 from rhino.ir.plan.stage_programs import Argument, StagedStep, StageProgram
+from rhino.ir.units import format_seconds
 from rhino.runtime.distributed.processes import Team, join, launch, share_ranks
 from rhino.runtime.distributed.tcp_transport import StreamTransport
 from rhino.runtime.executor.devices import request_host_devices
@@ -46,7 +37,9 @@ from rhino.strategies.pipeline.assemble import assemble
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 
 NUM_DEVICES: Final = 8
-PARTS: Final = ("run", "step", "sum", "overlap")
+MICRO_BATCHES: Final = 8
+Record = dict[str, Any]
+PARTS: Final = ("run", "step", "sum")
 TARGETS: Final = {"run": 60e-6, "step": 6e-3, "sum": 1.05}
 
 _SIDE: Final = 64
@@ -206,83 +199,120 @@ def run_part(address: str, process: int, folder: Path) -> None:
     link.close()
 
 
-def overlap(repeats: int) -> Iterator[tuple[str, float, float, float]]:
-    """Yields how a sleeping step runs, its time, the ideal and the sum of all sleeps."""
-    sleep_op.register()
-    num_micro_batches = 8
-    both_s = _FORWARD_S + _BACKWARD_S
-
-    def row(how: str, num_stages: int, took_s: float) -> tuple[str, float, float, float]:
-        return f"{num_stages} stages, {how}", took_s, (num_micro_batches + num_stages - 1) * both_s, num_stages * num_micro_batches * both_s
-
-    for num_devices, cheap in ((1, False), (1, True), (2, False)):
-        given = sleeping(2, num_micro_batches, num_devices, cheap=cheap)
-        kind = f"{num_devices} device{'s' if num_devices > 1 else ''} each{', cheap' if cheap else ''}"
-        for threads in (False, True) if num_devices == 1 else (False,):
-            who = "a thread for each" if threads else "one thread"
-            yield row(f"{kind}, one process, {who}", 2, median(one.whole_s for one in times(given, repeats, threads=threads)))
-    for num_stages, num_devices, transport in (
-        (2, 1, "transfer server"),
-        (2, 1, "streams"),
-        (2, 2, "transfer server"),
-        (4, 2, "transfer server"),
-    ):
-        given = sleeping(num_stages, num_micro_batches, num_devices)
-        kind = f"{num_devices} device{'s' if num_devices > 1 else ''} each"
-        yield row(f"{kind}, {num_stages} processes, {transport}", num_stages, processes_s(given, num_stages, transport, repeats))
+# The questions
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measures what is asked for; see the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=100)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    options = parser.parse_args(argv)
-    parts = options.parts.split(",")
+def dispatches(options: Options) -> Iterator[Record]:
+    """What the executor costs the host, in host time.
+
+    - `run`: one run of a program of 50 arguments on one device, within a step.
+    - `step`: to dispatch a 1F1B step of 4 stages and 8 micro-batches: 64 runs of 56 arguments each, and 48 transfers.
+    - `sum`: a step in which nothing can overlap (one micro-batch), over its executables launched one after the other
+      without us.
+
+    The exit code is 1 if a target is missed: 60 us a run, 6 ms a step (medians), 1.05 of the sum.
+    """
     request_host_devices(NUM_DEVICES, os.environ)
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}"
-    )
     small = Layout((16, 16), "f32", ((), ()))  # little to compute, yet enough for XLA to queue it
-    missed = False
-    if "run" in parts:
+    if "run" in options.parts:
         given = chain(1, 8, small, 49, PRODUCT)
         took = times(given, options.repeats, threads=False)
-        missed |= _say("a run of 50 arguments", took, 1e6 / _num_runs(given), "us", TARGETS["run"] * _num_runs(given))
-    if "step" in parts:
+        yield _dispatched("a run of 50 arguments", "run", took, _num_runs(given))
+    if "step" in options.parts:
         given = chain(4, 8, small, 54, PRODUCT)
         moves = sum(isinstance(one, Transfer) for one in given.step.instructions)
         for threads in (False, True):
-            who = "a thread for each rank" if threads else "one thread"
-            took = times(given, options.repeats, threads=threads)
-            missed |= _say(f"a step of {_num_runs(given)} runs, {moves} transfers, {who}", took, 1e3, "ms", TARGETS["step"])
-    if "sum" in parts:
-        side = 1024
-        given = chain(4, 1, Layout((side, side), "f32", ((), ())), 1, PRODUCT)
-        ratio = serial_ratio(given, max(options.repeats // 5, 5))
-        missed |= ratio > TARGETS["sum"]
-        print(f"a step of {_num_runs(given)} runs over the sum of its executables: {ratio:.3f} (target {TARGETS['sum']})")
-    if "overlap" in parts:
-        print(f"{'sleeping steps, 8 micro-batches':<66} {'step':>8} {'ideal':>8} {'all sleeps':>11} {'over ideal':>11}")
-        for how, took_s, ideal_s, serial_s in overlap(max(options.repeats // 20, 3)):
-            print(f"{how:<66} {1e3 * took_s:5.0f} ms {1e3 * ideal_s:5.0f} ms {1e3 * serial_s:8.0f} ms {took_s / ideal_s:11.3f}", flush=True)
-    return int(missed)
+            what = f"a step of {_num_runs(given)} runs, {moves} transfers, {_who(threads)}"
+            yield _dispatched(what, "step", times(given, options.repeats, threads=threads))
+    if "sum" in options.parts:
+        given = chain(4, 1, Layout((1024, 1024), "f32", ((), ())), 1, PRODUCT)
+        what = f"a step of {_num_runs(given)} runs over the sum of its executables"
+        yield {"what": what, "part": "sum", "ratio": serial_ratio(given, max(options.repeats // 5, 5))}
+
+
+def _who(threads: bool) -> str:
+    return "a thread for each rank" if threads else "one thread"
 
 
 def _num_runs(given: Given) -> int:
     return sum(isinstance(one, Run) for one in given.step.instructions)
 
 
-def _say(what: str, took: Sequence[Took], scale: float, unit: str, target_s: float) -> bool:
-    """Prints a line; returns whether the target is missed."""
-    waited, worked = [one.dispatch_s for one in took], median(one.core_s for one in took)
-    figures = f"median {scale * median(waited):.2f} {unit}, least {scale * min(waited):.2f} {unit}, on a core {scale * worked:.2f} {unit}"
-    print(f"{what}: {figures} (target {scale * target_s:g} {unit})", flush=True)
-    return median(waited) > target_s
+def _dispatched(what: str, part: str, took: Sequence[Took], parts: int = 1) -> Record:
+    """Returns the host time of one of so many parts of a step."""
+    waited = [one.dispatch_s / parts for one in took]
+    core_s = median(one.core_s / parts for one in took)
+    return {"what": what, "part": part, "median_s": median(waited), "least_s": min(waited), "core_s": core_s}
 
+
+def _missed(records: Sequence[Record]) -> Iterator[str]:
+    for one in records:
+        if (one["ratio"] if "ratio" in one else one["median_s"]) > TARGETS[one["part"]]:
+            yield f"{one['what']}: the target is {_target(one)}"
+
+
+def _target(record: Record) -> str:
+    target = TARGETS[record["part"]]
+    return f"{target:g}" if "ratio" in record else format_seconds(target)
+
+
+def overlaps(options: Options) -> Iterator[Record]:
+    """How steps overlap: the time of a 1F1B step whose programs sleep, against the ideal (m + d - 1) (F + B) and all sleeps.
+
+    Dispatched by one thread and by one for each rank, in one process and in several, on one device a stage and on two;
+    `cheap` programs do nothing but sleep, and XLA runs those in the thread that launches them.
+    """
+    request_host_devices(NUM_DEVICES, os.environ)
+    sleep_op.register()
+    for num_devices, cheap in ((1, False), (1, True), (2, False)):
+        given = sleeping(2, MICRO_BATCHES, num_devices, cheap=cheap)
+        for threads in (False, True) if num_devices == 1 else (False,):
+            took_s = median(one.whole_s for one in times(given, options.repeats, threads=threads))
+            yield _slept(2, num_devices, f"{', cheap' * cheap}, one process, {_who(threads)}", took_s)
+    several = ((2, 1, "transfer server"), (2, 1, "streams"), (2, 2, "transfer server"), (4, 2, "transfer server"))
+    for num_stages, num_devices, transport in several:
+        given = sleeping(num_stages, MICRO_BATCHES, num_devices)
+        took_s = processes_s(given, num_stages, transport, options.repeats)
+        yield _slept(num_stages, num_devices, f", {num_stages} processes, {transport}", took_s)
+
+
+def _slept(num_stages: int, num_devices: int, how: str, took_s: float) -> Record:
+    both_s = _FORWARD_S + _BACKWARD_S
+    each = f"{num_devices} device{'s' if num_devices > 1 else ''} each"
+    return {
+        "how": f"{num_stages} stages, {each}{how}",
+        "step_s": took_s,
+        "ideal_s": (MICRO_BATCHES + num_stages - 1) * both_s,
+        "sleeps_s": num_stages * MICRO_BATCHES * both_s,
+    }
+
+
+_DISPATCH: Final = {
+    "what": key("what"),
+    "median": key("median_s", "s"),
+    "least": key("least_s", "s"),
+    "on a core": key("core_s", "s"),
+    "ratio": key("ratio", ".3f"),
+    "target": _target,
+}
+_OVERLAP: Final = {
+    f"sleeping steps, {MICRO_BATCHES} micro-batches": key("how"),
+    "step": key("step_s", "s"),
+    "ideal": key("ideal_s", "s"),
+    "all sleeps": key("sleeps_s", "s"),
+    "over ideal": lambda row: f"{row['step_s'] / row['ideal_s']:.3f}",
+}
+_DISPATCHES: Final = (option("--repeats", 100, "of each step"), option("--parts", list(PARTS), "of these"))
+
+QUESTIONS: Final = {
+    "dispatch": Question(str(dispatches.__doc__), dispatches, _DISPATCH, _DISPATCHES, faults=_missed),
+    "overlap": Question(str(overlaps.__doc__), overlaps, _OVERLAP, (option("--repeats", 5, "of each step"),)),
+    "calls": front_door.QUESTION,
+    "one-stage": one_stage.QUESTION,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--part"]:
         run_part(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
         sys.exit(0)
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(__doc__, QUESTIONS, sys.argv[1:]))

@@ -1,8 +1,8 @@
 """What a call of a parallelized function costs the host, against jax.jit with the same shardings.
 
-    python bench/front_door.py            steps of one array up to hundreds, that do next to nothing
-    python bench/front_door.py --gpt      a GPT's training step, tiny
-    python bench/front_door.py --stages   the same in two stages, against the executor alone
+    (no option)   steps of one array up to hundreds, that do next to nothing
+    --gpt         a GPT's training step, tiny
+    --stages      the same in two stages, against the executor alone
 
 The two functions take turns, and each begins every other pair, for a busy machine slows whatever runs. A time is from the call to its
 return: results are waited for between calls. Printed are the middle of all calls, and the middle of the ratios of pairs. Exits with 1
@@ -11,29 +11,22 @@ where a ratio is above the limit.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from models import example, zoo
+from report import Options, Question, key, option
+
+import rhino
 from rhino.runtime.executor.devices import request_host_devices
-
-request_host_devices(8, os.environ)
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-
-import jax  # noqa: E402 - after the devices are asked for
-import jax.numpy as jnp  # noqa: E402
-from jax.sharding import PartitionSpec  # noqa: E402
-from training import init_state, make_step  # noqa: E402
-from zoo import ZOO  # noqa: E402
-
-import rhino  # noqa: E402
-from rhino.ir.units import format_seconds  # noqa: E402
-from rhino.runtime.executor.executor import Executor  # noqa: E402
+from rhino.runtime.executor.executor import Executor
 
 LIMIT: Final = 1.05
 NUM_ARRAYS: Final = (1, 10, 50, 300)
@@ -51,9 +44,11 @@ class Case(NamedTuple):
     pins: dict[str, PartitionSpec]
 
 
-class Times(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Times:
     """Seconds of a call, ours and what it is compared with, and the middle of their ratios."""
 
+    step: str
     ours_s: float
     theirs_s: float
     ratio: float
@@ -62,8 +57,8 @@ class Times(NamedTuple):
 def cases(is_gpt: bool) -> Iterator[Case]:
     """Yields what is measured."""
     if is_gpt:
-        model, key = ZOO["gpt"], jax.random.key(0)
-        yield Case("gpt", make_step(model), init_state(model, key), model.sample(key), {})
+        model, training, seed = zoo()["gpt"], example("training"), jax.random.key(0)
+        yield Case("gpt", training.make_step(model), training.init_state(model, seed), model.sample(seed), {})
         return
 
     def add_one(state: Tree, x: jax.Array) -> tuple[Tree, jax.Array]:
@@ -82,7 +77,7 @@ def measure(case: Case, num_calls: int) -> Times:
     batch = jax.device_put(case.batch, plan.in_shardings[1])
     functions = (ours, theirs)
     states = [jax.tree.map(jnp.copy, jax.device_put(case.state, plan.in_shardings[0])) for _ in functions]
-    return take_turns(functions, states, (batch, batch), num_calls)
+    return take_turns(case.name, functions, states, (batch, batch), num_calls)
 
 
 def measure_stages(case: Case, num_calls: int) -> Times:
@@ -97,10 +92,10 @@ def measure_stages(case: Case, num_calls: int) -> Times:
             return results[:-1], results[-1]
 
         placed = [jax.device_put(jax.tree.map(jnp.copy, (case.state, case.batch)), plan.in_shardings) for _ in range(2)]
-        return take_turns((ours, dispatched), [state for state, _ in placed], [batch for _, batch in placed], num_calls)
+        return take_turns(case.name, (ours, dispatched), [state for state, _ in placed], [batch for _, batch in placed], num_calls)
 
 
-def take_turns(functions: Sequence[Callable[..., Any]], states: list[Tree], batches: Sequence[Tree], num_calls: int) -> Times:
+def take_turns(name: str, functions: Sequence[Callable[..., Any]], states: list[Tree], batches: Sequence[Tree], num_calls: int) -> Times:
     """Returns what calls of two functions cost, each with a state and a batch of its own."""
     times: tuple[list[float], list[float]] = ([], [])
     for call in range(num_calls + _WARM_UP):
@@ -112,24 +107,29 @@ def take_turns(functions: Sequence[Callable[..., Any]], states: list[Tree], batc
             if call >= _WARM_UP:
                 times[which].append(seconds)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
-    return Times(statistics.median(times[0]), statistics.median(times[1]), ratio)
+    return Times(name, statistics.median(times[0]), statistics.median(times[1]), ratio)
 
 
-def main(argv: list[str]) -> int:
-    """Measures and prints; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=500, metavar="N", help="pairs of calls (default 500)")
-    parser.add_argument("--gpt", action="store_true", help="a GPT's training step")
-    parser.add_argument("--stages", action="store_true", help="that in two stages, against the executor alone")
-    options = parser.parse_args(argv)
-    worst = 0.0
-    print(f"| step | parallelized | {'executor' if options.stages else 'jax.jit'} | ratio |\n| --- | ---: | ---: | ---: |")
+def records(options: Options) -> Iterator[Times]:
+    """Yields what calls of each step cost."""
+    request_host_devices(8, os.environ)
     for case in cases(options.gpt or options.stages):
-        found = (measure_stages if options.stages else measure)(case, options.calls)
-        worst = max(worst, found.ratio)
-        print(f"| {case.name} | {format_seconds(found.ours_s)} | {format_seconds(found.theirs_s)} | {found.ratio:.3f} |", flush=True)
-    return int(worst > LIMIT)
+        yield (measure_stages if options.stages else measure)(case, options.calls)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "step": key("step"),
+        "parallelized": key("ours_s", "s"),
+        "jax.jit, or the executor": key("theirs_s", "s"),
+        "ratio": key("ratio", ".3f"),
+    },
+    (
+        option("--calls", 500, "pairs of calls"),
+        option("--gpt", False, "a GPT's training step"),
+        option("--stages", False, "that in two stages, against the executor alone"),
+    ),
+    faults=lambda rows: [f"{row.step}: the ratio is above {LIMIT}" for row in rows if row.ratio > LIMIT],
+)

@@ -1,30 +1,20 @@
 """Draw gathers, scatters, dynamic slices and their updates: every layout of index, window, batching and inserted dims.
 
-    python bench/indexed_forms.py [--seeds=0:100] [--meshes=2,3,4,6,8,2x2,2x3,2x4,2x2x2]
-
 Each is a function of an operand, integers that go into its indices and, where it writes, updates; some of the indices are out of range.
 The program that consists of one such op is localized under a plan for each way to split the op on a mesh, and compared with one device.
-
-Exit code: 1 if one differs from one device, cannot be localized, or predicts other collectives than it has.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-import jax
 import numpy as np
 from drawn_plans import Drawable, drawable, one_device
 from mlir_text import tensor
-
-from rhino.runtime.executor.devices import request_host_devices
 
 MESHES: Final = ("2", "3", "4", "6", "8", "2x2", "2x3", "2x4", "2x2x2")
 _SIZES: Final = (1, 2, 3, 4, 6, 8, 12)
@@ -299,25 +289,3 @@ def try_form(form: Form, seed: int, mesh: str) -> tuple[bool, str]:
         except Exception as error:  # a crash is a finding like any other
             wrong.append(f"{name}: {type(error).__name__}: {error}")
     return not wrong, f"{form.op}, {tried} ways to split it; {'; '.join(wrong) or 'all alike'}"
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--seeds", default="0:100", help="first:end")
-    parser.add_argument("--meshes", default=",".join(MESHES), help="each seed takes one of them")
-    options = parser.parse_args(argv)
-    jax.config.update("jax_disable_most_optimizations", True)  # most of the time would be LLVM's
-    request_host_devices(8, os.environ)
-    first, end = map(int, options.seeds.split(":"))
-    meshes, failures = options.meshes.split(","), 0
-    for seed in range(first, end):
-        mesh = meshes[seed % len(meshes)]
-        passes, line = try_form(draw_form(seed), seed, mesh)
-        failures += not passes
-        print(f"{'ok   ' if passes else 'WRONG'} seed {seed} mesh {mesh}: {line}", flush=True)
-    return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

@@ -1,7 +1,5 @@
 """What a step in one stage takes as the folder of a plan, beside the program of `--auto-shard` with the same mesh and micro-batches.
 
-    python bench/one_stage.py FILE [--cluster=cpu8] [--mesh=2x4] [--micro-batches=1,4,8] [--steps=20] [--beside=out/old-{m}]
-
 FILE is a training step as StableHLO. A folder that `rhino-opt --auto-parallel --plan` has written before is run too, if `--beside` names
 it; {m} stands for the number of micro-batches. All take their steps in turn, so that what else the machine does falls on each alike.
 Printed for each: its programs, step and peak as predicted, and what a step took: the least and the median of wall time, and the least of
@@ -10,10 +8,8 @@ the processors'. Every result of the last step is compared with that of `--auto-
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from search import machine
+from report import Options, Question, key, option
 
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import ExitCode
@@ -33,7 +29,6 @@ from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.folder import read_plan
 from rhino.ir.plan.spmd_plan import load_plan
-from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.compare import check, differences
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
@@ -64,12 +59,19 @@ class Subject:
     peak_bytes: float
     steps: Iterator[Taken]
 
-    def row(self, taken: Sequence[Taken]) -> str:
-        """Returns a line of the table."""
+    def row(self, number: int, taken: Sequence[Taken]) -> dict[str, Any]:
+        """Returns a record of its steps in so many micro-batches."""
         walls = [one.wall_s for one in taken]
-        times = (self.step_s, min(walls), median(walls), min(one.processor_s for one in taken))
-        step_s, least, middle, processor = map(format_seconds, times)
-        return f"{self.name} | {self.num_programs} | {step_s} | {format_bytes(self.peak_bytes)} | {least} | {middle} | {processor}"
+        return {
+            "micro_batches": number,
+            "what": self.name,
+            "programs": self.num_programs,
+            "step_s": self.step_s,
+            "peak_bytes": self.peak_bytes,
+            "least_s": min(walls),
+            "median_s": median(walls),
+            "processor_s": min(one.processor_s for one in taken),
+        }
 
 
 def steps_of(run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any], feedback: Mapping[int, int]) -> Iterator[Taken]:
@@ -121,12 +123,12 @@ def planned(*words: str) -> None:
         raise SystemExit(f"{said.getvalue()}exit code {code}")
 
 
-def subjects(options: argparse.Namespace, number: int, where: Path, inputs: Sequence[Host], stack: ExitStack) -> Iterator[Subject]:
+def subjects(options: Options, number: int, where: Path, inputs: Sequence[Host], stack: ExitStack) -> Iterator[Subject]:
     """Yields what is compared for so many micro-batches."""
     common = (options.file, f"--micro-batches={number}", f"--mesh={options.mesh}", f"--cluster={options.cluster}")
     program, plan, folder = (where / f"{name}{number}" for name in ("sharded.mlir", "sharded.json", "folder"))
     planned(*common, "--auto-shard", f"--plan={plan}", "-o", str(program))
-    yield of_program("--auto-shard", program, plan, inputs, options.num_devices)
+    yield of_program("--auto-shard", program, plan, inputs, parse_mesh(options.mesh).num_devices)
     planned(*common, "--auto-parallel", "--stages=1", f"--plan={folder}")
     yield of_folder("folder", folder, inputs, stack)
     if options.beside:
@@ -134,33 +136,41 @@ def subjects(options: argparse.Namespace, number: int, where: Path, inputs: Sequ
         yield of_folder(beside, Path(beside), inputs, stack)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Prints the table. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="the training step")
-    parser.add_argument("--cluster", default="cpu8", help="default cpu8")
-    parser.add_argument("--mesh", default="2x4", help="default 2x4")
-    parser.add_argument("--micro-batches", default="1,4,8", help="default 1,4,8")
-    parser.add_argument("--steps", type=int, default=20, help="default 20, and one before that is not counted")
-    parser.add_argument("--beside", help="a folder to compare with")
-    options = parser.parse_args(argv)
-    options.num_devices = parse_mesh(options.mesh).num_devices
-    request_host_devices(options.num_devices, os.environ)
+def records(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields a record for each number of micro-batches and each that takes steps."""
+    request_host_devices(parse_mesh(options.mesh).num_devices, os.environ)
     module = read_module(Path(options.file).read_bytes(), options.file, make_context())
     signature = read_signature(module)
     inputs = draw_inputs(signature, InputRule(0, 2, nonnegative_arguments(module)), {})
-    print(machine())
-    print("| micro-batches | what | programs | predicted | peak | least | median | processors' |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        for number in map(int, options.micro_batches.split(",")):
+        for number in options.micro_batches:
             found = list(subjects(options, number, Path(name), inputs, stack))
             rounds = [[next(one.steps) for one in found] for _ in range(options.steps + 1)]
             for at, one in enumerate(found):
-                print(f"| {number} | {one.row([taken[at] for taken in rounds[1:]])} |", flush=True)
+                yield one.row(number, [taken[at] for taken in rounds[1:]])
                 check(differences(signature, rounds[-1][at].results, rounds[-1][0].results, None), options.steps)
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "micro-batches": key("micro_batches"),
+        "what": key("what"),
+        "programs": key("programs"),
+        "predicted": key("step_s", "s"),
+        "peak": key("peak_bytes", "bytes"),
+        "least": key("least_s", "s"),
+        "median": key("median_s", "s"),
+        "processors'": key("processor_s", "s"),
+    },
+    (
+        ("file", {"metavar": "FILE", "help": "the training step"}),
+        option("--cluster", "cpu8", "a preset or a file"),
+        option("--mesh", "2x4", "of its devices"),
+        option("--micro-batches", [1, 4, 8], "numbers of micro-batches"),
+        option("--steps", 20, "and one before that is not counted"),
+        option("--beside", "", "a folder to compare with; {m} stands for the number of micro-batches"),
+    ),
+    ("what",),
+)

@@ -1,20 +1,14 @@
 """Plan random small programs twice: by the search, and by an oracle that shares no code with it; both must find the same.
 
-    python bench/oracle.py [--seeds=0:1000] [--budgets]
-
 Programs and their notation are those of small_programs.py, costs and what may be chosen those of oracle_model.py, which reads docs/costs.md
 and docs/specs.md a second time, and the optimum that of oracle_solve.py. Machines are drawn, too. For each program the choice problem must
 have the same nodes with the same states, and the search the same cost and bound as the oracle by elimination, one by one and in batches;
 where it is forced to prices of edges and sweeps, and to prices of memory under budgets, the optimum lies between its bound and its cost.
 What a choice keeps in memory is asked of the search's problem, for the oracle has no second model of that.
-
-Exit code: 1 if one program has another optimum, or states that the oracle has not.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +37,7 @@ from rhino.strategies.solver.search import Limits, Search
 
 _RULES: Final = "func.func(sdy-populate-op-sharding-rules)"
 ROUNDING: Final = 1e-9
-_LAYERS_EVERY: Final = 25
+LAYERS_EVERY: Final = 25
 """Of so many seeds one makes a program of alike layers, too: that takes as long as a dozen small ones."""
 _LAYERS: Final = 80
 """How many layers it has at least."""
@@ -246,25 +240,3 @@ def kept_bytes(choice: Choice, order: Sequence[Sequence[int]]) -> list[Kept]:
             table[np.ix_(*[order[node] for node in nodes])] = problem.tables[number]
             found.append(Kept(nodes, table, first, last))
     return found
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--seeds", default="0:1000", help="first:end")
-    parser.add_argument("--budgets", action="store_true", help="under budgets too")
-    options = parser.parse_args(argv)
-    first, end = map(int, options.seeds.split(":"))
-    done, failures = Counter[str](), 0
-    for seed in range(first, end):
-        for found in (check(seed, options.budgets), *([check_layers(seed)] if seed % _LAYERS_EVERY == 0 else [])):
-            done += found.done
-            failures += bool(found.wrong)
-            for line in found.wrong:
-                print(f"WRONG seed {seed} mesh {'x'.join(map(str, draw(seed)[1]))}: {line}", flush=True)
-    print(f"{end - first} programs, {failures} with another plan; checks: {', '.join(f'{n} {name}' for name, n in sorted(done.items()))}")
-    return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

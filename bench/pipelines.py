@@ -1,26 +1,15 @@
-"""Whole plans of example models against one device: every schedule, several stages and micro-batches, some steps each.
-
-    python bench/pipelines.py [--models=gpt,moe,t5,unet,towers] [--stages=2,4] [--micro-batches=4,8] [--mesh=1] [--steps=3] [--check]
-
-Prints for each what the plan says (idle share, transfers), how far the results of the steps are from those of one device, and whether all
-schedules that sum in one order give the same bits. `--check` ends with exit code 1 where one does not.
-"""
+"""Whole plans of training steps in several stages, run on this process's devices and compared with one device."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import hashlib
-import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
-from planning import Reference, reference, tolerance
+from planning import Reference, tolerance
 
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
@@ -31,13 +20,12 @@ from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import Difference, differences, worst
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
+from rhino.runtime.executor.signature import Signature
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools.run_plan import signature_of
 
-MODELS = ("gpt", "moe", "t5", "unet", "towers")
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """How a model is cut. `mesh` is that of one rank, `axis_role` what its axes are for, as x=batch."""
 
@@ -75,17 +63,24 @@ def plan(text: bytes, name: str, setting: Setting) -> Made:
 
 def run(made: Made, inputs: Sequence[Host], num_steps: int) -> list[list[Host]]:
     """Returns every result of every step [steps][results] on this process's devices."""
-    step, signature = made.plan.step, signature_of(made.plan)
-    arguments: list[Argument] = list(inputs)
-    steps = []
+    step = made.plan.step
     with Executor(step, made.plan.modules, devices_of_ranks(step, jax.devices())) as executor:
-        for _ in range(num_steps):
-            results = executor.run(arguments)
-            executor.wait()
-            steps.append([np.array(result) for result in results])
-            for argument, result in signature.feedback.items():
-                arguments[argument] = results[result]
-    return steps
+        taken = executed_steps(executor, signature_of(made.plan), inputs, num_steps)
+        return [[np.array(result) for result in results] for _, results in taken]
+
+
+def executed_steps(
+    executor: Executor, signature: Signature, inputs: Sequence[Argument], num_steps: int
+) -> Iterator[tuple[float, Sequence[Argument]]]:
+    """Yields the wall seconds and the results of each step, which the next step takes where they take over arguments."""
+    arguments: list[Argument] = list(inputs)
+    for _ in range(num_steps):
+        since = time.perf_counter()
+        results = executor.run(arguments)
+        executor.wait()
+        yield time.perf_counter() - since, results
+        for argument, result in signature.feedback.items():
+            arguments[argument] = results[result]
 
 
 def difference(made: Made, steps: Sequence[Sequence[Host]], expected: Reference, name: str) -> Difference:
@@ -104,69 +99,3 @@ def digest(steps: Sequence[Sequence[Host]]) -> str:
         for result in results:
             state.update(result.tobytes())
     return state.hexdigest()[:12]
-
-
-def model_text(name: str) -> bytes:
-    """Returns the training step of one of `MODELS`, at a size with several layers and a batch that micro-batches divide."""
-    folder = str(Path(__file__).resolve().parent.parent / "examples")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    import gpt  # noqa: PLC0415 - found by the lines above
-    import moe  # noqa: PLC0415
-    import t5  # noqa: PLC0415
-    import two_tower  # noqa: PLC0415
-    import unet  # noqa: PLC0415
-    import zoo  # noqa: PLC0415
-    from training import export_step  # noqa: PLC0415
-
-    larger = dataclasses.replace
-    models = {
-        "gpt": lambda: gpt.model(larger(zoo.GPT, layers=4)),
-        "moe": lambda: moe.model(larger(zoo.MOE, layers=4)),
-        "t5": lambda: t5.model(larger(zoo.T5, layers=2)),
-        "unet": lambda: unet.model(zoo.UNET),
-        "towers": lambda: two_tower.model(larger(zoo.TOWERS, pairs=True)),
-    }
-    return export_step(models[name]()).encode()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def main() -> int:
-    """Prints the table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--stages", type=_numbers, default=[2, 4])
-    parser.add_argument("--micro-batches", type=_numbers, default=[4, 8])
-    parser.add_argument("--mesh", default="1")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
-    print("| model | stages | micro-batches | schedule | idle | transfers | worst relative error | bits |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    failed = 0
-    for name in options.models.split(","):
-        text = model_text(name)
-        expected = reference(text, name, options.steps)
-        for stages in options.stages:
-            for micro_batches in options.micro_batches:
-                bits: dict[bool, set[str]] = {}
-                for schedule in SCHEDULES:
-                    made = plan(text, name, Setting(stages, micro_batches, schedule, options.mesh))
-                    steps = run(made, expected.inputs, options.steps)
-                    found, same = difference(made, steps, expected, name), digest(steps)
-                    bits.setdefault(SCHEDULES[schedule].splits_backward, set()).add(same)
-                    failed += not found.passes
-                    timeline = made.simulation.timeline
-                    idle = np.mean([timeline.idle(rank) for rank in range(timeline.num_ranks)])
-                    row = f"{name} | {stages} | {micro_batches} | {schedule} | {idle:.0%} | {len(timeline.moves)} | {found.max_rel:.1e}"
-                    print(f"| {row} | {same} |", flush=True)
-                failed += any(len(some) > 1 for some in bits.values())
-    print(f"{failed} failures" if failed else "all agree with one device; equal bits wherever sums are taken in one order")
-    return 1 if failed and options.check else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

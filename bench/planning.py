@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Final
 
 import jax
-from phases import auto_shard
 
 from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.mlir.bindings import ir, make_context
@@ -27,8 +24,8 @@ from rhino.runtime.executor.steps import run_steps
 from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
-# Below the vocabulary and number of classes of every model: integers are indices.
-_INT_RANGE = 8
+INT_RANGE: Final = 8
+"""Below the vocabulary and number of classes of every model: integers are indices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,12 +52,29 @@ class Planned:
         return self.annotated if name == "annotated" else wrap_manual(self.local)
 
 
+def auto_shard(cluster: str, mesh: str = "", budget: str = "", level: int = 3, **more: str) -> str:
+    """Returns the pipeline for a cluster (a preset or a file), a mesh and a budget; empty takes the defaults."""
+    options = {"cluster": cluster, "mesh": mesh, "budget": budget, **more}
+    words = [f'{name}="{value}"' for name, value in options.items()]
+    return f"auto-shard{{{' '.join(words)} level={level}}}"
+
+
+def sharded(text: bytes, name: str, pipeline: str) -> tuple[ir.Module, Remarks]:
+    """Returns the program in `text` behind a pipeline, and what its passes say."""
+    module, remarks = read_module(text, name, make_context()), Remarks(name)
+    build_pass_manager(pipeline, module.context, remarks).run(module.operation)
+    return module, remarks
+
+
+def planned(module: ir.Module, name: str, remarks: Remarks) -> Planned:
+    """Returns what a search has found for a module."""
+    return Planned(module, localized_copy(module, name), remarks.statistics["plan"], remarks.statistics["answer"])
+
+
 def plan_step(text: bytes, name: str, cluster: str, budget: str = "", mesh: str = "") -> Planned:
     """Returns the training step in `text` planned for a cluster (preset or file) and a mesh; `budget` is bytes per device, as "16GiB"."""
-    module, remarks = read_module(text, name, make_context()), Remarks(name)
-    pipeline = auto_shard(cluster, mesh, budget)
-    build_pass_manager(pipeline, module.context, remarks).run(module.operation)
-    return Planned(module, localized_copy(module, name), remarks.statistics["plan"], remarks.statistics["answer"])
+    module, remarks = sharded(text, name, auto_shard(cluster, mesh, budget))
+    return planned(module, name, remarks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +97,7 @@ def reference(text: bytes, name: str, num_steps: int) -> Reference:
     """Returns `num_steps` steps of the training step in `text` on one device."""
     module = read_module(text, name, make_context())
     executable = compile_module(module, jax.devices()[:1])
-    inputs = draw_inputs(executable.signature, InputRule(0, _INT_RANGE, nonnegative_arguments(module)), {})
+    inputs = draw_inputs(executable.signature, InputRule(0, INT_RANGE, nonnegative_arguments(module)), {})
     return Reference(inputs, run_on(executable, inputs, num_steps))
 
 
@@ -98,21 +112,3 @@ def tolerance(name: str) -> float | None:
     A model that computes in bf16 has f32 results, whose errors are nonetheless those of bf16.
     """
     return TOLERANCES["bfloat16"] if "bf16" in name else None
-
-
-def zoo() -> Mapping[str, Any]:
-    """Returns the models of examples/zoo.py by name."""
-    folder = str(Path(__file__).resolve().parent.parent / "examples")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    from zoo import ZOO  # noqa: PLC0415 - found by the lines above
-
-    return ZOO
-
-
-def zoo_step(name: str) -> bytes:
-    """Returns the training step of a model of examples/zoo.py as StableHLO text."""
-    model = zoo()[name]
-    from training import export_step  # noqa: PLC0415 - found beside the zoo
-
-    return export_step(model).encode()

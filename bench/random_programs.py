@@ -1,21 +1,13 @@
 """Draw programs out of many ops, localize plans of them that nobody would choose, and compare with one device.
 
-    python bench/random_programs.py [--seeds=0:100] [--size=12] [--meshes=2,3,4,6,8,2x2,2x3,2x4,2x2x2] [--pad=5]
-
 A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a program. Many of the
 ops are those of every_op.py, each op of StableHLO that is read in its forms, or forms of indexed_forms.py. Plans are drawn as in
-drawn_plans.py, on one of the meshes. Where a result differs, each op is compared with what one device makes of its operands: rounding that
-has grown, as a comparison makes it, is no fault, but reported. With `--pad` every dim of the arguments is stored padded, to a multiple of
-that number.
-
-Exit code: 1 if a program differs from one device under its plan, cannot be localized, or predicts other collectives than it has.
+drawn_plans.py. Where a result differs, each op is compared with what one device makes of its operands: rounding that has grown, as a
+comparison makes it, is no fault, but reported. Every dim of the arguments may be stored padded, to a multiple of a number.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,15 +16,13 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from drawn_plans import MOODS, drawable, one_device, ways_to_run
-from indexed_forms import MESHES
+from drawn_plans import drawable, one_device, ways_to_run
 from jax import lax
 from spliced_ops import call_case, call_form, spliced
 
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.runtime.executor.devices import request_host_devices
 from rhino.tools.first_difference import first_difference
 
 Array = jax.Array
@@ -300,30 +290,3 @@ def random_steps(seed: int, size: int) -> list[Step]:
     """Returns a list of numbers, which is a program."""
     rows = np.random.default_rng(seed).integers(0, 1 << 16, (size, 4)).tolist()
     return [(op, first, second, number) for op, first, second, number in rows]
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--seeds", default="0:100", help="first:end")
-    parser.add_argument("--size", type=int, default=12, help="steps of a program")
-    parser.add_argument("--meshes", default=",".join(MESHES), help="each seed takes one of them")
-    parser.add_argument("--pad", type=int, default=1, metavar="PARTS", help="store dims of arguments padded to multiples of that")
-    options = parser.parse_args(argv)
-    jax.config.update("jax_disable_most_optimizations", True)  # most of the time would be LLVM's
-    request_host_devices(8, os.environ)
-    first, end = map(int, options.seeds.split(":"))
-    meshes, failures = options.meshes.split(","), 0
-    for seed in range(first, end):
-        mood, mesh = MOODS[seed % len(MOODS)], meshes[seed % len(meshes)]
-        try:
-            passes, line = try_program(random_steps(seed, options.size), seed, mood, mesh, options.pad)
-        except Exception as error:  # a crash is a finding like any other, and the next program may have another
-            passes, line = False, f"{type(error).__name__}: {error}"
-        failures += not passes
-        print(f"{'ok   ' if passes else 'WRONG'} seed {seed} {mood} mesh {mesh}: {line}", flush=True)
-    return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

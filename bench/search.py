@@ -1,176 +1,304 @@
-"""How long the search takes on training steps, phase by phase, and what it finds.
-
-    python bench/search.py [--layers=2,12,24,72] [--cluster=v100x8] [--mesh=8] [--budget=16GiB] [--level=3] [--forms=unrolled,scanned]
-                           [--hidden=1024 --seq=1024 --vocab=51200 --batch=8] [--json=FILE]
-    python bench/search.py --models "llama --preset=llama-3-8b --seq=2048 --batch=64" --cluster=h100x8x8 --mesh=8x8 --level=2
-
-For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of examples/export.py: the phases of
-bench/phases.py; then the whole command `rhino-opt --auto-shard FILE -o OUT`, from its start to its end, with its peak memory. Each is one
-run in a process of its own; times are wall seconds, but for `processor`: those of all cores in the whole command, which other processes
-on the machine change little. `start` is what the command takes beside the phases: Python, imports, and writing the file.
-"""
+"""What the search for shardings takes, and how good its plans are."""
 
 from __future__ import annotations
 
-import argparse
+import gc
 import json
-import os
-import platform
 import shlex
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from rhino.ir.units import format_bytes, format_seconds
+import loops
+import numpy as np
+import quality
+from models import exported
+from planning import auto_shard, sharded
+from report import Cell, Options, Question, key, option, run, run_child
 
-HERE: Final = Path(__file__).resolve().parent
-EXPORT: Final = HERE.parent / "examples" / "export.py"
+from rhino.ir.graph.graph import Graph
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.reader import read_module
+from rhino.passes.base import Remarks
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.registry import Item
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
+from rhino.passes.unsharded import whole_program
+from rhino.strategies.structure.cones import cones_of
+from rhino.strategies.structure.critical_path import critical_path
+from rhino.strategies.structure.dependences import flow_of
+from rhino.strategies.structure.segments import segments_between
+
 RHINO_OPT: Final = Path(sysconfig.get_path("scripts")) / "rhino-opt"
 PHASES: Final = ("read", "normalize", "rules", "graph", "candidates", "reduce", "solve", "write", "print")
 
 Record = dict[str, Any]
+Found = TypeVar("Found")
 
 
-def machine() -> str:
-    """Returns what the figures were taken on: processor, cores, Python, jaxlib, and when (UTC)."""
-    cores = len(os.sched_getaffinity(0))
-    when = time.strftime("%Y-%m-%d", time.gmtime())
-    return f"{_processor()}, {cores} cores, Python {platform.python_version()}, jaxlib {version('jaxlib')}, {when}"
+# Phases
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+def phases(options: Options) -> Iterator[Record]:
+    """One search, phase by phase: what `rhino-opt --auto-shard FILE` does, with a clock between its steps.
 
-
-def export_words(layers: int, scan: bool, options: argparse.Namespace) -> list[str]:
-    """Returns what to ask examples/export.py for: a GPT."""
-    sizes = [f"--{name}={getattr(options, name)}" for name in ("hidden", "seq", "vocab", "batch")]
-    depth = [f"--layers={layers}", f"--scan={str(scan).lower()}", f"--ffn={4 * options.hidden}", f"--heads={max(options.hidden // 64, 1)}"]
-    return ["gpt", *sizes, *depth]
-
-
-def asked_for(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns the models to measure: for each name, the words for examples/export.py."""
-    if options.models:
-        return {line.strip(): shlex.split(line) for line in options.models}
-    forms = [form == "scanned" for form in options.forms.split(",")]
-    depths = list(map(int, options.layers.split(",")))
-    return {f"gpt-{n}{'-scan' * scan}": export_words(n, scan, options) for n in depths for scan in forms}
-
-
-def target(options: argparse.Namespace) -> list[str]:
-    """Returns the options that say what to plan for, as both commands take them."""
-    return [f"--{name}={getattr(options, name)}" for name in ("cluster", "mesh", "budget") if getattr(options, name)]
-
-
-def phases(file: Path, options: argparse.Namespace) -> Record:
-    """Returns what bench/phases.py says of a file, or under "error" why the model cannot be planned."""
-    done = subprocess.run(
-        [sys.executable, HERE / "phases.py", file, *target(options), f"--level={options.level}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        return {"error": done.stderr.strip()}
-    record: Record = json.loads(done.stdout)
-    return record
-
-
-def whole_command(file: Path, output: Path, options: argparse.Namespace) -> Record:
-    """Returns the seconds, those of processors, and the peak memory of `rhino-opt --auto-shard`."""
+    Seconds of the wall: graph, candidates, reduce, solve and write as the search's own pass times them. Nothing is warm.
+    """
+    spent: dict[str, float] = {}
     since = time.perf_counter()
-    child = subprocess.Popen(
-        [RHINO_OPT, "--auto-shard", f"-O{options.level}", *target(options), file, "-o", output], stdout=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"rhino-opt ended with {child.returncode} on {file.name}")
-    spent = {"total_s": time.perf_counter() - since, "cpu_s": usage.ru_utime + usage.ru_stime}
-    return {**spent, "peak_rss_bytes": usage.ru_maxrss * 1024}
+    context, remarks = make_context(), Remarks(options.file)
+    module = read_module(Path(options.file).read_bytes(), options.file, context)
+    spent["read"] = time.perf_counter() - since
+    for item in parse_pipeline(auto_shard(options.cluster, options.mesh, options.budget, options.level)):
+        seconds = _run_item(item, module, remarks)
+        if isinstance(item, ChooseShardings):
+            spent |= remarks.statistics["phases"]
+        else:
+            phase = "normalize" if isinstance(item, Normalize) else "rules"
+            spent[phase] = spent.get(phase, 0.0) + seconds
+    since = time.perf_counter()
+    str(module.operation.get_asm(enable_debug_info=True)).encode()
+    spent["print"] = time.perf_counter() - since
+    yield {"model": Path(options.file).stem, "phases_s": spent, **_outcome(remarks)}
 
 
-def measure(name: str, words: Sequence[str], options: argparse.Namespace) -> Record:
-    """Returns all figures of one model."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "step.mlir"
-        subprocess.run([sys.executable, EXPORT, *words, "-o", file], check=True)
-        record = {"model": name, "module_bytes": file.stat().st_size, **phases(file, options)}
-        if "error" not in record:
-            record |= whole_command(file, file.with_suffix(".out.mlir"), options)
-        return {**record, "model": name}
+def _run_item(item: Item, module: ir.Module, remarks: Remarks) -> float:
+    """Runs one step of a pipeline, and returns its seconds."""
+    manager = build_pass_manager((item,), module.context, remarks)
+    since = time.perf_counter()
+    manager.run(module.operation)
+    return time.perf_counter() - since
 
 
-def rows(record: Record) -> Mapping[str, str]:
-    """Returns the column of one model: a cell for each row of the table."""
-    if "error" in record:
-        return {"error": str(record["error"]).splitlines()[0]}
-    spent = record["phases_s"]
+def _outcome(remarks: Remarks) -> Record:
+    """Returns the size of the problem before and after exact reduction, and the answer. Units are in the names."""
+    answer, search, program = (remarks.statistics[name] for name in ("answer", "search", "program"))
+    sizes = ("nodes", "edges", "states", "core_nodes", "core_edges", "solves")
     return {
-        "ops": f"{record['ops']:,}",
-        "module": format_bytes(record["module_bytes"]),
-        **{f"{name}, s": f"{spent[name]:.2f}" for name in PHASES},
-        "start, s": f"{record['total_s'] - sum(spent.values()):.2f}",
-        "whole command, s": f"{record['total_s']:.2f}",
-        "processor, s": f"{record['cpu_s']:.2f}",
-        "peak RSS": format_bytes(record["peak_rss_bytes"]),
-        "nodes / edges": f"{record['nodes']:,} / {record['edges']:,}",
-        "after reduction": f"{record['core_nodes']:,} / {record['core_edges']:,}",
-        "states": f"{record['states']:,}",
-        "solves": f"{record['solves']}",
-        "step": format_seconds(record["objective_s"]),
-        "at least": format_seconds(record["bound_s"]),
-        "gap": f"{record['gap']:.2%}",
-        "predicted peak": format_bytes(record["peak_bytes"]),
-        "budget": format_bytes(record["budget_bytes"]),
-        "found by": record["method"],
+        "ops": program.graph.num_ops,
+        **{name: getattr(search, name) for name in sizes},
+        "objective_s": answer.cost,
+        "bound_s": answer.bound,
+        "gap": answer.gap,
+        "peak_bytes": answer.peak_bytes,
+        "budget_bytes": remarks.statistics["budget_bytes"],
+        "method": answer.method,
     }
 
 
-def table(records: Sequence[Record]) -> str:
-    """Returns a Markdown table: a column for each model."""
-    columns = [rows(record) for record in records]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    lines = [["", *(str(record["model"]) for record in records)], ["---", *["---:"] * len(records)]]
-    lines += [[name, *(column.get(name, "") for column in columns)] for name in names]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+# The whole command
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code: 1 if a model could not be planned."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--layers", default="2,12,24,72", help="depths (default 2,12,24,72)")
-    parser.add_argument("--cluster", default="v100x8", help="a preset's name or a cluster file (default v100x8)")
-    parser.add_argument("--mesh", default="", help="mesh sizes (default: all devices)")
-    parser.add_argument("--budget", default="", help="bytes per device (default: what the cluster's devices have)")
-    parser.add_argument("--level", type=int, default=3, help="2 or 3, as -O2 and -O3 of rhino-opt (default 3)")
-    parser.add_argument("--forms", default="unrolled,scanned", help="of the GPTs (default both)")
-    parser.add_argument(
-        "--models", action="append", metavar="WORDS", help="instead of GPTs: a model's words for examples/export.py; repeatable"
-    )
-    for name, size in (("hidden", 1024), ("seq", 1024), ("vocab", 51200), ("batch", 8)):
-        parser.add_argument(f"--{name}", type=int, default=size, help=f"of the GPT (default {size})")
-    parser.add_argument("--json", metavar="FILE", help="write every figure there too")
-    options = parser.parse_args(argv)
-    records = []
-    for name, words in asked_for(options).items():
-        records.append(measure(name, words, options))
-        print(f"measured {name}", file=sys.stderr, flush=True)
-    print(f"{machine()}\n\n{table(records)}")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"machine": machine(), "records": records}, indent=2) + "\n", encoding="utf-8")
-    return int(any("error" in record for record in records))
+def timings(options: Options) -> Iterator[Record]:
+    """How long the search takes on training steps, phase by phase, and what it finds.
 
+    For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of
+    examples/export.py: `phases`, and then the whole command `rhino-opt --auto-shard FILE -o OUT` with its peak memory.
+    Each is one run in a process of its own. Times are wall seconds, but for `processor`: those of all cores in the whole
+    command. `start` is what it takes beside the phases: Python, imports, and writing the file.
+    """
+    for name, words in _asked(options).items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "step.mlir"
+            file.write_bytes(exported(words, "text"))
+            yield {**_timed_command(file, options), "model": name, "module_bytes": file.stat().st_size}
+
+
+def _asked(options: Options) -> dict[str, list[str]]:
+    """Returns the words for examples/export.py of each model by name."""
+    if options.models:
+        return {line.strip(): shlex.split(line) for line in options.models}
+    found = {}
+    for layers in options.layers:
+        for form in options.forms:
+            sizes = [f"--{name}={getattr(options, name)}" for name in ("hidden", "seq", "vocab", "batch")]
+            shape = [f"--ffn={4 * options.hidden}", f"--heads={max(options.hidden // 64, 1)}"]
+            depth = [f"--layers={layers}", f"--scan={str(form == 'scanned').lower()}"]
+            found[f"gpt-{layers}{'-scan' * (form == 'scanned')}"] = ["gpt", *sizes, *shape, *depth]
+    return found
+
+
+def _timed_command(file: Path, options: Options) -> Record:
+    """Returns the figures of one file; of one that cannot be planned none."""
+    target = [f"--{name}={getattr(options, name)}" for name in ("cluster", "mesh", "budget") if getattr(options, name)]
+    told = file.with_suffix(".json")
+    try:
+        run_child([sys.executable, __file__, "phases", file, *target, f"--level={options.level}", f"--json={told}"])
+    except SystemExit as error:
+        return {"error": str(error)}
+    record: Record = json.loads(told.read_text())["records"][0]
+    command = [
+        str(RHINO_OPT),
+        "--auto-shard",
+        f"-O{options.level}",
+        *target,
+        str(file),
+        "-o",
+        str(file.with_suffix(".out.mlir")),
+    ]
+    spent = run_child(command)
+    start_s = spent.wall_s - sum(record["phases_s"].values())
+    return {
+        **record,
+        "start_s": start_s,
+        "total_s": spent.wall_s,
+        "cpu_s": spent.cpu_s,
+        "peak_rss_bytes": spent.peak_rss_bytes,
+    }
+
+
+def _phase(name: str) -> Cell:
+    return lambda record: f"{record['phases_s'][name]:.2f}" if "phases_s" in record else ""
+
+
+def _pair(first: str, second: str) -> Cell:
+    return lambda record: f"{record[first]:,} / {record[second]:,}" if first in record else ""
+
+
+_SPENT: Final[dict[str, Cell]] = {
+    "": key("model"),
+    "error": key("error"),
+    "ops": key("ops", ","),
+    "module": key("module_bytes", "bytes"),
+    **{f"{name}, s": _phase(name) for name in PHASES},
+    "start, s": key("start_s", ".2f"),
+    "whole command, s": key("total_s", ".2f"),
+    "processor, s": key("cpu_s", ".2f"),
+    "peak RSS": key("peak_rss_bytes", "bytes"),
+    "nodes / edges": _pair("nodes", "edges"),
+    "after reduction": _pair("core_nodes", "core_edges"),
+    "states": key("states", ","),
+    "solves": key("solves"),
+    "step": key("objective_s", "s"),
+    "at least": key("bound_s", "s"),
+    "gap": key("gap", ".2%"),
+    "predicted peak": key("peak_bytes", "bytes"),
+    "budget": key("budget_bytes", "bytes"),
+    "found by": key("method"),
+}
+_TARGET: Final = (
+    option("--cluster", "v100x8", "a preset's name or a cluster file"),
+    option("--mesh", "", "mesh sizes (default all devices)"),
+    option("--budget", "", "bytes per device (default what the cluster's devices have)"),
+    option("--level", 3, "2 or 3, as -O2 and -O3 of rhino-opt"),
+)
+_GPTS: Final = (
+    option("--layers", [2, 12, 24, 72], "depths of GPTs"),
+    option("--forms", ["unrolled", "scanned"], "of the GPTs"),
+    *(option(f"--{name}", size, "of the GPTs") for name, size in (("hidden", 1024), ("seq", 1024), ("vocab", 51200), ("batch", 8))),
+    (
+        "--models",
+        {"action": "append", "metavar": "WORDS", "help": "instead of GPTs: words for examples/export.py; repeatable"},
+    ),
+)
+
+
+# Structure
+
+_SMALL_GPT: Final = "gpt --hidden=512 --heads=8 --ffn=2048"
+"""The hidden size of the GPTs of Rhino 7.5; its table of statistics does not name another."""
+
+STRUCTURED: Final = [
+    *(f"gpt-{layers}: {_SMALL_GPT} --layers={layers}" for layers in (2, 24, 72)),
+    f"gpt-72-scan: {_SMALL_GPT} --layers=72 --scan=true",
+    *(f"{preset}: moe --preset={preset}" for preset in ("moe-8e-380m", "moe-32e-10b")),
+    "two-tower: two-tower",
+]
+
+
+def structures(options: Options) -> Iterator[Record]:
+    """What the structure passes see in a model: critical nodes, cones, segments, and how many segments are alike.
+
+    Those of Rhino's Table 5 and TAP IV-C. Critical nodes are counted as in the paper, every op taking one unit of time, and
+    as segments are cut, products alone taking time. Times are wall seconds of one run of each decision on the graph.
+    """
+    gc.disable()  # as the tools do
+    for model in options.models:
+        name, _, words = model.partition(":")
+        yield {"model": name.strip(), **_structure(_graph(exported(words.split())))}
+
+
+def _graph(step: bytes) -> Graph:
+    module, _ = sharded(step, "step.mlirbc", "rhino-normalize")
+    with module.context, ir.Location.unknown(), whole_program(module.operation, Remarks()) as program:
+        return program.graph
+
+
+def _timed(decide: Callable[[], Found]) -> tuple[Found, float]:
+    """Returns what a decision found, and its seconds."""
+    since = time.perf_counter()
+    found = decide()
+    return found, time.perf_counter() - since
+
+
+def _structure(graph: Graph) -> Record:
+    """Returns the statistics of one graph."""
+    flow, flow_s = _timed(lambda: flow_of(graph))
+    path, path_s = _timed(lambda: critical_path(graph, flow))
+    cones, cones_s = _timed(lambda: cones_of(graph, flow))
+    products, products_s = _timed(lambda: critical_path(graph, flow, only_products=True))
+    segments, segments_s = _timed(lambda: segments_between(graph, flow, products))
+    _, examples = np.unique(segments.fold, return_index=True)
+    return {
+        "ops": graph.num_ops,
+        "ops that take part": int(flow.counts.sum()),
+        "critical path": path.length,
+        "critical nodes": int(path.critical.sum()),
+        "critical nodes, products alone": int(products.critical.sum()),
+        "cones": len(cones.root),
+        "largest cone": int(np.bincount(cones.number[flow.counts], minlength=1).max()),
+        "segments": len(segments.fold),
+        "largest segment": int(segments.sizes().max(initial=0)),
+        "unique segments": segments.num_unique,
+        "ops in them": int(segments.sizes()[examples].sum()),
+        "flow, s": flow_s,
+        "critical path, s": path_s,
+        "cones, s": cones_s,
+        "segments, s": products_s + segments_s,
+    }
+
+
+def _share(name: str) -> Cell:
+    return lambda record: f"{record[name]:,} ({record[name] / max(record['ops'], 1):.1%})"
+
+
+_COUNTS: Final = ("ops", "ops that take part", "critical path")
+_CRITICAL: Final = ("critical nodes", "critical nodes, products alone")
+_PARTS: Final = ("cones", "largest cone", "segments", "largest segment", "unique segments", "ops in them")
+_SECONDS: Final = ("flow, s", "critical path, s", "cones, s", "segments, s")
+_SEEN: Final[dict[str, Cell]] = {
+    "": key("model"),
+    **{name: key(name, ",") for name in _COUNTS},
+    **{name: _share(name) for name in _CRITICAL},
+    **{name: key(name, ",") for name in _PARTS},
+    **{name: key(name, ".3f") for name in _SECONDS},
+}
+
+
+def _errors(records: Sequence[Record]) -> Iterator[str]:
+    yield from (f"{record['model']}: {record['error']}" for record in records if "error" in record)
+
+
+_FILE: Final = ("file", {"metavar": "FILE", "help": "a training step as StableHLO"})
+QUESTIONS: Final = {
+    "time": Question(str(timings.__doc__), timings, _SPENT, (*_GPTS, *_TARGET), faults=_errors, is_across=True),
+    "phases": Question(str(phases.__doc__), phases, _SPENT, (_FILE, *_TARGET), is_across=True),
+    "quality": quality.QUESTION,
+    "loops": loops.QUESTION,
+    "kernels": loops.KERNELS,
+    "structure": Question(
+        str(structures.__doc__),
+        structures,
+        _SEEN,
+        (option("--models", STRUCTURED, "NAME: words for examples/export.py; ...", ";"),),
+        is_across=True,
+    ),
+}
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(__doc__, QUESTIONS, sys.argv[1:]))

@@ -1,8 +1,5 @@
 """How training steps are cut in pipeline stages: the search against splits along a line, and its time against the tolerance.
 
-    python bench/stages.py [--models="unet: unet; t5: t5 --batch=32"] [--stages=2,4] [--tolerance=0.1] [--micro-batches=8] [--json=FILE]
-    python bench/stages.py --times [--stages=4,8] [--tolerances=0.02,0.05,0.1]
-
 A model is a name and what `examples/export.py` takes; rhino-micro-batch takes its batch in parts. For every number of stages three cuts:
 
     equal layers   the line of ops, folded where the backward pass begins, in stretches of equal work
@@ -11,26 +8,21 @@ A model is a name and what `examples/export.py` takes; rhino-micro-batch takes i
 
 each with the bytes that move between stages per step, in how many transfers, and the most work of a stage over its even share. What is
 least is the seconds that they take of a link; `gap` is by how much any choice in the search's windows can cost less, at most. Seconds are
-those of the processor, which other processes on the machine change little, for the decision alone; `--times` gives them for a GPT of 72
-layers. The exit code is 1 if a search costs more than the best line by more than it gives for a better balance.
+those of the processor, which other processes on the machine change little, for the decision alone; `stage-times` gives them for a GPT
+of 72 layers. The exit code is 1 if a search costs more than the best line by more than it gives for a better balance.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from search import EXPORT, machine
+from models import exported
+from report import Cell, Options, Question, key, option
 
 from rhino.ir.arrays import Ints
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
@@ -49,12 +41,15 @@ from rhino.strategies.pipeline.stages.graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.line import cut, equal_cut, lines_of, stretches
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 
-MODELS: Final = (
-    "gpt: gpt --layers=8 --batch=32; moe: moe --layers=8 --batch=32; t5: t5 --batch=32; unet: unet --batch=32; "
-    "two-tower: two-tower --pairs=true"
-)
+MODELS: Final = [
+    "gpt: gpt --layers=8 --batch=32",
+    "moe: moe --layers=8 --batch=32",
+    "t5: t5 --batch=32",
+    "unet: unet --batch=32",
+    "two-tower: two-tower --pairs=true",
+]
 
-DEEP: Final = "gpt-72: gpt --hidden=512 --heads=8 --ffn=2048 --layers=72 --batch=32"
+DEEP: Final = ["gpt-72: gpt --hidden=512 --heads=8 --ffn=2048 --layers=72 --batch=32"]
 
 CLUSTER: Final = "v100x8"
 
@@ -66,10 +61,7 @@ def read_parts(arguments: Sequence[str], micro_batches: int) -> tuple[Graph, Tra
 
     `arguments` are what the exporter takes.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "step.mlirbc"
-        subprocess.run([sys.executable, EXPORT, *arguments, "--format=bytecode", "-o", file], check=True)
-        module = read_module(file.read_bytes(), file.name, make_context())
+    module = read_module(exported(arguments), "step.mlirbc", make_context())
     steps = build_named("micro-batch", {"num": str(micro_batches)})
     assert steps is not None
     build_pass_manager(steps, module.context).run(module.operation)
@@ -130,67 +122,69 @@ def measure(name: str, graph: Graph, parts: TrainingPhases, num_stages: int, mic
     }
 
 
-def cut_row(record: Record) -> list[str]:
-    """Returns the row of one record in the table of cuts."""
-    cells = [
-        f"{format_bytes(record[way]['moved_bytes'])}, {record[way]['transfers']:,}, {record[way]['work']:.2f}"
-        for way in ("equal", "line", "search")
-    ]
-    gap = 1 - record["bound_s"] / max(_cost(record["search"]), 1e-300)
-    return [record["model"], str(record["stages"]), *cells, f"{gap:.2%}", f"{record['limit']:.2f}", f"{record['seconds']:.1f}"]
-
-
-def time_row(record: Record) -> list[str]:
-    """Returns the row of one record in the table of times."""
-    search = record["search"]
-    gap = 1 - record["bound_s"] / max(_cost(search), 1e-300)
-    figure = [f"{record['tolerance']:g}", f"{record['read_s']:.1f}", f"{record['seconds']:.1f}", format_bytes(search["moved_bytes"])]
-    return [
-        record["model"],
-        f"{record['ops']:,}",
-        str(record["stages"]),
-        *figure,
-        f"{search['work']:.3f}",
-        f"{record['limit']:.3f}",
-        f"{gap:.2%}",
-    ]
-
-
-CUTS: Final = ["model", "stages", "equal layers", "best line", "search", "gap", "work allowed", "seconds"]
-TIMES: Final = ["model", "ops", "stages", "tolerance", "problem, s", "decision, s", "moved", "most work", "allowed", "gap"]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--models", help="NAME: what the exporter takes; NAME: ...")
-    parser.add_argument("--times", action="store_true", help="the table of times")
-    parser.add_argument("--stages", default="2,4", help="numbers of stages")
-    parser.add_argument("--tolerance", "--tolerances", default="0.1", help="tolerances of the balance")
-    parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--json", metavar="FILE", help="write every figure there too")
-    options = parser.parse_args(argv)
+def records(options: Options) -> Iterator[Record]:
+    """Yields the figures of each model, number of stages and tolerance."""
     gc.disable()  # as the tools do
-    records = []
-    for model in (options.models or (DEEP if options.times else MODELS)).split(";"):
-        name, _, arguments = model.strip().partition(":")
-        graph, parts = read_parts(arguments.split(), options.micro_batches)
-        for num_stages in map(int, options.stages.split(",")):
-            for tolerance in map(float, options.tolerance.split(",")):
-                records.append(measure(name, graph, parts, num_stages, options.micro_batches, tolerance))
-                print(f"measured {name} in {num_stages} stages, tolerance {tolerance:g}", file=sys.stderr, flush=True)
-    head, row = (TIMES, time_row) if options.times else (CUTS, cut_row)
-    print(f"{machine()}\n\n{table(head, [row(record) for record in records])}")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"machine": machine(), "records": records}, indent=2) + "\n", encoding="utf-8")
-    return int(any(_cost(record["search"]) > _cost(record["line"]) * (1 + CONTENT) for record in records))
+    for model in options.models:
+        name, _, words = model.strip().partition(":")
+        graph, parts = read_parts(words.split(), options.micro_batches)
+        for num_stages in options.stages:
+            for tolerance in options.tolerances:
+                yield measure(name, graph, parts, num_stages, options.micro_batches, tolerance)
 
 
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+def faults(found: Sequence[Record]) -> Iterator[str]:
+    """Yields where the search costs more than the best line."""
+    for one in found:
+        if _cost(one["search"]) > _cost(one["line"]) * (1 + CONTENT):
+            yield f"{one['model']} in {one['stages']} stages: the search costs more than the best line"
+
+
+def _cut(way: str) -> Cell:
+    def cell(record: Record) -> str:
+        one = record[way]
+        return f"{format_bytes(one['moved_bytes'])}, {one['transfers']:,}, {one['work']:.2f}"
+
+    return cell
+
+
+def _gap(record: Record) -> str:
+    return f"{1 - record['bound_s'] / max(_cost(record['search']), 1e-300):.2%}"
+
+
+CUTS: Final[dict[str, Cell]] = {
+    "model": key("model"),
+    "stages": key("stages"),
+    "equal layers": _cut("equal"),
+    "best line": _cut("line"),
+    "search": _cut("search"),
+    "gap": _gap,
+    "work allowed": key("limit", ".2f"),
+    "seconds": key("seconds", ".1f"),
+}
+TIMES: Final[dict[str, Cell]] = {
+    "model": key("model"),
+    "ops": key("ops", ","),
+    "stages": key("stages"),
+    "tolerance": key("tolerance", "g"),
+    "problem, s": key("read_s", ".1f"),
+    "decision, s": key("seconds", ".1f"),
+    "moved": lambda record: format_bytes(record["search"]["moved_bytes"]),
+    "most work": lambda record: f"{record['search']['work']:.3f}",
+    "allowed": key("limit", ".3f"),
+    "gap": _gap,
+}
+
+
+def _question(columns: dict[str, Cell], models: list[str]) -> Question:
+    options = (
+        option("--models", models, "NAME: words for examples/export.py; ...", ";"),
+        option("--stages", [2, 4], "numbers of stages"),
+        option("--tolerances", [0.1], "of the balance"),
+        option("--micro-batches", 8, "of a step"),
+    )
+    return Question(__doc__, records, columns, options, faults=faults)
+
+
+QUESTION: Final = _question(CUTS, MODELS)
+DEEP_QUESTION: Final = _question(TIMES, DEEP)

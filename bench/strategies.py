@@ -1,39 +1,26 @@
 """What the strategies for whole plans find, and what finding it takes.
 
-    python bench/strategies.py [--cases=gpt,t5,wide-resnet] [--check] [--json=FILE]
-
 Cases are models of `examples/export.py` on a cluster (`CASES` in this file). A shape is planned once, in this process, for all strategies,
 and again for one that wants to know more of it than that it is slow; each then counts the shapes that it asked for, and the processor
 seconds that those took. Printed for each case and strategy: the estimated
 step, its ratio to that of `best`, the shape, how many shapes were planned, after how many the best was there, and processor seconds.
 
-Exit code: with `--check`, 1 if a strategy finds a better plan than `best`, or `aceso` one that is more than 2 % worse.
+Exit code: 1 if a strategy finds a better plan than `best`, or `aceso` one that is more than 2 % worse.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from plan import Row, step_text
-from search import machine
+from papers import Row, found, setup_of
+from report import Options, Question, key, option
 
-from rhino.ir.cluster.cluster import load_cluster
-from rhino.ir.mlir.bindings import ir, make_context
-from rhino.ir.mlir.manual import bytecode
-from rhino.ir.mlir.reader import read_module
-from rhino.ir.units import format_seconds
-from rhino.passes.base import Remarks
-from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
+from rhino.passes.planner.evaluate import Evaluator, make_space
 from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
-from rhino.strategies.autotune.base import CutOff, Estimate, Outcome, PlanConfig, Space
+from rhino.strategies.autotune.base import CutOff, Outcome, PlanConfig, Space
 
 WITHIN: Final = 1.02
 """How much longer than the best the step of `aceso` may be."""
@@ -56,6 +43,7 @@ class Result:
     strategy: str
     shape: str
     step_s: float
+    over_best: float
     num_shapes: int
     found_at: int
     processor_s: float
@@ -65,11 +53,7 @@ class Planner:
     """Plans each shape once, and knows what that took."""
 
     def __init__(self, row: Row, cluster: str) -> None:
-        context = make_context()
-        module = read_module(step_text(row), row.preset, context)
-        with context, ir.Location.unknown():
-            Normalize().run(module.operation, Remarks(row.preset))
-        setup = Setup(bytecode(module), row.preset, cluster, float(load_cluster(cluster).device.usable_hbm_bytes), {})
+        _, setup = setup_of(row, cluster)
         self.space: Space = make_space(setup)
         self.evaluator = Evaluator(setup)
         self.known: dict[PlanConfig, tuple[Outcome, float]] = {}
@@ -83,59 +67,48 @@ class Planner:
                 self.known[shape] = (self.evaluator.outcome(shape, cutoff_s), time.process_time() - start)
         return [self.known[shape][0] for shape in shapes]
 
-    def result(self, case: str, strategy: str) -> Result:
-        """Returns what a strategy comes to."""
-        explored = explore(self.space, self.evaluate, strategy=strategy)
-        best, order = explored.ranked[0], [one.shape for one in explored.outcomes]
-        seconds = sum(self.known[shape][1] for shape in order)
-        return Result(case, strategy, named(best), best.step_s, len(order), order.index(best.shape) + 1, seconds)
+    def results(self, case: str) -> list[Result]:
+        """Returns what the strategies come to."""
+        runs = {name: explore(self.space, self.evaluate, strategy=name) for name in STRATEGIES}
+        best_s = runs[DEFAULT].ranked[0].step_s
+        results = []
+        for name, explored in runs.items():
+            best, order = explored.ranked[0], [one.shape for one in explored.outcomes]
+            seconds = sum(self.known[shape][1] for shape in order)
+            figures = best.step_s, best.step_s / best_s, len(order), order.index(best.shape) + 1, seconds
+            results.append(Result(case, name, found(name, best).shape, *figures))
+        return results
 
 
-def named(one: Estimate) -> str:
-    """Returns a shape with its schedule."""
-    return f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape)
+def records(options: Options) -> Iterator[Result]:
+    """Yields what the strategies come to on each case."""
+    for case in options.cases:
+        yield from Planner(*CASES[case]).results(case)
 
 
-def results(case: str) -> list[Result]:
-    """Returns what the strategies come to on a case."""
-    planner = Planner(*CASES[case])
-    return [planner.result(case, name) for name in STRATEGIES]
+def faults(results: Sequence[Result]) -> Iterator[str]:
+    """Yields where the default does not find the best plan, or alleviation one that is much worse."""
+    for one in results:
+        if one.over_best < 1:
+            yield f"{one.case}: {one.strategy} finds a better plan than {DEFAULT}"
+        if one.strategy == "aceso" and one.over_best > WITHIN:
+            yield f"{one.case}: aceso ends {one.over_best:.4f} over the best"
 
 
-def lines(found: Sequence[Result]) -> list[str]:
-    """Returns the results of a case as rows of a table."""
-    best_s = next(one.step_s for one in found if one.strategy == DEFAULT)
-    return [
-        f"| {one.case} | {one.strategy} | {format_seconds(one.step_s)} | {one.step_s / best_s:.4f} | {one.shape} | {one.num_shapes} "
-        f"| {one.found_at} | {one.processor_s:.0f} |"
-        for one in found
-    ]
-
-
-def is_well(found: Sequence[Result]) -> bool:
-    """Says whether the default finds the best plan, and alleviation one that is hardly worse."""
-    steps = {one.strategy: one.step_s for one in found}
-    return steps[DEFAULT] <= min(steps.values()) and steps["aceso"] <= WITHIN * steps[DEFAULT]
-
-
-def main(argv: Sequence[str]) -> int:
-    """Prints the table. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(CASES), help="which, by name")
-    parser.add_argument("--check", action="store_true", help="fail if the default is not the best")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    options = parser.parse_args(argv)
-    print(machine())
-    print("| case | strategy | step | over best | plan | shapes | found at | processor, s |")
-    print("| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |")
-    every: list[list[Result]] = []
-    for case in options.cases.split(","):
-        every.append(results(case))
-        print("\n".join(lines(every[-1])), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(one) for found in every for one in found], indent=2), encoding="utf-8")
-    return int(options.check and not all(map(is_well, every)))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "case": key("case"),
+        "strategy": key("strategy"),
+        "step": key("step_s", "s"),
+        "over best": key("over_best", ".4f"),
+        "plan": key("shape"),
+        "shapes": key("num_shapes"),
+        "found at": key("found_at"),
+        "processor, s": key("processor_s", ".0f"),
+    },
+    (option("--cases", list(CASES), "which, by name"),),
+    ("strategy", "plan"),
+    faults,
+)

@@ -1,7 +1,5 @@
 """What a fused projection sends: in separate weights, fused, and fused and seen as blocks.
 
-    python bench/strides.py [--layers=2] [--hidden=1024] [--seq=512] [--cluster=v100x8] [--free]
-
 Training steps of batch 1 on eight devices. Their weights are pinned as Megatron splits them: a projection into heads or hidden features
 along what it gives, one back along what it takes; everything else is the search's to choose. With `--free` all is. Counted is what stands
 in each device's program (`rhino-localize`): payload per step and device, and in how many collectives; beside it the predicted time of a
@@ -13,24 +11,22 @@ Exit code: 1 if a viewed model with pinned weights sends more bytes than the one
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from phases import auto_shard
-from planning import Planned, zoo
+from models import sized, step_of
+from planning import Planned, auto_shard, sharded
+from planning import planned as as_planned
+from report import Cell, Options, Question, key, option
 
-from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.boundary import boundary_attributes, set_boundary_attributes
 from rhino.ir.mlir.locations import name_of
-from rhino.ir.mlir.reader import entry_function, read_module
+from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME, SHARDING
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Remarks
-from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 
 NUM_DEVICES: Final = 8
@@ -54,7 +50,7 @@ def planned(text: bytes, name: str, cluster: str, *, views: bool, pinned: bool) 
         pin(module)
     remarks = Remarks(name)
     build_pass_manager(auto_shard(cluster), module.context, remarks).run(module.operation)
-    return Planned(module, localized_copy(module, name), remarks.statistics["plan"], remarks.statistics["answer"])
+    return as_planned(module, name, remarks)
 
 
 def pin(module: ir.Module) -> None:
@@ -74,27 +70,19 @@ def pin(module: ir.Module) -> None:
 
 
 def _run(text: bytes, name: str, pipeline: str) -> ir.Module:
-    module = read_module(text, name, make_context())
-    build_pass_manager(pipeline, module.context).run(module.operation)
-    return module
+    return sharded(text, name, pipeline)[0]
 
 
 def cases(layers: int, hidden: int, seq: int) -> dict[str, tuple[bytes, bytes]]:
     """Returns the training steps of each model, with separate and with fused weights, by its name."""
-    zoo()  # lets the next lines find the models
-    import gpt  # noqa: PLC0415
-    import llama  # noqa: PLC0415
-    from training import export_step  # noqa: PLC0415
-
-    plain = gpt.GPTConfig(layers, hidden, heads=NUM_DEVICES, ffn=4 * hidden, vocab=8192, seq=seq, batch=1)
-    gated = llama.LlamaConfig(layers, hidden, NUM_DEVICES, kv_heads=NUM_DEVICES, ffn=4 * hidden, vocab=8192, seq=seq, batch=1)
+    sizes = {"layers": layers, "hidden": hidden, "heads": NUM_DEVICES, "ffn": 4 * hidden}
+    sizes |= {"vocab": 8192, "seq": seq, "batch": 1}
     found = {}
     for suffix, scan in (("", False), ("-scan", True)):
-        gpts = (gpt.model(replace(plain, scan=scan, fused_qkv=fused)) for fused in (False, True))
-        llamas = (llama.model(replace(gated, scan=scan, fused_gate_up=fused)) for fused in (False, True))
-        for name, models in (("gpt", gpts), ("llama", llamas)):
-            separate, fused = (export_step(model).encode() for model in models)
-            found[name + suffix] = separate, fused
+        for name, fused in (("gpt", "fused_qkv"), ("llama", "fused_gate_up")):
+            more = {"kv_heads": NUM_DEVICES} if name == "llama" else {}
+            separate, joined = (step_of(sized(name, **sizes, **more, scan=scan, **{fused: on})) for on in (False, True))
+            found[name + suffix] = separate, joined
     return found
 
 
@@ -104,31 +92,47 @@ def plans(steps: tuple[bytes, bytes], name: str, cluster: str, *, pinned: bool) 
     return [planned(text, name, cluster, views=views, pinned=pinned) for text, views in ((separate, False), (fused, False), (fused, True))]
 
 
-def _cell(plan: Planned) -> str:
-    total = plan.localized.total
-    return f"{format_bytes(total.num_bytes)} in {total.num}, {format_seconds(plan.answer.cost)}"
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--seq", type=int, default=512)
-    parser.add_argument("--cluster", default="v100x8", help="a preset's name or a cluster file, of eight devices")
-    parser.add_argument("--free", action="store_true", help="pin nothing")
-    options = parser.parse_args(argv)
-    print(f"| model | {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * len(COLUMNS)}")
-    worse = []
+def records(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields what each model sends, by column."""
     for name, steps in cases(options.layers, options.hidden, options.seq).items():
-        separate, fused, seen = plans(steps, name, options.cluster, pinned=not options.free)
-        print(f"| {name} | {' | '.join(map(_cell, (separate, fused, seen)))} |", flush=True)
-        if not options.free and seen.localized.total.num_bytes > separate.localized.total.num_bytes:
-            worse.append(name)
-    if worse:
-        print(f"\nviewed sends more than separate: {', '.join(worse)}")
-    return int(bool(worse))
+        found = plans(steps, name, options.cluster, pinned=not options.free)
+        yield {
+            "model": name,
+            "pinned": not options.free,
+            **{column: _figures(plan) for column, plan in zip(COLUMNS, found, strict=True)},
+        }
 
 
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+def _figures(plan: Planned) -> dict[str, float]:
+    total = plan.localized.total
+    return {"num_bytes": total.num_bytes, "num": total.num, "step_s": plan.answer.cost}
+
+
+def faults(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yields the pinned models of which the viewed form sends more than separate weights."""
+    for one in found:
+        if one["pinned"] and one["viewed"]["num_bytes"] > one["separate"]["num_bytes"]:
+            yield f"{one['model']}: viewed sends more than separate"
+
+
+def _cell(column: str) -> Cell:
+    def cell(row: dict[str, Any]) -> str:
+        one = row[column]
+        return f"{format_bytes(one['num_bytes'])} in {one['num']}, {format_seconds(one['step_s'])}"
+
+    return cell
+
+
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {"model": key("model"), **{column: _cell(column) for column in COLUMNS}},
+    (
+        option("--layers", 2, "of each model"),
+        option("--hidden", 1024, "of each model"),
+        option("--seq", 512, "of each model"),
+        option("--cluster", "v100x8", "a preset's name or a cluster file, of eight devices"),
+        option("--free", False, "pin nothing"),
+    ),
+    faults=faults,
+)

@@ -1,33 +1,29 @@
 """What is chosen as memory is taken away: whole plans of one model under ever smaller budgets, as `rhino-opt --auto-parallel` finds them.
 
-    python bench/tighten.py [--case=gpt-xl] [--platform=m8] [--devices=4] [--share=0.85] [--steps=8] [--jobs=N] [--check]
-
-The case is one of `bench/plan.py`, on so many devices of one of its platforms. The first budget is what the cluster's devices have; each
+The case is one of `papers.py`, on so many devices of one of its platforms. The first budget is what the cluster's devices have; each
 next one is that share of what the plan before takes, down to where no plan fits. Printed for each: the plan; on how many of a rank's
 devices, in the mean, parameters and the rest of the state (the optimizer's) are split; step and peak; and why it is no longer the plan
 before: what that needs, or what else it loses by. Where the search says nothing of it, for it had no need to look, it is made again.
 
-Exit code: with `--check`, 1 if less memory gives a faster step (by more than 0.1 %), a plan is over its budget, or the plan before has no
+Exit code: 1 if less memory gives a faster step (by more than 0.1 %), a plan is over its budget, or the plan before has no
 reason against it.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from plan import ROWS, TOLERANCE, platform, step_text
-from search import machine
+from papers import ROWS, TOLERANCE, platform, step_text
+from report import Options, Question, key, option, say
 
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import ExitCode
@@ -138,21 +134,41 @@ def asked(before: Kept, now: Kept, file: Path, cluster: Path) -> str:
     return f"the one before: {format_seconds(step_s)} if it is to fit" if step_s >= now.step_s else ""
 
 
-HEAD: Final = ["budget", "plan", "parameters over", "other state over", "step", "peak", "why"]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The plan under a budget, why it is not the plan before, and what is wrong with that. Bytes, seconds."""
+
+    budget_bytes: float
+    plan: str
+    parameters_over: float
+    rest_over: float
+    step_s: float
+    peak_bytes: float
+    why: str
+    faults: tuple[str, ...]
 
 
-def cells(now: Kept, why: str) -> list[str]:
-    """Returns a line of the table."""
+def records(options: Options) -> Iterator[Row]:
+    """Yields the plan under each budget."""
+    with tempfile.TemporaryDirectory() as name:
+        file, cluster = Path(name) / "step.mlir", Path(name) / "cluster.toml"
+        file.write_bytes(step_text(ROWS[options.case]))
+        cluster.write_text(cluster_to_text(platform(options.platform, options.devices)), encoding="utf-8")
+        before: Kept | None = None
+        for now in plans(file, cluster, options.share, options.steps, options.jobs):
+            if isinstance(now, str):
+                say(f"then none: {now}")
+                return
+            why = (reason(before, now) or asked(before, now, file, cluster)) if before else ""
+            yield _row(before, now, why)
+            before = now
+
+
+def _row(before: Kept | None, now: Kept, why: str) -> Row:
     schedule = now.data["plan"]["schedule"]
-    return [
-        format_bytes(now.budget),
-        f"{now.shape}, {schedule}" if schedule else str(now.shape),
-        f"{now.parameters:.1f}",
-        f"{now.rest:.1f}",
-        format_seconds(now.step_s),
-        format_bytes(now.peak_bytes),
-        why,
-    ]
+    plan = f"{now.shape}, {schedule}" if schedule else str(now.shape)
+    wrong = tuple(_faults(before, now, why))
+    return Row(now.budget, plan, now.parameters, now.rest, now.step_s, now.peak_bytes, why, wrong)
 
 
 def _faults(before: Kept | None, now: Kept, why: str) -> Iterator[str]:
@@ -164,36 +180,26 @@ def _faults(before: Kept | None, now: Kept, why: str) -> Iterator[str]:
         yield f"under {format_bytes(now.budget)} nothing is known against the plan before"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tighten.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="gpt-xl", choices=sorted(ROWS), help="default gpt-xl, of 1.3 billion parameters")
-    parser.add_argument("--platform", default="m8", help="m8 or s1 (default m8)")
-    parser.add_argument("--devices", type=int, default=4, help="default 4")
-    parser.add_argument("--share", type=float, default=0.85, help="of what a plan takes, what the next may take (default 0.85)")
-    parser.add_argument("--steps", type=int, default=8, help="budgets at most (default 8)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that search (default one a core)")
-    parser.add_argument("--check", action="store_true", help="exit with 1 as said above")
-    options = parser.parse_args(argv)
-    print(machine())
-    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
-    faults: list[str] = []
-    with tempfile.TemporaryDirectory() as name:
-        file, cluster = Path(name) / "step.mlir", Path(name) / "cluster.toml"
-        file.write_bytes(step_text(ROWS[options.case]))
-        cluster.write_text(cluster_to_text(platform(options.platform, options.devices)), encoding="utf-8")
-        before: Kept | None = None
-        for now in plans(file, cluster, options.share, options.steps, options.jobs):
-            if isinstance(now, str):
-                print(f"\nthen none: {now}")
-                break
-            why = (reason(before, now) or asked(before, now, file, cluster)) if before else ""
-            print(f"| {' | '.join(cells(now, why))} |", flush=True)
-            faults += _faults(before, now, why)
-            before = now
-    print(*faults, sep="\n", file=sys.stderr, end="\n" if faults else "")
-    return int(options.check and bool(faults))
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "budget": key("budget_bytes", "bytes"),
+        "plan": key("plan"),
+        "parameters over": key("parameters_over", ".1f"),
+        "other state over": key("rest_over", ".1f"),
+        "step": key("step_s", "s"),
+        "peak": key("peak_bytes", "bytes"),
+        "why": key("why"),
+    },
+    (
+        option("--case", "gpt-xl", "a row of the papers, this one of 1.3 billion parameters"),
+        option("--platform", "m8", "m8 or s1"),
+        option("--devices", 4, "of the platform"),
+        option("--share", 0.85, "of what a plan takes, what the next may take"),
+        option("--steps", 8, "budgets at most"),
+        option("--jobs", os.cpu_count() or 1, "processes that search"),
+    ),
+    ("plan", "why"),
+    lambda rows: [fault for row in rows for fault in row.faults],
+)

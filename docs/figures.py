@@ -5,7 +5,7 @@
 
 In a page a command stands before what it prints, and `<!-- end -->` behind that:
 
-    <!-- from: python bench/pad.py -->
+    <!-- from: python bench/traffic.py pad -->
     ...
     <!-- end -->
 

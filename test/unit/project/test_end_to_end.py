@@ -1,6 +1,6 @@
 """Every example model, planned for eight devices and run on eight: the answer is that of one device, in both forms.
 
-Longer runs of the same: `bench/random_plans.py`, `bench/traffic.py`.
+Longer runs of the same: `bench/correctness.py plans`, `bench/traffic.py models`.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import many_ops
 import mlp
 import numpy as np
 import pytest
-from drawn_plans import MOODS, ways_to_run
+from drawn_plans import MOODS, compile_planned, random_plan, ways_to_run
+from models import sixes
 from planning import Planned, Reference, plan_step, reference, run_on, tolerance
-from random_plans import compile_planned, random_plan, sixes
 from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT, MLP, ZOO

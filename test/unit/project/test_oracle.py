@@ -1,4 +1,4 @@
-"""The search against an oracle that shares no code with it, on small random programs and machines; a longer run is bench/oracle.py."""
+"""The search against an oracle that shares no code with it, on small random programs and machines; longer: bench/correctness.py oracle."""
 
 import ast
 from collections import Counter

@@ -1,6 +1,6 @@
 """Programs that nobody wrote, under plans that nobody would choose: the answer is that of one device.
 
-A longer run of the same: `bench/random_programs.py`.
+A longer run of the same: `bench/correctness.py programs`.
 """
 
 import jax

@@ -13,7 +13,8 @@ from batched_steps import BATCH, MEMORY, STEPS, mean_loss, params, text
 from drawn_steps import STEPS as PROGRAMS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning import Reference, reference, run_on, tolerance, zoo_step
+from models import zoo_step
+from planning import Reference, reference, run_on, tolerance
 from random_programs import program
 from training import export_step
 from zoo import TOWERS

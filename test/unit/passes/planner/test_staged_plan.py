@@ -1,6 +1,6 @@
 """A training step, cut in micro-batches and stages and run by a schedule, gives the answer of one device; a bad request is refused first.
 
-More models, stages and micro-batches: `bench/pipelines.py`.
+More models, stages and micro-batches: `bench/correctness.py pipelines`.
 """
 
 import dataclasses

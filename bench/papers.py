@@ -1,55 +1,49 @@
 """How good whole plans are: the controller's against a grid of what experts would write down, under the same model.
 
-    python bench/plan.py [--cases=gpt-medium,gpt-xl] [--clusters=m8] [--devices=64,4096] [--jobs=N] [--no-experts] [--check] [--json=FILE]
+Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there
+(`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of
+Aceso's Table 2 on 32 V100s, batch 1024 in 16 bits. `--cases=gpt-1024 --no-experts`, of no paper, is for the time that a
+deep step's search takes, and `--devices` for what it takes on more of them.
 
-Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there (`m8` has eight in a
-node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of Aceso's Table 2 on 32 V100s, batch 1024 in
-16 bits. `--cases=gpt-1024 --no-experts`, of no paper, is for the time that a deep step's search takes, and `--devices` for what it takes
-on more of them.
+An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data
+parallel ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says
+of each parameter is that of `experts.py`; what it leaves open is filled by our search, and the stages are the best cut of a
+line, which is generous. An expert's plan that is proven to take longer than the best of them so far, or than `NEAR` times
+ours, is not planned to its end. Of ours, the shardings of the best shape are searched for as far as where a plan is made,
+which is further than where shapes are compared.
 
-An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data parallel ranks is
-kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says of each parameter is that of
-`bench/quality.py`; what it leaves open is filled by our search, and the stages are the best cut of a line, which is generous. An expert's
-plan that is proven to take longer than the best of them so far, or than `NEAR` times ours, is not planned to its end. Of ours, the
-shardings of the best shape are searched for as far as where a plan is made, which is further than where shapes are compared.
+Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search
+(wall, and processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert
+comes near ours, what none of them is below. On stderr stands how far a row is, with the processor seconds since the start.
 
-Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search (wall, and
-processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert comes near ours, what none of
-them is below. `--json` is written after each row; on stderr stands how far a row is, with the processor seconds since the start.
-
-Exit code: with `--check`, 1 if an expert's plan is faster than ours by more than 0.1 %.
+Exit code: 1 if an expert's plan is faster than ours by more than 0.1 %.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Final
 
-from planning import zoo
-from quality import CASES, Case, pins
-from search import machine
+from experts import CASES, Case, pins
+from models import sized, step_of
+from planning import sharded
+from report import Options, Question, key, option, say
 
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.cluster.hardware import Cluster, Level
 from rhino.ir.cluster.mesh import mesh_of_shape
-from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.mlir.reader import read_module
 from rhino.ir.units import format_bytes, format_seconds
-from rhino.passes.base import Remarks
-from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.evaluate import Evaluator, Setup, folded, make_space
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import explore
@@ -65,7 +59,7 @@ NEAR: Final = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a paper: a model of `examples/export.py` with its preset and options, `roles` of `bench/quality.py`, and its devices."""
+    """A row of a paper: a model of `examples/export.py` with its preset and options, `roles` of `experts.py`, and its devices."""
 
     preset: str
     roles: str
@@ -117,13 +111,7 @@ def _resized(level: Level, size: int) -> Level:
 
 def step_text(row: Row) -> bytes:
     """Returns the training step of a row."""
-    zoo()  # puts the examples where the next lines find them
-    from export import MODELS  # noqa: PLC0415
-    from training import export_step  # noqa: PLC0415
-
-    entry = next(entry for name, entry in MODELS.items() if row.preset == name or row.preset in entry.presets)
-    base = entry.presets.get(row.preset) or entry.config()
-    return export_step(entry.model(replace(base, **dict(row.options)))).encode()
+    return step_of(sized(row.preset, **dict(row.options)))
 
 
 # Plans
@@ -242,109 +230,105 @@ def _expert(
 def _report(who: str, explored: Explored) -> None:
     """Says on stderr what somebody's plans come to, and lets go of the modules that they were made from."""
     best = next((f"{one.shape} in {format_seconds(one.step_s)}" for one in explored.ranked), "none")
-    print(f"{_processor_s():.0f} s: {who}: {best}, {len(explored.outcomes)} shapes", file=sys.stderr)
+    say(f"{_processor_s():.0f} s: {who}: {best}, {len(explored.outcomes)} shapes")
     gc.collect()
 
 
-def measure(case: str, platform_name: str, num_devices: int, options: argparse.Namespace) -> Result:
-    """Returns what a case comes to on so many devices of a platform."""
+def setup_of(row: Row, cluster: str) -> tuple[ir.Module, Setup]:
+    """Returns the normalized step of a row, and the set-up of its search on a cluster (a preset or a file)."""
+    module, _ = sharded(step_text(row), row.preset, "rhino-normalize")
+    budget_bytes = float(load_cluster(cluster).device.usable_hbm_bytes)
+    with module.context, ir.Location.unknown():
+        return module, Setup(bytecode(module), row.preset, cluster, budget_bytes, {})
+
+
+def measure(case: str, cluster: Cluster, options: Options) -> Result:
+    """Returns what a case comes to on a cluster."""
     row = ROWS[case]
-    cluster = platform(platform_name, num_devices)
-    text = step_text(row)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "cluster.toml"
         file.write_text(cluster_to_text(cluster), encoding="utf-8")
         before, spent = time.perf_counter(), _processor_s()
-        context = make_context()
-        module = read_module(text, case, context)
-        with context, ir.Location.unknown():
-            Normalize().run(module.operation, Remarks(case))
-        setup = Setup(bytecode(module), case, str(file), float(cluster.device.usable_hbm_bytes), {})
+        module, setup = setup_of(row, str(file))
         whole = folded(setup)
         explored, space = search(whole, options.jobs)
-        wall_s, processor_s = time.perf_counter() - before, _processor_s() - spent
+        taken = time.perf_counter() - before, _processor_s() - spent
         _report(case, explored)
         best = made(whole, explored.quickest) if explored.quickest else None
         near_s = 0.0 if options.no_experts else NEAR * best.step_s if best else math.inf
-        listed = [] if options.no_experts else list(experts(CASES[row.roles], module, setup, space, folder, near_s, explored))
+        others = () if options.no_experts else experts(CASES[row.roles], module, setup, space, folder, near_s, explored)
+        listed = tuple(sorted(others, key=lambda one: one.step_s))
     rate = cluster.device.matmul_efficiency  # `least_s` is at the rate that products reach
-    return Result(
-        case,
-        cluster.name,
-        found("rhino", best) if best else None,
-        space.least_s * rate / best.step_s if best else 0.0,
-        explored.bound_s,
-        wall_s,
-        processor_s,
-        len(explored.outcomes),
-        explored.is_complete,
-        tuple(sorted(listed, key=lambda one: one.step_s)),
-        near_s,
-    )
+    mfu = space.least_s * rate / best.step_s if best else 0.0
+    ours, shapes = found("rhino", best) if best else None, len(explored.outcomes)
+    ended = explored.is_complete
+    return Result(case, cluster.name, ours, mfu, explored.bound_s, *taken, shapes, ended, listed, near_s)
 
 
 def _processor_s() -> float:
-    return sum(
-        resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-# The command
-
-
-def cells(result: Result) -> list[str]:
-    """Returns a line of the table."""
-    ours = result.ours
-    return [
-        result.case,
-        result.cluster,
-        ours.shape if ours else "none fits",
-        format_seconds(ours.step_s) if ours else "",
-        f"{result.mfu:.0%}",
-        format_bytes(ours.peak_bytes) if ours else "",
-        f"{result.wall_s:.0f}, {result.processor_s:.0f}",
-        f"{result.num_shapes}{'' if result.ended else '+'}",
-        *_compared(result),
-    ]
-
-
-def _compared(result: Result) -> list[str]:
-    """Returns the best expert, its step, and our step over it."""
-    best = result.best_expert
-    if best:
-        return [f"{best.who}; {best.shape}", format_seconds(best.step_s), f"{result.ratio:.3f}"]
-    if not result.near_s:
-        return ["not looked at", "", ""]
-    return ["none near", f"at least {format_seconds(result.near_s)}", f"below {1 / NEAR:.3f}"] if result.ours else ["none fits", "", ""]
-
-
-HEAD: Final = ["case", "devices", "plan", "step", "MFU", "peak", "wall, processor s", "shapes", "best expert", "its step", "ours / its"]
-
-
-def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="plan.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(PAPERS), help=f"of {', '.join(ROWS)}; default the papers'")
-    parser.add_argument("--clusters", default="m8", help="m8, s1 or both (default m8)")
-    parser.add_argument("--devices", metavar="N,N", help="on so many devices, in place of the papers' numbers")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that search (default one a core)")
-    parser.add_argument("--no-experts", action="store_true", help="only search")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if an expert is faster")
-    parser.add_argument("--json", metavar="FILE", help="write the results there")
-    options = parser.parse_args(argv)
+def records(options: Options) -> Iterator[Result]:
+    """Yields the result of each case on each platform and number of devices."""
     gc.disable()  # as the tools do
-    print(machine())
-    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
-    results = []
-    for name, case in product(options.clusters.split(","), options.cases.split(",")):
-        for count in map(int, options.devices.split(",")) if options.devices else [ROWS[case].num_devices]:
-            results.append(measure(case, name, count, options))
-            print(f"| {' | '.join(cells(results[-1]))} |", flush=True)
-            if options.json:
-                Path(options.json).write_text(json.dumps([asdict(one) for one in results], indent=2), encoding="utf-8")
-    return int(options.check and any(one.ratio > 1 + TOLERANCE for one in results))
+    for name, case in product(options.clusters, options.cases):
+        for count in options.devices or [ROWS[case].num_devices]:
+            yield measure(case, platform(name, count), options)
 
 
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+def faults(results: Sequence[Result]) -> Iterator[str]:
+    """Yields the cases for which an expert's plan is faster."""
+    for one in results:
+        if one.ratio > 1 + TOLERANCE:
+            yield f"{one.case} on {one.cluster}: an expert's plan is faster"
+
+
+def _expert_name(result: Result) -> str:
+    if best := result.best_expert:
+        return f"{best.who}; {best.shape}"
+    if not result.near_s:
+        return "not looked at"
+    return "none near" if result.ours else "none fits"
+
+
+def _expert_step(result: Result) -> str:
+    if best := result.best_expert:
+        return format_seconds(best.step_s)
+    return f"at least {format_seconds(result.near_s)}" if result.near_s and result.ours else ""
+
+
+def _over_expert(result: Result) -> str:
+    if result.best_expert:
+        return f"{result.ratio:.3f}"
+    return f"below {1 / NEAR:.3f}" if result.near_s and result.ours else ""
+
+
+QUESTION: Final = Question(
+    __doc__,
+    records,
+    {
+        "case": key("case"),
+        "devices": key("cluster"),
+        "plan": lambda one: one.ours.shape if one.ours else "none fits",
+        "step": lambda one: format_seconds(one.ours.step_s) if one.ours else "",
+        "MFU": key("mfu", ".0%"),
+        "peak": lambda one: format_bytes(one.ours.peak_bytes) if one.ours else "",
+        "wall, processor s": lambda one: f"{one.wall_s:.0f}, {one.processor_s:.0f}",
+        "shapes": lambda one: f"{one.num_shapes}{'' if one.ended else '+'}",
+        "best expert": _expert_name,
+        "its step": _expert_step,
+        "ours / its": _over_expert,
+    },
+    (
+        option("--cases", list(PAPERS), "the papers' rows, or gpt-1024"),
+        option("--clusters", ["m8"], "of m8, s1"),
+        ("--devices", {"type": lambda text: list(map(int, text.split(","))), "help": "in place of the papers' numbers"}),
+        option("--jobs", os.cpu_count() or 1, "processes that search"),
+        option("--no-experts", False, "only search"),
+    ),
+    ("devices", "plan", "best expert"),
+    faults,
+)

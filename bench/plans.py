@@ -1,0 +1,26 @@
+"""How good whole plans are, what finding them takes, and how steps are cut in stages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import every_plan
+import papers
+import stages
+import tighten
+from report import run
+
+import strategies
+
+QUESTIONS: Final = {
+    "papers": papers.QUESTION,
+    "every": every_plan.QUESTION,
+    "tighten": tighten.QUESTION,
+    "strategies": strategies.QUESTION,
+    "stages": stages.QUESTION,
+    "stage-times": stages.DEEP_QUESTION,
+}
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__, QUESTIONS, sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""Every measurement of bench/ answers on a small case: rows on stdout, the same in JSON, and nothing wrong that is not about speed."""
+
+import gc
+import json
+
+import correctness
+import executor
+import jax
+import memory
+import plans
+import pytest
+import report
+import search
+import seconds
+import traffic
+from models import step_text
+
+GPT = ["--layers=2", "--forms=unrolled", "--hidden=64", "--seq=32", "--vocab=128"]
+NAMED = "--models=gpt: gpt --hidden=64 --heads=2 --ffn=128 --layers=2 --batch=8"
+STAGES = [NAMED, "--stages=2", "--micro-batches=2"]
+SMALL_GPT = ["--layers=1", "--hidden=64", "--seq=32"]
+LONG = pytest.mark.long
+
+CASES = [
+    (search, "time", GPT, 1),
+    (search, "quality", ["--models=gpt", "--targets=v100x8:8", "--experts=zero-1"], 1),
+    (search, "loops", ["--models=gpt-2", "--targets=v100x8:8"], 1),
+    pytest.param(search, "kernels", [], 7, marks=LONG),
+    (search, "structure", [NAMED], 1),
+    (memory, None, ["--models=mlp", "--meshes=8"], 1),
+    (traffic, "models", ["--models=mlp"], 5),
+    (traffic, "pad", ["--layers=1", "--hidden=256", "--seq=64", "--vocab=50257"], 3),
+    (traffic, "strides", SMALL_GPT, 4),
+    (plans, "stages", STAGES, 1),
+    (plans, "stage-times", [*STAGES, "--tolerances=0.1"], 1),
+    (plans, "papers", ["--cases=wr-1.3b", "--jobs=1"], 1),
+    pytest.param(plans, "tighten", ["--case=wr-2.6b", "--devices=2", "--steps=1", "--jobs=1"], 1, marks=LONG),
+    pytest.param(plans, "strategies", ["--cases=wide-resnet"], 4, marks=LONG),
+    pytest.param(plans, "every", ["--models=mlp", "--cluster=cpu2", "--micro-batches=1", "--jobs=1"], 3, marks=LONG),
+    (correctness, "plans", ["--models=mlp", "--meshes=2", "--seeds=0:1", "--moods=near"], 1),
+    (correctness, "programs", ["--seeds=0:1"], 1),
+    (correctness, "forms", ["--seeds=0:1"], 1),
+    (correctness, "oracle", ["--seeds=1:4", "--budgets"], 1),
+    pytest.param(correctness, "pipelines", ["--models=gpt-staged", "--stages=2", "--micro-batches=4"], 6, marks=LONG),
+    pytest.param(executor, "overlap", ["--repeats=1"], 9, marks=LONG),
+]
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Commands may leave the process as suits them."""
+    optimizes = jax.config.read("jax_disable_most_optimizations")
+    yield
+    jax.config.update("jax_disable_most_optimizations", optimizes)
+    gc.enable()
+
+
+@pytest.mark.parametrize(("command", "question", "words", "num_rows"), CASES)
+def test_a_measurement_answers_on_a_small_case(command, question, words, num_rows, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    questions = command.QUESTION if question is None else command.QUESTIONS
+    argv = [*([question] if question else []), *words, f"--json={file}"]
+    assert report.run(command.__doc__, questions, argv) == 0
+    assert len(json.loads(file.read_text())["records"]) == num_rows
+    assert capsys.readouterr().out.startswith("| ")
+
+
+def test_measurements_of_host_time_answer(tmp_path, capsys):
+    """Whether they meet their targets depends on what else the machine does."""
+    step = tmp_path / "step.mlir"
+    step.write_bytes(step_text("mlp"))
+    dispatch = ["dispatch", "--repeats=3", "--parts=run"]
+    for argv in (dispatch, ["calls", "--calls=3"], ["one-stage", str(step), "--micro-batches=1", "--steps=1"]):
+        assert report.run("", executor.QUESTIONS, argv) in (0, 1)
+        assert capsys.readouterr().out.startswith("| ")
+
+
+@LONG
+def test_predicted_seconds_are_compared_with_measured_ones(tmp_path):
+    argv = [
+        "--devices=2",
+        "--pairs=mlp 2",
+        "--rounds=1",
+        f"--profiles={tmp_path}",
+        f"--json={tmp_path / 'figures.json'}",
+    ]
+    assert report.run("", seconds.QUESTION, argv) == 1, "there are fewer pairs than are wanted"
+    assert len(json.loads((tmp_path / "figures.json").read_text())["records"]) == 2
+
+
+def test_a_fault_makes_the_exit_code_one(capsys):
+    wrong = report.Question("", lambda _: [{"n": 1}, {"n": None}], {"n": report.key("n")}, faults=lambda rows: [f"{len(rows)} rows"])
+    assert report.run("", wrong, []) == 1
+    said = capsys.readouterr()
+    assert said.out == "| n |\n| --- |\n| 1 |\n|  |\n"
+    assert "WRONG 2 rows" in said.err
