@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from mutate import ROOT, copied, link_packages
+from plan_facts import Facts, facts_of
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "shard": ("--auto-shard", "--cluster=cpu8", "--plan={out}.plan.json"),
@@ -62,6 +63,9 @@ for name, model in ZOO.items():
     with open(f"{sys.argv[1]}/{name}.mlir", "w") as file:
         file.write(export_step(model))
 """
+
+_OLD_PLAN: Final = "manifest.json"
+"""What folders had for a plan's file up to version 2 of the format."""
 
 _ID: Final = re.compile(r"\[(RHI-[A-Z]+-\d+)\]")
 
@@ -116,12 +120,18 @@ class Renamed:
 def compare(before: Path, after: Path, renamed: Renamed) -> list[str]:
     """Returns what differs, a line each; of what is said on standard error, codes and ids are compared."""
     every = sorted({path.relative_to(side) for side in (before, after) for path in side.rglob("*") if path.is_file()})
+    every = [name.with_name("plan.json") if name.name == _OLD_PLAN else name for name in every]
+    every = sorted(dict.fromkeys(every))
     found = []
     for name in every:
         sides = [side / name for side in (before, after)]
+        sides = [path if path.is_file() or name.name != "plan.json" else path.with_name(_OLD_PLAN) for path in sides]
         missing = [side for side, path in zip(("before", "after"), sides, strict=True) if not path.is_file()]
         if missing:
             found.append(f"{name}: not there {missing[0]}")
+            continue
+        if name.name.endswith("plan.json"):
+            found += _plan_differences(name, facts_of(sides[0]), facts_of(sides[1]), renamed)
             continue
         old, new = (
             path.read_text(encoding="utf-8", errors="replace").replace(str(path.parents[len(name.parts) - 1]), "") for path in sides
@@ -133,6 +143,16 @@ def compare(before: Path, after: Path, renamed: Renamed) -> list[str]:
             lines = zip(old.splitlines(), new.splitlines(), strict=False)
             first = next(((a, b) for a, b in lines if a != b), ("", "one is longer"))
             found.append(f"{name}:\n  - {_around(*first)}\n  + {_around(*reversed(first))}")
+    return found
+
+
+def _plan_differences(name: Path, old: Facts, new: Facts, renamed: Renamed) -> list[str]:
+    """Returns what two plans' files say differently, whatever version they are of, a line each."""
+    found = []
+    for key in sorted({*old, *new}):
+        then, now = renamed.of(json.dumps(old.get(key))), json.dumps(new.get(key))
+        if then != now:
+            found.append(f"{name}, {key}:\n  - {_around(then, now)}\n  + {_around(now, then)}")
     return found
 
 

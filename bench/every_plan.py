@@ -29,7 +29,7 @@ from report import Options, Question, option
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import ExitCode
-from rhino.ir.plan.folder import read_plan
+from rhino.ir.plan.files import load_plan
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools import opt
@@ -72,10 +72,10 @@ def make(file: Path, cluster: str, budget: float, words: Sequence[str]) -> Made:
         common += [f"--budget={budget:.0f}"] if budget < inf else []
         if opt.run([*common, *words], io.BytesIO(), io.BytesIO(), said) != ExitCode.OK:
             return Made(name, inf, inf, said.getvalue().strip().splitlines()[0].partition("error: ")[2])
-        about = read_plan(Path(folder) / "plan").about
+        plan = load_plan(Path(folder) / "plan")
     if not any(word.startswith("--stages") for word in words):
-        name = ", ".join(f"{key} {about[key]}" for key in ("stages", "mesh", "micro_batches", "schedule"))
-    return Made(name, about["predicted_step_s"], max(about["predicted_peak_bytes"]))
+        name = plan.form()
+    return Made(name, plan.predicted.step_s, plan.predicted.largest_peak_bytes)
 
 
 def compare(file: Path, cluster: str, budget: float, words: Sequence[tuple[str, ...]], jobs: int) -> tuple[Made, list[Made]]:

@@ -27,8 +27,7 @@ from rhino.ir.diagnostics import ExitCode
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.folder import read_plan
-from rhino.ir.plan.spmd_plan import load_plan
+from rhino.ir.plan.files import load_plan
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.compare import check, differences
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
@@ -87,9 +86,11 @@ def steps_of(run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any], fe
 
 def of_folder(name: str, folder: Path, inputs: Sequence[Host], stack: ExitStack) -> Subject:
     """Returns the plan in a folder."""
-    plan = read_plan(folder)
-    devices = devices_of_ranks(plan.step, pick_devices(plan.step.num_ranks * plan.step.mesh.num_devices))
-    executor = stack.enter_context(Executor(plan.step, plan.modules, devices))
+    plan = load_plan(folder)
+    execution = plan.execution
+    assert execution is not None, "the folder has programs"
+    devices = devices_of_ranks(execution.step, pick_devices(plan.num_devices))
+    executor = stack.enter_context(Executor(execution.step, execution.modules, devices))
 
     def run(arguments: list[Any]) -> Sequence[Any]:
         results = executor.run(arguments)
@@ -97,8 +98,7 @@ def of_folder(name: str, folder: Path, inputs: Sequence[Host], stack: ExitStack)
         return results
 
     steps = steps_of(run, list(executor.place(inputs)), signature_of(plan).feedback)
-    about = plan.about
-    return Subject(name, len(plan.step.programs), about["predicted_step_s"], max(about["predicted_peak_bytes"]), steps)
+    return Subject(name, len(execution.step.programs), plan.predicted.step_s, plan.predicted.largest_peak_bytes, steps)
 
 
 def of_program(name: str, module: Path, plan: Path, inputs: Sequence[Host], num_devices: int) -> Subject:
@@ -113,7 +113,7 @@ def of_program(name: str, module: Path, plan: Path, inputs: Sequence[Host], num_
 
     predicted = load_plan(plan).predicted
     arguments = [executable.put(number, one) for number, one in enumerate(inputs)]
-    return Subject(name, 1, predicted.step_s, predicted.peak_bytes, steps_of(run, arguments, executable.signature.feedback))
+    return Subject(name, 1, predicted.step_s, predicted.largest_peak_bytes, steps_of(run, arguments, executable.signature.feedback))
 
 
 def planned(*words: str) -> None:

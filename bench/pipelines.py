@@ -13,8 +13,9 @@ from planning import Reference, tolerance
 
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.plan import Source
 from rhino.passes.base import Remarks
-from rhino.passes.planner.staged_plan import Made, make_whole_plan
+from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
 from rhino.passes.registry import PARALLEL, build_named
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import Difference, differences, worst
@@ -43,7 +44,7 @@ class Setting:
         return 2 if SCHEDULES[self.schedule].chunked and self.stages % 2 == 0 else 1
 
 
-def plan(text: bytes, name: str, setting: Setting) -> Made:
+def plan(text: bytes, name: str, setting: Setting) -> StagedPlan:
     """Returns the whole plan of the training step in `text`."""
     module, remarks = read_module(text, name, make_context()), Remarks(name)
     options = {
@@ -58,13 +59,13 @@ def plan(text: bytes, name: str, setting: Setting) -> Made:
     items = build_named(PARALLEL, options)
     assert items is not None
     build_pass_manager(items, module.context, remarks).run(module.operation)
-    return make_whole_plan(module, setting.schedule, setting.cluster, {}, chunks=setting.chunks, file=name)
+    return make_staged_plan(module, Source(name, ""), setting.cluster, 2**62, {**options, "schedule": setting.schedule})
 
 
-def run(made: Made, inputs: Sequence[Host], num_steps: int) -> list[list[Host]]:
+def run(made: StagedPlan, inputs: Sequence[Host], num_steps: int) -> list[list[Host]]:
     """Returns every result of every step [steps][results] on this process's devices."""
-    step = made.plan.step
-    with Executor(step, made.plan.modules, devices_of_ranks(step, jax.devices())) as executor:
+    step = made.execution.step
+    with Executor(step, made.execution.modules, devices_of_ranks(step, jax.devices())) as executor:
         taken = executed_steps(executor, signature_of(made.plan), inputs, num_steps)
         return [[np.array(result) for result in results] for _, results in taken]
 
@@ -83,7 +84,7 @@ def executed_steps(
             arguments[argument] = results[result]
 
 
-def difference(made: Made, steps: Sequence[Sequence[Host]], expected: Reference, name: str) -> Difference:
+def difference(made: StagedPlan, steps: Sequence[Sequence[Host]], expected: Reference, name: str) -> Difference:
     """Returns the worst difference of all results of all steps."""
     signature = signature_of(made.plan)
     found = [worst(differences(signature, got, want, tolerance(name))) for got, want in zip(steps, expected.results, strict=True)]

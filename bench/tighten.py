@@ -18,7 +18,6 @@ import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +26,8 @@ from report import Options, Question, key, option, say
 
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import ExitCode
-from rhino.ir.plan.folder import WholePlan, read_plan
-from rhino.ir.plan.instructions import Feed
-from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.plan.files import load_plan
+from rhino.ir.plan.plan import Plan, device_bytes
 from rhino.ir.units import format_bytes, format_seconds
 from rhino.strategies.autotune.base import PlanConfig
 from rhino.tools import opt
@@ -66,17 +64,14 @@ def _shape(plan: dict[str, Any]) -> PlanConfig:
     return PlanConfig(plan["stages"], tuple(plan["mesh"]), plan["micro_batches"], 1 - plan["remat"])
 
 
-def split_over(plan: WholePlan, *, parameters: bool) -> float:
+def split_over(plan: Plan, *, parameters: bool) -> float:
     """Returns on how many of a rank's devices the bytes of parameters, or of what else a step hands to the next, are split."""
-    held = whole = 0
-    for one in plan.step.instructions:
-        if isinstance(one, Feed):
-            argument, layout = plan.arguments[one.argument], plan.step.slots[one.target].layout
-            if argument.alias is not None and bool(_PARAMETERS.search(argument.name)) == parameters:
-                size = local_bytes(layout, plan.step.mesh)
-                held += size
-                whole += size * prod(dict(plan.step.mesh.axes)[axis] for axes in layout.dims for axis in axes)
-    return whole / held if held else 1.0
+    mesh, on_device, everywhere = dict(plan.mesh.axes), 0, 0
+    for one in plan.arguments:
+        if one.alias is not None and bool(_PARAMETERS.search(one.path)) == parameters:
+            on_device += device_bytes(one, mesh)
+            everywhere += one.num_bytes
+    return everywhere / on_device if on_device else 1.0
 
 
 def planned(file: Path, cluster: Path, budget: float, *words: str) -> str:
@@ -95,7 +90,7 @@ def plans(file: Path, cluster: Path, share: float, steps: int, jobs: int) -> Ite
         if none := planned(file, cluster, budget, f"--plan-json={summary}", f"--jobs={jobs}"):
             yield none
             return
-        plan = read_plan(folder)
+        plan = load_plan(folder)
         kept = Kept(budget, json.loads(summary.read_text()), split_over(plan, parameters=True), split_over(plan, parameters=False))
         yield kept
         budget = share * kept.peak_bytes
@@ -130,7 +125,7 @@ def asked(before: Kept, now: Kept, file: Path, cluster: Path) -> str:
     none = planned(file, cluster, now.budget, *words, *((f"--remat={1 - shape.keep:g}",) if shape.keep < 1 else ()))
     if none:
         return f"the one before, made again: {none.splitlines()[0].partition('] ')[2]}"
-    step_s = read_plan(file.with_name("plan")).about["predicted_step_s"]
+    step_s = load_plan(file.with_name("plan")).predicted.step_s
     return f"the one before: {format_seconds(step_s)} if it is to fit" if step_s >= now.step_s else ""
 
 

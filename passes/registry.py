@@ -22,7 +22,7 @@ from rhino.passes.layout.pad import PadDims, refuse_pads
 from rhino.passes.pipeline.fold_layers import FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
-from rhino.passes.pipeline.rematerialize import Rematerialize, kept_shares
+from rhino.passes.pipeline.rematerialize import Rematerialize, parse_remat
 from rhino.passes.pipeline.split_stages import SplitStages
 from rhino.passes.sharding.choose_shardings import ChooseShardings
 from rhino.passes.sharding.localize import Localize
@@ -159,7 +159,7 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
         *((micro,) if stages.stages > 1 or micro.num > 1 else ()),  # A loop of one trip would refuse what stands for the whole batch.
     )
     shard = shard if rank.num_devices > 1 else ()
-    if "remat" in options and min(kept_shares(again.remat)) < 1:
+    if "remat" in options and max(parse_remat(again.remat)) > 0:
         # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass would move gradients.
         # They have no limit: what is saved has not been taken off yet.
         return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rhino.passes.sharding.localize import localized_copy as localized_copy
     from rhino.passes.sharding.strip import Strip as Strip
     from rhino.passes.textual_pipelines import build_pass_manager as build_pass_manager
-    from rhino.pipeline_plan import PipelinePlan as PipelinePlan
     from rhino.plan import Plan as Plan
     from rhino.scopes import replicate as replicate
     from rhino.scopes import split as split
@@ -60,7 +59,6 @@ _HOMES: Final = {
     "rhino.passes.frontend.normalize": ("Normalize",),
     "rhino.passes.textual_pipelines": ("build_pass_manager",),
     "rhino.passes.sharding.strip": ("Strip",),
-    "rhino.pipeline_plan": ("PipelinePlan",),
     "rhino.plan": ("Plan",),
     "rhino.scopes": ("replicate", "split"),
     "rhino.stage_boundary": ("stage_boundary",),

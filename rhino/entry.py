@@ -15,21 +15,19 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh
 
+from rhino.asked_plan import AskedPlan
 from rhino.call import CallShape, Key, Pieces
-from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.cluster.presets import PRESETS
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.folder import WholePlan, plan_digest
-from rhino.ir.plan.spmd_plan import SpmdPlan, dims_text, plan_to_text
-from rhino.pipeline_plan import PipelinePlan
-from rhino.pipeline_planner import Staged, adopt_stages
-from rhino.pipeline_program import PipelineProgram
+from rhino.ir.plan.files import plan_digest
+from rhino.ir.plan.plan import dims_text
+from rhino.jit_program import JitProgram, make_program
 from rhino.plan import Plan
-from rhino.planner import PlanRequest, adopt_plan
-from rhino.program import SpmdProgram, make_program
+from rhino.planner import Planned, adopt_plan, plan_function
+from rhino.stage_programs import StagePrograms
 from rhino.traced import Traced, key_dims, trace
 from rhino.trees import Trees
-from rhino.whole import plan_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +37,8 @@ class Asked:
     `mesh` and `devices` are those of JAX, where they are given; with `verify` the first step of each program is computed in a second way.
     """
 
-    request: PlanRequest
-    plan: Plan | PipelinePlan | None
+    plan_asked: AskedPlan
+    plan: Plan | None
     mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
     verify: bool = False
@@ -51,24 +49,24 @@ class Entry:
     """A function planned for one key. `code` is the module of a plan of shardings alone; `donated` are arguments by number."""
 
     traced: Traced
-    plan: Plan | PipelinePlan
+    plan: Plan
     code: bytes
     donated: tuple[int, ...]
 
     @cached_property
-    def program(self) -> SpmdProgram | PipelineProgram:
+    def program(self) -> JitProgram | StagePrograms:
         """The program on its devices.
 
         Raises:
             RhinoError: RHI-RUN-004 where there are too few, or a rank is spread over two processes; RHI-JAX-008 where another process has
                 another plan.
         """
-        if isinstance(self.plan, PipelinePlan):
-            if self.plan.team is not None:
-                placed = [device.id for rank in self.plan.ranks for device in rank.devices]
-                _check_agreement(f"{plan_digest(self.plan.facts)} {placed}", self.plan.function)
-            return PipelineProgram(self.traced, self.plan)
-        _check_agreement(plan_to_text(self.plan.facts), self.plan.facts.source.function)
+        facts = self.plan.facts
+        placed = [device.id for rank in self.plan.ranks for device in rank.devices] if self.plan.team else []
+        if facts.execution is None or placed:
+            _check_agreement(f"{plan_digest(facts)} {placed}", self.plan.function)
+        if facts.execution:
+            return StagePrograms(self.traced, self.plan)
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 
@@ -78,31 +76,24 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
     Arrays of the call that lie as `before` put them, the entry for other shapes, stay there if a plan fits so.
     """
     kept = asked.plan
-    request = asked.request if kept is not None else _settled(asked.request, asked.devices)
-    named = Mesh(kept.facts.mesh) if isinstance(kept, Plan) else request.named_mesh()
+    request = asked.plan_asked if kept is not None else _settled(asked.plan_asked, asked.devices)
+    named = request.mesh if kept is None else kept.facts.mesh if kept.facts.sharding else None
     traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named, asked.devices))
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
-    facts, code = _planned_first([request] if staying is None else [staying, request], traced, kept)
-    trees = Trees(key.tree, traced.out_tree)
-    plan: Plan | PipelinePlan
-    if isinstance(facts, WholePlan):
-        keys = tuple(map(key_dims, traced.in_avals)), tuple(map(key_dims, traced.out_avals))
-        plan = PipelinePlan(facts, trees, key_dims=keys, traced=traced)
-        plan = replace(plan, devices=_first(asked.devices, plan.num_devices, shape.name))
-    else:
-        plan = Plan(facts, trees, _first(asked.devices, prod(size for _, size in facts.mesh), shape.name), traced)
-    return Entry(replace(traced, code=b""), plan, code, shape.donated_pieces(pieces))
+    found = _planned_first([request] if staying is None else [staying, request], traced, kept)
+    devices = _first(asked.devices, found.plan.num_devices, shape.name)
+    plan = Plan(found.plan, Trees(key.tree, traced.out_tree), devices, traced)
+    return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
 
 
-def _staying(traced: Traced, request: PlanRequest, before: Entry, pieces: Pieces) -> PlanRequest | None:
+def _staying(traced: Traced, request: AskedPlan, before: Entry, pieces: Pieces) -> AskedPlan | None:
     """Returns the request with each array of a call pinned to where it lies, if `before` put it there; None where there are none."""
     plan, (leaves, tree) = before.plan, jax.tree.flatten(pieces.values)
-    if not isinstance(plan, Plan) or request.is_open or (request.stages or 1) > 1 or tree != before.traced.key.tree:
+    if plan.facts.execution or request.is_open or request.is_staged or tree != before.traced.key.tree:
         return None
     facts = plan.facts
-    num_devices = prod(size for _, size in facts.mesh)
     there = [
-        isinstance(leaf, jax.Array) and leaf.committed and len(leaf.sharding.device_set) == num_devices and not key_dims(aval)
+        isinstance(leaf, jax.Array) and leaf.committed and len(leaf.sharding.device_set) == facts.num_devices and not key_dims(aval)
         for leaf, aval in zip(leaves, traced.in_avals, strict=True)
     ]
     lies = jax.tree.leaves(plan.in_shardings) if any(there) else leaves
@@ -111,26 +102,22 @@ def _staying(traced: Traced, request: PlanRequest, before: Entry, pieces: Pieces
         for leaf, sharding, one, is_there in zip(leaves, lies, facts.arguments, there, strict=True)
         if is_there and one.dims and not one.padded and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     )
-    mesh = ",".join(f"{name}={size}" for name, size in facts.mesh)
-    return replace(request, mesh=mesh, pins=lambda arguments: (*request.pins(arguments), *pins)) if pins else None
+    return replace(request, mesh=facts.mesh, searches_mesh=False).with_pins(pins) if pins else None
 
 
-def _planned_first(wishes: Sequence[PlanRequest], traced: Traced, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
-    """Returns the plan by the first of the wishes that can be had. Raises what the last one does."""
-    *others, last = wishes
+def _planned_first(requests: Sequence[AskedPlan], traced: Traced, kept: Plan | None) -> Planned:
+    """Returns the plan by the first of the requests that can be had. Raises what the last one does."""
+    *others, last = requests
     for request in others:
         with suppress(RhinoError):
             return _planned(traced, request, kept)
     return _planned(traced, last, kept)
 
 
-def _planned(traced: Traced, request: PlanRequest, kept: Plan | PipelinePlan | None) -> tuple[SpmdPlan | WholePlan, bytes]:
-    """Returns the plan for a traced function, and the module to compile if the plan does not hold it."""
-    if isinstance(kept, PipelinePlan):
-        adopt_stages(traced, kept.facts, request.cluster or None)
-        return kept.facts, b""
-    found = plan_step(traced, request) if kept is None else adopt_plan(traced, kept.facts, request.cluster or None, request.op_rules)
-    return found.plan, b"" if isinstance(found, Staged) else found.code
+def _planned(traced: Traced, request: AskedPlan, kept: Plan | None) -> Planned:
+    if kept is None:
+        return plan_function(traced, request)
+    return adopt_plan(traced, kept.facts, request.cluster or None, request.op_rules)
 
 
 def _first(devices: tuple[jax.Device, ...] | None, count: int, name: str) -> tuple[jax.Device, ...] | None:
@@ -170,7 +157,7 @@ def _abstract(mesh: Mesh | None, devices: tuple[jax.Device, ...] | None) -> Abst
     return found
 
 
-def _settled(request: PlanRequest, devices: tuple[jax.Device, ...] | None) -> PlanRequest:
+def _settled(request: AskedPlan, devices: tuple[jax.Device, ...] | None) -> AskedPlan:
     """Returns the request with a cluster: if none is named, that of the host devices that are there."""
     if request.cluster:
         return request
@@ -185,9 +172,10 @@ def _settled(request: PlanRequest, devices: tuple[jax.Device, ...] | None) -> Pl
     count = len(there)
     hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
     cluster = next((hosts[size] for size in sorted(hosts) if size >= count), None)
-    is_whole = request.is_open and not request.mesh  # what is left open is on all of the cluster
+    has_mesh = request.mesh is not None or request.searches_mesh
+    is_whole = request.is_open and not has_mesh  # what is left open is on all of the cluster
     if cluster is None or (is_whole and count not in hosts and request.stages is None):
         raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster")
-    if request.mesh or (is_whole and count in hosts):
+    if has_mesh or (is_whole and count in hosts):
         return replace(request, cluster=cluster)
-    return replace(request, cluster=cluster, mesh=str(count // (request.stages or 1)), shared=count)
+    return replace(request, cluster=cluster, mesh=mesh_of_shape((count // (request.stages or 1),)), shared=count)

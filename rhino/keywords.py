@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 import jax
 
 from rhino.call import kind_name
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.units import parse_size
-from rhino.passes.pipeline.rematerialize import kept_shares
+from rhino.passes.pipeline.rematerialize import parse_remat
+
+_OPTION: Final = re.compile(r"--([a-z][a-z-]*)(?:=('[^']*'|[^\s,;)]+))?")
+"""An option of the command line, with its value."""
+
+_KEYWORDS: Final = {
+    **{one: one for one in ("batch", "budget", "cluster", "constraints", "forbid", "jobs", "mesh", "pad", "remat", "schedule", "stages")},
+    **{"pin": "pins", "axis-role": "axis_roles", "op-rules": "op_rules", "micro-batches": "micro_batches"},
+}
+"""The keyword of `parallelize` for each option that has one."""
 
 
 def count(name: str, given: SupportsIndex | None) -> int | None:
@@ -51,40 +62,39 @@ def path_of(name: str, given: str | PathLike[str]) -> str:
     raise RhinoError("RHI-JAX-002", f"{name} is {kind_name(given)}, no path: {given!r:.60}", fix="give the path of a file")
 
 
-def budget_text(given: object) -> str:
-    """Returns what memory a device may use, as sizes are written; empty for None.
+def budget_bytes(given: object) -> int | None:
+    """Returns what memory a device may use, in bytes; None for None.
 
     Raises:
         RhinoError: RHI-JAX-002 where it is no whole number of bytes from 1, or no size.
     """
     if given is None:
-        return ""
+        return None
     number = int(given) if isinstance(given, float) and given.is_integer() else _index(given)
     text = given if isinstance(given, str) else str(given if number is None else number)
     try:
-        parse_size(text)
+        return parse_size(text)
     except RhinoError as error:
         raise RhinoError("RHI-JAX-002", f"budget is {given!r:.60}, no memory size", fix=error.fix) from None
-    return text
 
 
-def remat_given(given: float | str | None, stages: int | None) -> str:
-    """Returns the shares that are recomputed, as passes take them; empty for None.
+def remat_shares(given: float | str | None, stages: int | None) -> tuple[float, ...]:
+    """Returns the shares that are recomputed; none for None.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where they are no shares, or not of so many stages as are said.
+        RhinoError: RHI-RECOMPUTE-001 where they are no shares, or not of so many stages as are given.
     """
     if given is None:
-        return ""
+        return ()
     try:
-        num_shares = len(kept_shares(str(given)))
+        shares = parse_remat(str(given))
     except RhinoError as error:
         fix = "say a number from 0 to 1, or with stages one for each, as '0;0.5'"
         raise replace(error, what=f"remat is {given!r:.60}, not between 0 and 1", fix=fix) from None
-    if stages is not None and num_shares not in (1, stages):
-        what = f"remat has {num_shares} shares, and stages is {stages}"
+    if stages is not None and len(shares) not in (1, stages):
+        what = f"remat has {len(shares)} shares, and stages is {stages}"
         raise RhinoError("RHI-RECOMPUTE-001", what, fix=f"say one share for all stages, or {stages}, with ; between")
-    return str(given)
+    return shares
 
 
 def devices_of(given: Sequence[jax.Device] | None) -> tuple[jax.Device, ...] | None:
@@ -102,6 +112,31 @@ def devices_of(given: Sequence[jax.Device] | None) -> tuple[jax.Device, ...] | N
         if one in devices[:number]:
             raise RhinoError("RHI-RUN-004", f"devices has {one} more than once", fix="give each device once")
     return devices
+
+
+def in_keywords(text: str) -> str:
+    """Returns a text with the keywords of `parallelize` for options of the command line: `batch='x:0'` for `--batch=x:0`."""
+    return _OPTION.sub(_keyword, text)
+
+
+@contextmanager
+def fixed_in_python() -> Iterator[None]:
+    """Has errors that are raised meanwhile say what to do by keywords."""
+    try:
+        yield
+    except RhinoError as error:
+        raise replace(error, fix=in_keywords(error.fix)) from None
+
+
+def _keyword(option: re.Match[str]) -> str:
+    name, value = option[1], option[2]
+    word = _KEYWORDS.get(name)
+    if word is None:
+        return option[0]
+    if value is None:
+        return word
+    text = value if value.startswith("'") else f"'{value}'"
+    return f"{word}=[{text}]" if word in ("pins", "forbid") else f"{word}={text}"
 
 
 def _index(given: object) -> int | None:

@@ -9,19 +9,18 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import jax
 
+from rhino.asked_plan import SHARD, WHOLE, AskedPlan
 from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import Asked, Entry, make_entry
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.keywords import budget_text, count, devices_of, path_of, remat_given, texts
+from rhino.jit_program import Getter, NewShapesError
+from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Asked as Pins
 from rhino.pins import pin_texts
-from rhino.pipeline_plan import PipelinePlan
-from rhino.pipeline_program import PipelineProgram
 from rhino.plan import Plan
-from rhino.planner import SHARD, WHOLE, PlanRequest
-from rhino.program import Getter, NewShapesError
+from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
 from rhino.verified import check_step, expected_step
@@ -63,7 +62,7 @@ class Parallelized:
                 pass  # what has, is seen below
         return self._dispatch(self._shape.split(args, kwargs))
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:  # noqa: ANN401 - the function's own
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:  # noqa: ANN401 - the function's own
         """Returns the plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s). Needs no devices."""
         return self._entry(self._shape.split(args, kwargs)).plan
 
@@ -75,7 +74,7 @@ class Parallelized:
         """
         pieces = self._shape.split(args, kwargs)
         program = self._entry(pieces).program
-        if isinstance(program, PipelineProgram):
+        if isinstance(program, StagePrograms):
             what = f"the plan of {self._shape.name} is in stages: there is no one program to lower"
             raise RhinoError("RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO")
         leaves, tree = jax.tree.flatten(pieces.values)  # by their shapes: jit refuses to lower for arrays that are committed elsewhere
@@ -110,7 +109,7 @@ class Parallelized:
         except ValueError:  # some of it is committed to another place
             result = program.run(*program.place(own.values))
         if expected is not None:
-            check_step(expected, result, entry, self._asked.request.op_rules)
+            check_step(expected, result, entry, self._asked.plan_asked.op_rules)
             self._verified.add(program.key)
         self._run = None if self._shape.static or pieces.names else program.run
         self._watched = program.watched
@@ -177,7 +176,7 @@ def parallelize(
     batch: str | Sequence[str] = (),
     search: Search = "shard",
     jobs: SupportsIndex | None = None,
-    plan: Plan | PipelinePlan | None = None,
+    plan: Plan | None = None,
     verify: bool = False,
 ) -> Any:  # noqa: ANN401 - a `Parallelized`, or without `fn` what makes one
     """Returns `fn` parallelized: the search chooses how it runs on many devices, and calling it runs it so.
@@ -223,14 +222,15 @@ def parallelize(
         return lambda one: parallelize(one, **options)
     if not callable(fn):
         raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not {kind_name(fn)}", fix="parallelize(step, cluster=...)")
-    if not isinstance(plan, Plan | PipelinePlan | None):
+    if not isinstance(plan, Plan | None):
         raise RhinoError("RHI-JAX-002", f"plan is {kind_name(plan)}", fix="give rhino.Plan.load(path)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
     if recompute is not None:
         raise RhinoError("RHI-JAX-002", "recompute is the share that was kept, and is remat now", fix="say remat=1 - K for recompute=K")
     text = _mesh_text(mesh)
-    other_mesh = text and plan is not None and (text == AUTO or parse_mesh(text).axes != plan.axes)
+    named = parse_mesh(text) if text and text != AUTO else None
+    other_mesh = text and plan is not None and (named is None or named.axes != plan.axes)
     said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]
@@ -241,10 +241,11 @@ def parallelize(
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
     num_stages = count("stages", stages)
-    request = PlanRequest(
+    asked = AskedPlan(
         cluster="" if cluster is None else path_of("cluster", cluster),
-        mesh=text,
-        budget=budget_text(budget),
+        mesh=named,
+        searches_mesh=text == AUTO,
+        budget_bytes=budget_bytes(budget),
         level=level,
         pins=functools.partial(pin_texts, pins),
         forbid=texts("forbid", forbid, "give a list of such texts, as ['w=x']"),
@@ -254,17 +255,17 @@ def parallelize(
         op_rules="" if op_rules is None else path_of("op_rules", op_rules),
         micro_batches=count("micro_batches", micro_batches),
         batch="; ".join(texts("batch", batch, _NAMES, is_one_enough=True)),
-        remat=remat_given(remat, num_stages),
+        remat=remat_shares(remat, num_stages),
         stages=num_stages,
         schedule=schedule or "",
         search=search,
         jobs=count("jobs", jobs),
     )
-    if request.search not in (SHARD, WHOLE):
-        raise RhinoError("RHI-JAX-002", f"search is {request.search!r}", fix="say 'shard' or 'whole'")
-    if request.schedule:
-        find_schedule(request.schedule)  # raises for another
-    return Parallelized(fn, shape, Asked(request, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes)
+    if asked.search not in (SHARD, WHOLE):
+        raise RhinoError("RHI-JAX-002", f"search is {asked.search!r}", fix="say 'shard' or 'whole'")
+    if asked.schedule:
+        find_schedule(asked.schedule)  # raises for another
+    return Parallelized(fn, shape, Asked(asked, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes)
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several

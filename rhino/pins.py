@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import PartitionSpec
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.spmd_plan import dims_text
+from rhino.ir.plan.plan import dims_text
 from rhino.ir.request.patterns import RESULT, dotted, matches
 from rhino.keywords import text_of, texts
-from rhino.passes.planner.spmd_search import Sides
+from rhino.passes.planner.module_facts import Sides
 
 Asked = Mapping[str, PartitionSpec | str] | Sequence[str]
 

@@ -1,54 +1,71 @@
-"""A plan as a JAX user holds it: shardings of the trees that their function takes and gives, and the file that keeps it."""
+"""A plan as a JAX user holds it: shardings of the trees that their function takes and gives, and the file or folder that keeps it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rhino.call import kind_name
+from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.plan.spmd_plan import SpmdPlan, Tensor, dims_between_calls, load_plan, save_plan
-from rhino.ir.plan.spmd_text import explain_text
-from rhino.keywords import path_of, text_of
-from rhino.passes.planner.staged_text import diff_plans, summary_text
+from rhino.ir.plan.files import save_plan
+from rhino.ir.plan.plan import Plan as PlanFacts
+from rhino.ir.plan.plan import Tensor, dims_between_calls
+from rhino.ir.program.proven_plan import load_proven_plan
+from rhino.ir.program.staged_module import KEPT
+from rhino.keywords import fixed_in_python, path_of, text_of
+from rhino.passes.planner.diff import diff_text
+from rhino.passes.planner.explain import explain_text, summary_text
 from rhino.passes.planner.why import notable_reasons, why_not_text, why_text
-from rhino.pipeline_plan import NAMED, PINNED, PipelinePlan, facts_of
+from rhino.runtime.distributed.jax_job import deal_devices, team_of
+from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.devices import pick_devices
-from rhino.source import asked_in_python, program_of, program_text
+from rhino.runtime.executor.executor import devices_of_ranks
+from rhino.runtime.executor.rank_program import RankDevices
+from rhino.source import program_of, program_text
 from rhino.tools.files import write_file
 from rhino.tools.plan_report import frame_html, report_html
 from rhino.traced import Traced
 from rhino.trees import Trees, known
 
+_NAMED: Final = "name a tensor or an op as docs/explain.md says, as 'state.w'"
+_PINNED: Final = "say a name and dims, as 'state.w=[{}, {\"x\"}]'"
 
-@dataclass(frozen=True, slots=True, repr=False)
+
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """How a function runs on many devices.
+    """How a function runs on many devices: in one program, or in stages, each on the mesh of its rank.
 
-    `facts` is what the file holds, and what makes plans equal; from a file alone, `trees` and so pytrees of shardings are not known.
-    Devices are looked for when shardings are asked for: JAX's first ones, unless some were given. `traced` is the program, which a file
-    does not hold either: `why` and `why_not` need it.
+    `facts` is what the file holds, and what makes plans equal; from a file alone, `trees` and so pytrees of shardings are not
+    known. Devices are looked for when shardings are asked for: JAX's first ones, in a job of several processes the first ones
+    of each, unless some were given; each rank has as many, one after another. `traced` is the program, which a file does not
+    hold either: `why` and `why_not` need it.
     """
 
-    facts: SpmdPlan
+    facts: PlanFacts
     trees: Trees | None = field(default=None, compare=False)
     devices: tuple[jax.Device, ...] | None = field(default=None, compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Plan | PipelinePlan:
-        """Returns the plan in a file, or in the folder of one in stages. Raises RHI-PLAN-001, RHI-PLAN-002."""
-        return PipelinePlan.load(path) if os.path.isdir(path_of("path", path)) else cls(load_plan(Path(path)))
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """Returns the plan in a file, or in the folder of one in stages.
+
+        Raises:
+            RhinoError: RHI-PLAN-001, RHI-PLAN-002 where a file is missing or altered, and those of a step that cannot run.
+        """
+        return cls(load_proven_plan(Path(path_of("path", path))))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the plan as a file, whole or not at all. Raises RHI-PLAN-003."""
+        """Writes the plan as a file, one in stages as a folder; whole or not at all. Raises RHI-PLAN-003."""
         save_plan(self.facts, Path(path_of("path", path)))
 
     def __repr__(self) -> str:
@@ -60,29 +77,80 @@ class Plan:
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
-        """The axes of the mesh, with their sizes."""
-        return self.facts.mesh
+        """The axes of the mesh (in stages, of a rank's), with their sizes."""
+        return self.facts.mesh.axes
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the plan runs on."""
+        return self.facts.num_devices
+
+    @property
+    def function(self) -> str:
+        """What is planned."""
+        return self.facts.source.function
+
+    @cached_property
+    def ranks(self) -> tuple[RankDevices, ...]:
+        """The devices of each rank, one for a plan in one program. Raises RHI-RUN-004 where there are too few."""
+        facts = self.facts
+        if facts.execution is None:
+            devices = pick_devices(self.num_devices) if self.devices is None else self.devices
+            return (RankDevices(0, facts.mesh, devices),)
+        every = deal_devices(facts.num_ranks, facts.mesh.num_devices) if self.devices is None else self.devices
+        return tuple(RankDevices(rank, facts.mesh, own) for rank, own in devices_of_ranks(facts.execution.step, every).items())
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each rank on its devices. Raises RHI-RUN-004 where there are too few."""
+        return tuple(rank.jax_mesh for rank in self.ranks)
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh on its devices. Raises RHI-RUN-004 where there are too few."""
-        sizes = [size for _, size in self.facts.mesh]
-        devices = pick_devices(int(np.prod(sizes))) if self.devices is None else self.devices
-        return Mesh(np.array(devices, dtype=object).reshape(sizes), [name for name, _ in self.facts.mesh])
+        """The mesh on its devices, of a plan in one program. Raises RHI-RUN-004 where there are too few, RHI-JAX-009 in stages."""
+        if self.facts.num_ranks > 1:
+            what = f"the plan of {self.function} has {self.facts.num_ranks} ranks, each with a mesh of its own"
+            raise RhinoError("RHI-JAX-009", what, fix="ask plan.meshes, and plan.rank_of() for where arguments are")
+        return self.ranks[0].jax_mesh
+
+    @cached_property
+    def team(self) -> Team | None:
+        """The processes that hold the ranks of stages, None where this one holds all. Raises RHI-RUN-004 for a rank in two."""
+        return team_of(self.ranks) if self.facts.execution else None
+
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        """The results that every process gets, where there are several: those without dims that are no argument's next value."""
+        passed_on = {one.alias for one in self.facts.arguments}
+        return frozenset(n for n, one in enumerate(self.facts.results) if not one.dims and n not in passed_on)
+
+    @cached_property
+    def shared_sharding(self) -> NamedSharding:
+        """The sharding of a result that every process gets: replicated on the first rank of each."""
+        assert self.team is not None
+        devices = [device for ranks in self.team.ranks for device in self.ranks[ranks[0]].devices]
+        return NamedSharding(Mesh(np.array(devices, dtype=object), ("devices",)), PartitionSpec())
 
     @property
     def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
-        """A sharding for every array of the arguments: a tuple with a tree for each argument that is no constant."""
-        return jax.tree.unflatten(known(self.trees, self.facts.source.function).arguments, self._shardings(self.facts.arguments))
+        """A sharding for every array of the arguments, on the mesh of its rank: a tuple with a tree for each that is no constant."""
+        return jax.tree.unflatten(known(self.trees, self.function).arguments, self._shardings(self.facts.arguments))
 
     @property
     def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
-        """A sharding for every array of the results, in their tree."""
-        return jax.tree.unflatten(known(self.trees, self.facts.source.function).results, self._shardings(self.facts.results))
+        """A sharding for every array of the results, on the mesh of its rank or, if all processes get it, of them; in their tree."""
+        found = self._shardings(self.facts.results)
+        if self.team is not None:
+            found = [self.shared_sharding if number in self.shared else one for number, one in enumerate(found)]
+        return jax.tree.unflatten(known(self.trees, self.function).results, found)
 
     def partition_specs(self) -> dict[str, PartitionSpec]:
-        """Returns the partition spec of each argument by its path."""
-        return {one.path: partition_spec(one, dict(self.facts.mesh)) for one in self.facts.arguments}
+        """Returns the partition spec of each argument by its path, on the mesh of its rank (`rank_of`)."""
+        return {one.path: partition_spec(one, dict(self.axes)) for one in self.facts.arguments}
+
+    def rank_of(self) -> dict[str, int]:
+        """Returns the rank on which each argument is, by its path; 0 for all in one program."""
+        return {one.path: one.rank for one in self.facts.arguments}
 
     def explain(self, num_rows: int = 20) -> str:
         """Returns what the plan comes to, and its largest tensors and costs, `num_rows` of each."""
@@ -91,46 +159,47 @@ class Plan:
     def why(self, name: str) -> str:
         """Returns what was chosen for tensors or ops with names like `name`, and what each alternative would add.
 
+        Of a plan in stages, `"plan"` asks which other plans there were.
+
         Raises:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a file.
         """
-        with asked_in_python():
-            return why_text(self._module(), self.facts, text_of("name", name, NAMED))
+        with fixed_in_python():
+            return why_text(self._module(), self.facts, text_of("name", name, _NAMED))
 
     def why_not(self, pin: str) -> str:
         """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be. Raises as `why`."""
-        with asked_in_python():
-            return why_not_text(self._module(), self.facts, text_of("pin", pin, PINNED))
+        with fixed_in_python():
+            return why_not_text(self._module(), self.facts, text_of("pin", pin, _PINNED))
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
 
-        With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is searched first.
+        With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is
+        searched first.
         """
         found = notable_reasons(self._module(), self.facts) if reasons and self.traced else []
         write_file(path_of("path", path), report_html(self.facts, found).encode())
 
     def save_program(self, path: str | PathLike[str]) -> None:
-        """Writes the module that was planned, as `rhino-plan --module` takes it with the plan's file. Raises RHI-CLI-003, RHI-JAX-006."""
+        """Writes the module that was planned, as `rhino-plan --module` takes it with the plan. Raises RHI-CLI-003, RHI-JAX-006."""
         write_file(path_of("path", path), program_text(self._module()))
 
-    def _module(self) -> ir.Module:
-        return program_of(self.traced, self.facts.source.function)
+    def diff(self, other: Plan) -> str:
+        """Returns what `other` does differently, and what that costs; empty where nothing is. Raises RHI-JAX-002 for no plan."""
+        if not isinstance(other, Plan):
+            what = f"the other plan is {kind_name(other)}: {other!r:.60}"
+            raise RhinoError("RHI-JAX-002", what, fix="give rhino.Plan.load(path)")
+        return diff_text(self.facts, other.facts)
 
-    def diff(self, other: Plan | PipelinePlan) -> str:
-        """Returns what `other` does differently, and what that costs; empty where nothing is."""
-        return diff_plans(self.facts, facts_of(other))
+    def _module(self) -> ir.Module:
+        return program_of(self.traced, self.function, KEPT if self.facts.execution else "")
 
     def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
-        mesh = self.mesh
-        made: dict[PartitionSpec, NamedSharding] = {}
-        specs = [partition_spec(one, dict(self.facts.mesh)) for one in tensors]
-        return [made.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
+        mesh = dict(self.axes)
+        return [self.ranks[one.rank].sharding(dims_between_calls(one, mesh)) for one in tensors]
 
 
 def partition_spec(tensor: Tensor, mesh: Mapping[str, int]) -> PartitionSpec:
-    """Returns how a tensor is split between calls, as JAX says it; dims at the end that are whole are left out."""
-    entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims_between_calls(tensor, mesh)]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
+    """Returns how a tensor is split between calls, as JAX says it; dims at the end that are not split are left out."""
+    return RankDevices.spec(dims_between_calls(tensor, mesh))

@@ -1,168 +1,198 @@
-"""From a traced function to a plan and the program that runs it: by search, or as a plan that was kept says."""
+"""From a traced function to a plan: by search, in one program or in stages, or as a plan that was kept says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from jax.version import __version__ as jax_version
 
-from rhino.ir.cluster.cluster import load_cluster, parse_cluster
-from rhino.ir.cluster.mesh import Mesh, parse_mesh
+from rhino.asked_plan import SHARD, AskedPlan
+from rhino.ir.cluster.cluster import parse_cluster
+from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode, wrap_manual
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME
-from rhino.ir.plan.spmd_changes import check_current
-from rhino.ir.plan.spmd_plan import SpmdPlan, dims_between_calls, num_parts
-from rhino.ir.units import PEAK, format_bytes, parse_size
+from rhino.ir.plan.changes import check_current
+from rhino.ir.plan.plan import Plan, device_bytes, dims_between_calls
+from rhino.ir.program.staged_module import KEPT
+from rhino.ir.units import PEAK, format_bytes
+from rhino.keywords import in_keywords
 from rhino.passes.base import Remarks
-from rhino.passes.planner.spmd_search import ANNOTATED, REWRITING, Sides, cluster_lines, normalize, search
+from rhino.passes.frontend.normalize import Normalize
+from rhino.passes.frontend.stage_marks import BOUNDARY, num_marked_stages
+from rhino.passes.layout.pad import refuse_pads
+from rhino.passes.pipeline.rematerialize import refuse_several
+from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
+from rhino.passes.planner.evaluate import Setup
+from rhino.passes.planner.module_facts import cluster_lines, normalize
+from rhino.passes.planner.one_program import ANNOTATED, REWRITING, search
+from rhino.passes.planner.request import Decided, PlanRequest
+from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
 from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.problem import AUTO, Target, write_mesh
-from rhino.pins import Named, named
-from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors
+from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS, Target, write_mesh
+from rhino.runtime.executor.inputs import nonnegative_arguments
+from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.traced import Traced
 
-Pins = Callable[[Sequence[Named]], tuple[str, ...]]
-"""From paths and ranks of the arguments to the texts of pins."""
+LOCALIZED: Final = "localized"
 
-SHARD, WHOLE = "shard", "whole"
-LOCALIZED = "localized"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What the user asks of a plan, in the words of `rhino-opt`. The mesh is a stage's share of `shared` devices; 0: it is the user's.
-
-    A whole plan is searched for by `jobs` processes (None: one a core).
-    """
-
-    cluster: str
-    mesh: str = ""
-    budget: str = ""
-    level: int = 3
-    pins: Pins = field(default=lambda _: ())
-    forbid: tuple[str, ...] = ()
-    pad: tuple[str, ...] = ()
-    axis_roles: tuple[str, ...] = ()
-    constraints: str = ""
-    op_rules: str = ""
-    micro_batches: int | None = None
-    batch: str = ""
-    remat: str = ""
-    stages: int | None = None
-    schedule: str = ""
-    search: str = SHARD
-    jobs: int | None = None
-    shared: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
-        if self.stages is not None and self.micro_batches is not None and self.named_mesh() is not None:
-            return False
-        return self.search == WHOLE or ((self.stages or 1) > 1 and (self.micro_batches is None or self.mesh == AUTO))
-
-    def named_mesh(self) -> Mesh | None:
-        """The mesh, where the user names one."""
-        return parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
-
-    def options(self, sides: Sides) -> dict[str, str]:
-        """Returns what is asked beside cluster, mesh, budget and stages, as passes take it, for a function of these tensors."""
-        every = {
-            "level": str(self.level),
-            "pin": "; ".join(self.pins(named(sides))),
-            "forbid": "; ".join(self.forbid),
-            "pad": "; ".join(self.pad),
-            "axis-role": "; ".join(self.axis_roles),
-            "constraints": self.constraints,
-            "op-rules": self.op_rules,
-            "num": "" if self.micro_batches is None else str(self.micro_batches),
-            "batch": self.batch,
-            "remat": self.remat,
-            "schedule": self.schedule,
-        }
-        return {name: text for name, text in every.items() if text}
-
-    def budget_bytes(self) -> int:
-        """Returns the memory of a device that may be used."""
-        return parse_size(self.budget) if self.budget else int(load_cluster(self.cluster).device.usable_hbm_bytes)
+_SEARCHED: Final = ("pin", "forbid", "axis-role", "constraints", "op-rules", "batch")
+"""Options that hold whatever stages, mesh and micro-batches are found."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan, and the module that XLA is to compile, as bytecode."""
+    """A plan, and the module that XLA is to compile, as bytecode; empty where the plan holds its programs."""
 
-    plan: SpmdPlan
-    code: bytes
+    plan: Plan
+    code: bytes = b""
 
 
-def search_plan(traced: Traced, request: PlanRequest) -> Planned:
-    """Returns the best plan for `traced` that keeps to the request.
-
-    The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there: what that takes is
-    known with the plan, and is counted then.
+def plan_function(traced: Traced, asked: AskedPlan) -> Planned:
+    """Returns the best plan that keeps to what is asked.
 
     Raises:
-        RhinoError: what `rhino-opt --auto-shard` raises.
+        RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a divided batch
+            that there is not.
     """
-    budget = request.budget_bytes()
-    planned = _search(traced, request, budget)
-    kept = _kept_bytes(traced, planned.plan)
-    if planned.plan.predicted.peak_bytes + kept > budget:
-        planned = _search(traced, request, max(1, budget - kept))
-        kept = _kept_bytes(traced, planned.plan)
-    peak = planned.plan.predicted.peak_bytes + kept
-    if peak > budget:
-        sizes = f"{format_bytes(peak)} per device, of {format_bytes(budget)}"
-        what = f"the step has a {PEAK} of {sizes}: {format_bytes(kept)} of it to keep old state"
-        raise RhinoError("RHI-SOLVE-001", what, Place(traced.name), fix="donate the state (donate_argnums), or raise the budget")
-    predicted = replace(planned.plan.predicted, peak_bytes=peak, budget_bytes=budget, kept_bytes=kept)
-    return Planned(replace(planned.plan, predicted=predicted), planned.code)
+    try:
+        return _planned(traced, asked)
+    except RhinoError as error:
+        fix = in_keywords(error.fix)
+        if error.id in NOT_MADE and asked.search == SHARD:
+            fix = f"{fix}; or say search='whole': {WHOLE_NEEDS_LESS}"
+        raise replace(error, fix=fix) from None
 
 
-def adopt_plan(traced: Traced, plan: SpmdPlan, cluster: str | None, op_rules: str) -> Planned:
+def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -> Planned:
     """Returns `plan` for `traced`, which is to be the program that it was made for; nothing is searched.
 
     Raises:
-        RhinoError: RHI-PLAN-004 where the program, or a cluster that is named, is another one; RHI-PLAN-001 where the plan is malformed.
+        RhinoError: RHI-PLAN-004 where the program, or a cluster that is named, is another one; RHI-PLAN-001 where the plan is
+            malformed.
     """
+    if plan.execution:
+        module = read_traced(traced, make_context(), KEPT)
+        now = shapes(traced, module)
+        source = source_of_staged(module, traced.name)
+        check_current(plan, source, now, _lines(cluster))
+        return Planned(plan)
     form, code = _compiled_form(annotated_module(traced, plan, op_rules, cluster))
-    return Planned(replace(plan, form=form), code)
+    assert plan.sharding is not None
+    return Planned(replace(plan, sharding=replace(plan.sharding, form=form)), code)
 
 
-def annotated_module(traced: Traced, plan: SpmdPlan, op_rules: str, cluster: str | None = None) -> ir.Module:
-    """Returns the module of `traced` with a plan's shardings on it. Raises as `adopt_plan`."""
+def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | None = None) -> ir.Module:
+    """Returns the module of `traced` with the shardings of a plan in one program on it. Raises as `adopt_plan`."""
+    assert plan.sharding is not None, "it is a plan in one program"
     context, remarks = make_context(), Remarks(traced.name)
     module = read_traced(traced, context)
-    options = {name: plan.asked[name] for name in REWRITING if name in plan.asked}
+    options = {name: plan.options[name] for name in REWRITING if name in plan.options}
+    if plan.num_micro_batches > 1:
+        options["num"] = str(plan.num_micro_batches)
     rewriting, _ = shard_in_parts({**options, "op-rules": op_rules})
     source = normalize(module, traced.name, rewriting, remarks, is_rewritten=bool(options))
-    check_current(plan, source, shapes(traced, module), cluster_lines(cluster) if cluster is not None else None)
+    check_current(plan, source, shapes(traced, module), _lines(cluster))
     with context, ir.Location.unknown():
         device = parse_cluster("\n".join(plan.cluster)).device
-        write_mesh(module.operation, Target(MESH_NAME, Mesh(plan.mesh), CostModel(device, ())))
+        write_mesh(module.operation, Target(MESH_NAME, plan.mesh, CostModel(device, ())))
         name, mesh = mesh_of(module)
-        write_annotations(module, plan.annotations)
-        for side, held in zip(SIDES, (plan.arguments, plan.results), strict=True):
-            write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in held])
+        write_annotations(module, plan.sharding.annotations)
+        for side, own in zip(SIDES, (plan.arguments, plan.results), strict=True):
+            write_boundary_dims(entry_function(module), side, name, mesh, [one.dims for one in own])
         check_annotated(module, traced.name)
     return module
 
 
-def _search(traced: Traced, request: PlanRequest, budget: int) -> Planned:
+def _planned(traced: Traced, asked: AskedPlan) -> Planned:
+    if asked.stages is None and (count := _marked(traced)) > 1:
+        mesh = mesh_of_shape((max(1, asked.shared // count),)) if asked.shared else asked.mesh
+        asked = replace(asked, stages=count, mesh=mesh)
+    if asked.is_open or asked.is_staged:
+        refuse_pads({"pad": "; ".join(asked.pad), "constraints": asked.constraints})
+    unused = "schedule" if asked.schedule else "batch" if asked.batch and asked.micro_batches is None else ""
+    if unused and not asked.is_open and not asked.is_staged:
+        what = f"{unused} is given, and {traced.name} is one program for the whole batch"
+        raise RhinoError("RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out")
+    if asked.micro_batches == 1 and not asked.is_open and not asked.is_staged:
+        asked = replace(asked, micro_batches=None, batch="")  # a loop of one trip would refuse arguments that have no batch
+    request = asked.request(shapes(traced, read_traced(traced, make_context())))
+    if asked.is_open:
+        return _autotuned(traced, request)
+    return _staged(traced, request) if asked.is_staged else _one_program(traced, request)
+
+
+def _marked(traced: Traced) -> int:
+    """Returns how many stages the function's own boundaries make."""
+    if BOUNDARY.encode() not in traced.code:
+        return 1
+    context = make_context()
+    module = read_traced(traced, context)
+    with context, ir.Location.unknown():
+        Normalize(boundaries=True).run(module.operation, Remarks(traced.name))
+    return num_marked_stages(module)
+
+
+def _one_program(traced: Traced, request: PlanRequest) -> Planned:
+    """Returns the best plan in one program.
+
+    The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there: what that
+    takes is known with the plan, and is counted then.
+    """
+    budget = request.budget_bytes
+    planned = _searched(traced, request)
+    kept = _kept_bytes(traced, planned.plan)
+    if planned.plan.predicted.peak_bytes[0] + kept[0] > budget:
+        planned = _searched(traced, replace(request, budget_bytes=max(1, budget - kept[0])))
+        kept = _kept_bytes(traced, planned.plan)
+    return replace(planned, plan=_with_kept(planned.plan, kept, budget))
+
+
+def _searched(traced: Traced, request: PlanRequest) -> Planned:
     module = read_traced(traced, make_context())
-    asked = request.options(shapes(traced, module))
-    options = {"cluster": request.cluster, "mesh": request.mesh, "budget": str(budget), **asked}
-    plan = search(module, traced.name, options, Remarks(traced.name), key_words(traced)).plan
+    plan = search(module, traced.name, request.pass_options(), Remarks(traced.name), key_words(traced)).plan
     arguments, results = tensors(traced, module)
     form, code = _compiled_form(module)
-    return Planned(replace(plan, form=form, versions={"jax": jax_version}, arguments=arguments, results=results), code)
+    assert plan.sharding is not None
+    sharding = replace(plan.sharding, form=form)
+    versions = {"jax": jax_version}
+    return Planned(replace(plan, versions=versions, arguments=arguments, results=results, sharding=sharding), code)
+
+
+def _staged(traced: Traced, request: PlanRequest) -> Planned:
+    """Returns the plan in the stages and micro-batches that the request names."""
+    module = read_traced(traced, make_context(), KEPT)
+    nonnegative, options = sorted(nonnegative_arguments(module)), request.staged_options()
+    source = cut_step(module, traced.name, options, Remarks(traced.name), key_words(traced))
+    plan = make_staged_plan(module, source, request.cluster, request.budget_bytes, options, nonnegative).plan
+    arguments, results = with_kinds(traced, (plan.arguments, plan.results))
+    plan = replace(plan, versions={"jax": jax_version}, arguments=arguments, results=results)
+    return Planned(_with_kept(plan, _kept_bytes(traced, plan), request.budget_bytes))
+
+
+def _autotuned(traced: Traced, request: PlanRequest) -> Planned:
+    """Returns the best plan of what the request leaves open."""
+    context = make_context()
+    module = read_traced(traced, context)
+    with context, ir.Location.unknown():
+        Normalize().run(module.operation, Remarks(traced.name))
+    refuse_several(request.remat)
+    options = {name: text for name, text in request.options.items() if name in _SEARCHED}
+    setup = Setup(bytecode(module), traced.name, request.cluster, float(request.budget_bytes), options, request.schedules())
+
+    def make(decided: Decided) -> Made[Planned]:
+        own = request.decided(decided)
+        found = _staged(traced, own) if own.schedule else _one_program(traced, own)
+        return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
+
+    found, report = choose_plan(setup, request, make)
+    return replace(found, plan=report.added_to(found.plan))
 
 
 def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
@@ -174,9 +204,30 @@ def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
     return form, bytecode(made)
 
 
-def _kept_bytes(traced: Traced, plan: SpmdPlan) -> int:
-    """Returns what lies, per device, beside what the program takes and gives: arguments that are kept, and those without padding."""
-    mesh = dict(plan.mesh)
-    kept = sum(one.num_bytes // num_parts(one, mesh) for n, one in enumerate(plan.arguments) if n in traced.kept)
-    outside = (replace(one, dims=dims_between_calls(one, mesh)) for one in plan.arguments if one.padded)
-    return kept + sum(one.num_bytes // num_parts(one, mesh) for one in outside)
+def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
+    """Returns, per device of each rank, what there is beside what programs take and give: kept arguments, and unpadded ones."""
+    mesh, kept = dict(plan.mesh.axes), [0] * plan.num_ranks
+    read = plan.read_arguments()
+    for number, one in enumerate(plan.arguments):
+        if number in traced.kept and number in read:
+            kept[one.rank] += device_bytes(one, mesh)
+        if one.padded:
+            kept[one.rank] += device_bytes(replace(one, dims=dims_between_calls(one, mesh)), mesh)
+    return tuple(kept)
+
+
+def _with_kept(plan: Plan, kept: tuple[int, ...], budget: int) -> Plan:
+    """Returns a plan that counts what the caller keeps. Raises RHI-SOLVE-001 where that does not fit."""
+    peaks = tuple(one + more for one, more in zip(plan.predicted.peak_bytes, kept, strict=True))
+    if max(peaks) > budget:
+        rank = peaks.index(max(peaks))
+        sizes = f"{format_bytes(peaks[rank])} per device, of {format_bytes(budget)}"
+        who = f"rank {rank}" if len(peaks) > 1 else "the step"
+        what = f"{who} has a {PEAK} of {sizes}: {format_bytes(kept[rank])} of it to keep old state"
+        fix = "donate the state (donate_argnums), or raise the budget"
+        raise RhinoError("RHI-SOLVE-001", what, Place(plan.source.function), fix=fix)
+    return replace(plan, predicted=replace(plan.predicted, peak_bytes=peaks, budget_bytes=budget, kept_bytes=kept))
+
+
+def _lines(cluster: str | None) -> tuple[str, ...] | None:
+    return cluster_lines(cluster) if cluster is not None else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, Final
@@ -15,8 +13,8 @@ from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attri
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.mlir.shardings import module_mesh
-from rhino.ir.plan.spmd_plan import Tensor
-from rhino.passes.planner.spmd_search import Sides, Whole, boundary
+from rhino.ir.plan.plan import Tensor, kind_of
+from rhino.passes.planner.module_facts import Sides, Unsplit, boundary
 from rhino.traced import Traced, key_dims
 
 SIDES: Final[tuple[Side, ...]] = ("arg", "res")
@@ -53,21 +51,7 @@ def program_text(module: ir.Module) -> bytes:
     return str(module.operation.get_asm(enable_debug_info=True)).encode()
 
 
-def as_keywords(error: RhinoError) -> RhinoError:
-    """Returns an error that says how to mend it by keywords, where it names options as the command line does."""
-    return replace(error, fix=error.fix.replace("--", ""))
-
-
-@contextmanager
-def asked_in_python() -> Iterator[None]:
-    """Has errors that are raised meanwhile speak of keywords."""
-    try:
-        yield
-    except RhinoError as error:
-        raise as_keywords(error) from None
-
-
-def key_words(traced: Traced) -> Whole:
+def key_words(traced: Traced) -> Unsplit:
     """Returns, of arguments and results by number, the dims of typed keys that no sharding of JAX's can part: those of their words."""
     avals = {"arg": traced.in_avals, "res": traced.out_avals}
     return {side: {n: extra for n, aval in enumerate(avals[side]) if (extra := key_dims(aval))} for side in SIDES}
@@ -81,30 +65,24 @@ def mesh_of(module: ir.Module) -> tuple[str, Mesh]:
 
 
 def shapes(traced: Traced, module: ir.Module) -> Sides:
-    """Returns arguments and results by path, lying whole."""
-    return _in_words_of_jax(traced, boundary(module, is_annotated=False))
+    """Returns arguments and results by path, replicated."""
+    return with_kinds(traced, boundary(module, is_annotated=False))
 
 
 def tensors(traced: Traced, module: ir.Module) -> Sides:
-    """Returns arguments and results by path, lying as an annotated module says."""
-    return _in_words_of_jax(traced, boundary(module, is_annotated=True))
+    """Returns arguments and results by path, with the shardings of an annotated module."""
+    return with_kinds(traced, boundary(module, is_annotated=True))
 
 
-def _in_words_of_jax(traced: Traced, sides: Sides) -> Sides:
+def with_kinds(traced: Traced, sides: Sides) -> Sides:
+    """Returns arguments and results with the dtypes and shapes that JAX shows."""
     arguments, results = (
-        tuple(_in_its_words(one, aval) for one, aval in zip(side, avals, strict=True))
+        tuple(_with_kind(one, aval) for one, aval in zip(side, avals, strict=True))
         for side, avals in zip(sides, (traced.in_avals, traced.out_avals), strict=True)
     )
     return arguments, results
 
 
-def _in_its_words(one: Tensor, aval: Any) -> Tensor:  # noqa: ANN401 - JAX's abstract array
-    return replace(one, kind=_kind(aval), num_bytes=one.num_bytes if one.padded else _bytes(aval))
-
-
-def _kind(aval: Any) -> str:  # noqa: ANN401 - JAX's abstract array
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-
-
-def _bytes(aval: Any) -> int:  # noqa: ANN401 - as above
-    return int(prod(aval.shape) * aval.dtype.itemsize)
+def _with_kind(one: Tensor, aval: Any) -> Tensor:  # noqa: ANN401 - JAX's abstract array
+    num_bytes = one.num_bytes if one.padded else int(prod(aval.shape) * aval.dtype.itemsize)
+    return replace(one, kind=kind_of(aval.dtype, aval.shape), num_bytes=num_bytes)

@@ -16,7 +16,7 @@ import jax
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Global, Slot, Step, Transfer
-from rhino.pipeline_plan import PipelinePlan
+from rhino.plan import Plan
 from rhino.runtime.distributed.jax_job import meet
 from rhino.runtime.distributed.processes import Team
 from rhino.runtime.executor.executable import Handler, array_handler, same_placement
@@ -27,24 +27,33 @@ from rhino.runtime.executor.rank_program import dtype_of
 class Spread:
     """A plan in stages as one of several processes runs it: `step` is the plan's, and gives every process what all of them read."""
 
-    def __init__(self, plan: PipelinePlan, team: Team) -> None:
+    def __init__(self, plan: Plan, team: Team) -> None:
         """`team` holds the plan's ranks."""
         self.team = team
         readers = {process: ranks[0] for process, ranks in enumerate(team.ranks)}
-        self.step, copies = with_copies(plan.facts.step, plan.shared, tuple(readers.values()))
-        self.lasting = _lasting(plan.facts.step, team)
+        assert plan.facts.execution is not None, "it is a plan of stage programs"
+        self._execution = plan.facts.execution
+        self.step, copies = with_copies(self._execution.step, plan.shared, tuple(readers.values()))
+        self.lasting = _lasting(self._execution.step, team)
         self._plan = plan
         self._wanted = jax.tree.leaves(plan.in_shardings)
-        self._ranks = [rank for rank, _ in plan.arguments()]
+        self._ranks = [one.rank for one in plan.facts.arguments]
         process = jax.process_index()
         self._absent: dict[int, Handler] = {}
         self._shared: dict[int, tuple[int, Handler]] = {}
-        for number, (rank, layout) in enumerate(plan.results()):
-            if number in plan.shared:
-                handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
-                self._shared[number] = copies[number, readers[process]], handler
-            elif team.process_of[rank] != process:
-                self._absent[number] = array_handler(layout.shape, dtype_of(layout), plan.ranks[rank].sharding(layout))
+        for one in self._execution.step.instructions:
+            if isinstance(one, Fetch):
+                slot = self._execution.step.slots[one.source]
+                self._spread_result(one.result, slot, plan, copies, readers[process], process)
+
+    def _spread_result(self, number: int, slot: Slot, plan: Plan, copies: dict[tuple[int, int], int], reader: int, process: int) -> None:
+        layout = slot.layout
+        if number in plan.shared:
+            handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
+            self._shared[number] = copies[number, reader], handler
+        elif self.team.process_of[slot.rank] != process:
+            sharding = plan.ranks[slot.rank].sharding(layout.dims)
+            self._absent[number] = array_handler(layout.shape, dtype_of(layout), sharding)
 
     def taken(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the leaves of a call, those that lie whole in several processes as this one has them.
@@ -67,7 +76,7 @@ class Spread:
         """Returns what runs the ranks of this process; each of the others has to ask too. Raises RHI-RUN-007 where one does not."""
         meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
         devices = {rank: plan.ranks[rank].devices for rank in own}
-        made = Executor(self.step, plan.facts.modules, devices, meeting.transport.holding(self.team.process_of))
+        made = Executor(self.step, self._execution.modules, devices, meeting.transport.holding(self.team.process_of))
         meeting.executors.append(weakref.ref(made))
         return made
 
@@ -80,7 +89,7 @@ class Spread:
         holders = sorted({device.process_index for device in devices})
         if leaf.is_fully_replicated and process in holders:
             return leaf.addressable_data(0) if process == jax.process_index() else leaf
-        name = self._plan.facts.arguments[number].name
+        name = self._plan.facts.arguments[number].path
         raise RhinoError(
             "RHI-JAX-009",
             f"{name} lies in process {' and '.join(map(str, holders))}, and the plan has it on rank {self._ranks[number]}, "

@@ -21,8 +21,6 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.shardings import module_mesh
-from rhino.pipeline_plan import PipelinePlan
-from rhino.plan import Plan
 from rhino.planner import annotated_module
 from rhino.runtime.executor.compare import coarsest_tolerance, difference
 from rhino.runtime.executor.executable import Host
@@ -54,11 +52,10 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
 
     names_a_mesh = _names_a_mesh(plan.traced)
     made = None if names_a_mesh or jax.process_count() > 1 else _on_one_device(step, pieces.values, entry)
-    if made is None and isinstance(plan, PipelinePlan):
+    if made is None and plan.facts.execution:
         what = f"{plan.traced.name} cannot be verified: in one program it does not run on one device, and its plan is in stages"
         raise RhinoError("RHI-JAX-009", what, fix="verify it with a smaller batch or fewer layers, or leave verify out")
     if made is None:
-        assert isinstance(plan, Plan)
         places = _dividing(plan.in_shardings, pieces.values)
         with jax.sharding.set_mesh(plan.mesh) if names_a_mesh else nullcontext():
             made = jax.jit(step, in_shardings=places)(*jax.device_put(pieces.values, places))
@@ -74,14 +71,14 @@ def check_step(expected: Expected, result: Any, entry: Entry, op_rules: str) -> 
     plan = entry.plan
     assert plan.traced is not None
     tolerance = coarsest_tolerance(read_module(plan.traced.code, plan.traced.name, make_context()))
-    names = [one.path for one in plan.facts.results] if isinstance(plan, Plan) else [one.name for one in plan.facts.results]
+    names = [one.path for one in plan.facts.results]
     found = [
         difference(Value(number, name, want.shape, want.dtype, want.shape, want.shape), got, want, tolerance)
         for number, (name, got, want) in enumerate(zip(names, _hosts(result), expected.results, strict=True))
     ]
 
     def judge() -> Verdict:
-        if not isinstance(plan, Plan):
+        if plan.facts.execution:
             return Verdict("the plan is in stages, so single ops were not compared")
         assert plan.traced is not None
         module = annotated_module(plan.traced, plan.facts, op_rules)
@@ -112,8 +109,7 @@ def _on_one_device(step: Callable[..., Any], values: tuple[Any, ...], entry: Ent
 
 def _first_device(entry: Entry) -> jax.Device:
     plan = entry.plan
-    found: jax.Device = plan.mesh.devices.flat[0] if isinstance(plan, Plan) else plan.ranks[0].devices[0]
-    return found
+    return plan.ranks[0].devices[0]
 
 
 def _dividing(shardings: Any, values: tuple[Any, ...]) -> Any:  # noqa: ANN401 - pytrees

@@ -12,17 +12,17 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.spmd_plan import save_plan
+from rhino.ir.plan.files import save_plan
 from rhino.ir.program.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
-from rhino.passes.planner.spmd_search import search
+from rhino.passes.planner.one_program import search
 from rhino.passes.registry import Item
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
@@ -33,6 +33,10 @@ from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.opt_options import given_options, list_text, parse_command_line, steps
 from rhino.tools.opt_report import collectives_text, statistics_text, summary_text
 from rhino.tools.streams import binary_output, standard_streams
+
+if TYPE_CHECKING:
+    from rhino.passes.planner.autotune_report import Report
+    from rhino.tools.opt_plan import Planner
 
 _STDOUT: Final = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 _SEPARATOR: Final = "// -----"
@@ -173,31 +177,31 @@ class _Run:
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
-        facts = self.source_facts(module, data) if self.options.is_decided or self.options.searches else {}
+        planner = self.planner(module) if self.options.is_decided or self.options.searches else None
         with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
-            if self.options.searches:
-                module = self.searched(module, facts, result)
+            if self.options.searches and planner:
+                module = self.searched(module, planner, result)
             elif self.options.makes_file:
                 self.write_file(module, result.remarks)
             else:
                 self.run_passes(module, self.items, result.remarks)
-                if self.options.makes_plan or (self.options.is_decided and is_staged(module.operation)):
-                    self.write_plan(module, facts)
+                if planner and (self.options.makes_plan or is_staged(module.operation)):
+                    self.write_plan(module, planner)
         if self.options.plan and self.options.output == "-":
             return b""
         if not self.options.emit_bytecode:
             return str(module.operation.get_asm(enable_debug_info=self.with_locations())).encode()
         return bytecode(module)
 
-    def source_facts(self, module: ir.Module, data: bytes) -> dict[str, Any]:
-        from rhino.tools.opt_plan import source_facts  # noqa: PLC0415 - loads JAX, which most commands do not need
+    def planner(self, module: ir.Module) -> Planner:
+        from rhino.tools.opt_plan import Planner  # noqa: PLC0415 - loads JAX, which most commands do not need
 
-        return source_facts(module, data, self.file)
+        return Planner(module, self.file)
 
-    def write_plan(self, module: ir.Module, facts: dict[str, Any]) -> None:
-        from rhino.tools.opt_plan import prove, write_whole_plan  # noqa: PLC0415 - as above
+    def write_plan(self, module: ir.Module, planner: Planner) -> None:
+        from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
 
-        write_whole_plan(prove(module, self.options, facts, self.file), self.options, self.stderr)
+        write_staged_plan(planner.plan(module, self.options), None, self.options, self.stderr)
 
     def write_file(self, module: ir.Module, remarks: Remarks) -> None:
         """Shards `module`, and writes the plan of that."""
@@ -207,29 +211,29 @@ class _Run:
         save_plan(search(module, Path(self.file).name, given, remarks).plan, Path(self.options.plan))
         self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], remarks)
 
-    def searched(self, module: ir.Module, facts: dict[str, Any], result: _Outcome) -> ir.Module:
+    def searched(self, module: ir.Module, planner: Planner, result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
         from rhino.passes.planner.autotune import Made  # noqa: PLC0415 - as above
-        from rhino.tools.opt_plan import prove, with_search, write_whole_plan  # noqa: PLC0415 - as above
-        from rhino.tools.opt_search import MadeModule, search_whole_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_search import MadeModule, search_plan  # noqa: PLC0415 - as above
 
         def make(own: ir.Module, options: Namespace) -> Made[MadeModule]:
             remarks = Remarks(self.file)
             self.run_passes(own, steps(options), remarks)
-            plan = prove(own, options, facts, self.file) if options.stages else None
+            plan = planner.plan(own, options) if options.stages else None
 
-            def finish(search: dict[str, Any]) -> None:
+            def finish(report: Report) -> None:
                 result.remarks = remarks
                 if plan and options.makes_plan:
-                    write_whole_plan(with_search(plan, search), options, self.stderr)
+                    write_staged_plan(plan, report, options, self.stderr)
 
             if plan:
-                timeline, memory = plan.simulation.timeline, plan.simulation.memory
-                return Made(MadeModule(own, finish), timeline.end_s, tuple(one.peak_bytes for one in memory))
+                predicted = plan.plan.predicted
+                return Made(MadeModule(own, finish), predicted.step_s, tuple(map(float, predicted.peak_bytes)))
             answer = remarks.statistics["answer"]
             return Made(MadeModule(own, finish), answer.cost, (answer.peak_bytes,))
 
-        return search_whole_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
+        return search_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
 
     def with_locations(self) -> bool:
         asked: bool | None = self.options.mlir_print_debuginfo

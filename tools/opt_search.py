@@ -1,4 +1,4 @@
-"""Find the whole plan that `rhino-opt --auto-parallel` makes where the command line leaves something of it open."""
+"""Find the plan that `rhino-opt --auto-parallel` makes where the command line leaves something of it open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import parse_mesh
@@ -18,9 +18,11 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
 from rhino.passes.pipeline.pipeline_stages import parse_tolerance
-from rhino.passes.pipeline.rematerialize import kept_by_all, remat_text
-from rhino.passes.planner.autotune import AutotuneRequest, Decided, Made, choose_whole
+from rhino.passes.pipeline.rematerialize import parse_remat, refuse_several
+from rhino.passes.planner.autotune import Made, choose_plan
+from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.evaluate import Setup
+from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
 from rhino.strategies.autotune import DEFAULT
@@ -39,13 +41,13 @@ class MadeModule:
     """A module made by a plan, and what is left to do once it is the one; that takes what the search says for itself."""
 
     module: ir.Module
-    finish: Callable[[dict[str, Any]], None]
+    finish: Callable[[Report], None]
 
 
 Make = Callable[[ir.Module, Namespace], Made[MadeModule]]
 
 
-def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make) -> ir.Module:
+def search_plan(module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make) -> ir.Module:
     """Returns the module that `make` makes by the best plan; says on `stderr` what that is, and what the others lost by.
 
     `given` are the options of passes by name. `make` takes a module of its own and a command line on which nothing is open.
@@ -53,53 +55,66 @@ def search_whole_plan(module: ir.Module, options: Namespace, given: dict[str, st
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, what reading the module raises, RHI-CLI-003.
     """
-    cluster = given.get("cluster", DEFAULT_CLUSTER)
-    budget = float(parse_size(options.budget) if options.budget else load_cluster(cluster).device.usable_hbm_bytes)
     with module.context, ir.Location.unknown():
         Normalize(boundaries=True).run(module.operation, Remarks(file))
-    passed = {name: given[name] for name in _PASS_OPTIONS if name in given}
-    said = _said(options)
-    if said.stages is None and (marked := num_marked_stages(module)) > 1:
-        said = replace(said, stages=marked)
-    setup = Setup(bytecode(module), file, cluster, budget, passed, said.schedules())
+    request = request_of(options, given)
+    if request.stages is None and (marked := num_marked_stages(module)) > 1:
+        request = replace(request, stages=marked)
+    budget = float(request.budget_bytes)
+    setup = Setup(bytecode(module), file, request.cluster, budget, dict(request.options), request.schedules())
     if (tolerance := parse_tolerance(options.tolerance or "")) is not None:
         setup = replace(setup, tolerances=(tolerance,))
 
     def make_own(plan: Decided) -> Made[MadeModule]:
-        return make(ir.Module.parse(setup.module, module.context), as_said(options, plan))
+        return make(ir.Module.parse(setup.module, module.context), decided_options(options, plan))
 
     with heard_at_once(_INTERRUPTED, stderr), Progress(stderr) as progress:
-        made, report = choose_whole(setup, said, make_own, progress.told)
+        made, report = choose_plan(setup, request, make_own, progress.told)
     print(report.text(), file=stderr)
     if options.plan_json:
         write_output(options.plan_json, (json.dumps(report.json(), indent=2) + "\n").encode(), sys.stdout.buffer)
-    made.finish(report.json())
+    made.finish(report)
     return made.module
 
 
-def _said(options: Namespace) -> AutotuneRequest:
-    mesh = parse_mesh(options.mesh).shape if options.mesh and options.mesh != AUTO else ()
-    strategy, most = options.strategy or DEFAULT, options.candidates or MOST
-    keep = kept_by_all(options.remat) if options.remat is not None else None
-    return AutotuneRequest(options.stages, mesh, options.num, options.schedule or "", keep, strategy, most, options.jobs)
+def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
+    """Returns what a command line asks for; `given` are the options of passes by name. Raises where a text of it is malformed."""
+    cluster = given.get("cluster", DEFAULT_CLUSTER)
+    remat = parse_remat(options.remat) if options.remat is not None else ()
+    refuse_several(remat)
+    searches_mesh = options.mesh == AUTO
+    return PlanRequest(
+        cluster=cluster,
+        budget_bytes=parse_size(options.budget) if options.budget else int(load_cluster(cluster).device.usable_hbm_bytes),
+        mesh=parse_mesh(options.mesh) if options.mesh and not searches_mesh else None,
+        searches_mesh=searches_mesh,
+        stages=options.stages,
+        micro_batches=options.num,
+        schedule=options.schedule or "",
+        remat=remat,
+        options={name: given[name] for name in _PASS_OPTIONS if name in given},
+        strategy=options.strategy or DEFAULT,
+        candidates=options.candidates or MOST,
+        jobs=options.jobs,
+    )
 
 
-def as_said(options: Namespace, plan: Decided) -> Namespace:
-    """Returns the command line that asks for a plan."""
-    said = Namespace(**vars(options))
-    said.searches, said.mesh = False, "x".join(map(str, plan.mesh))
-    said.remat = remat_text(plan.keep) or None
-    said.num = plan.micro_batches
+def decided_options(options: Namespace, plan: Decided) -> Namespace:
+    """Returns the command line that asks for a plan of which nothing is open."""
+    found = Namespace(**vars(options))
+    found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
+    found.remat = f"{1 - plan.keep:g}" if plan.keep < 1 else None
+    found.num = plan.micro_batches
     if plan.stages == 1 and not options.makes_plan:
-        said.stages = said.ranks = None
-        said.num = plan.micro_batches if plan.micro_batches > 1 else None
-        steps = [("micro-batch", "")] if said.num else []
-        said.steps = [one for name, text in options.steps for one in ([*steps, ("auto-shard", "")] if name == PARALLEL else [(name, text)])]
-        return said
-    said.schedule = plan.schedule or None
-    said.stages, said.chunks = plan.stages, plan.chunks
-    settle(said)
-    return said
+        found.stages = found.ranks = None
+        found.num = plan.micro_batches if plan.micro_batches > 1 else None
+        shard = [*([("micro-batch", "")] if found.num else []), ("auto-shard", "")]
+        found.steps = [one for name, text in options.steps for one in (shard if name == PARALLEL else [(name, text)])]
+        return found
+    found.schedule = plan.schedule or None
+    found.stages, found.chunks = plan.stages, plan.chunks
+    settle(found)
+    return found
 
 
 class Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,10 +12,8 @@ from typing import BinaryIO, Final, TextIO
 from rhino.ir.diagnostics import ExitCode, RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.folder import WholePlan
-from rhino.ir.plan.spmd_plan import SpmdPlan, load_plan
-from rhino.ir.plan.spmd_text import explain_text
-from rhino.runtime.executor.proven_plan import read_proven_plan
+from rhino.ir.plan.plan import Plan
+from rhino.ir.program.proven_plan import load_proven_plan
 from rhino.tools.command_line import Parser, count
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.files import check_writable, read_input, shown, write_output
@@ -59,61 +56,47 @@ def main() -> None:
     leave(run(sys.argv[1:], *standard_streams()))
 
 
-def _load(path: str) -> SpmdPlan | WholePlan:
-    return read_proven_plan(Path(path)) if os.path.isdir(path) else load_plan(Path(path))
+def _load(path: str) -> Plan:
+    return load_proven_plan(Path(path))
 
 
 def _explained(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> str:
     plan = _load(options.plan)
     if not options.why and not options.why_not:
-        if isinstance(plan, SpmdPlan):
-            return explain_text(plan, options.rows)
-        from rhino.passes.planner.staged_text import explain_whole  # noqa: PLC0415 - plans of one program need none of it
+        from rhino.passes.planner.explain import explain_text  # noqa: PLC0415 - loads the simulation
 
-        return explain_whole(plan, options.rows)
+        return explain_text(plan, options.rows)
+    from rhino.passes.planner.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
+
     data = _program(options, plan, stdin, stderr)
-    if isinstance(plan, SpmdPlan):
-        from rhino.passes.planner.why import why_not_text, why_text  # noqa: PLC0415 - loads the search
-
-        texts = [why_text(_read(options, data), plan, name) for name in options.why]
-        return "\n".join([*texts, *(why_not_text(_read(options, data), plan, pin) for pin in options.why_not)])
-    from rhino.passes.planner.staged_why import why_not_whole_text, why_whole_text  # noqa: PLC0415 - as above
-
-    texts = [why_whole_text(_read(options, data), plan, name, data) for name in options.why]
-    return "\n".join([*texts, *(why_not_whole_text(_read(options, data), plan, pin, data) for pin in options.why_not)])
+    texts = [why_text(_read(options, data), plan, name) for name in options.why]
+    return "\n".join([*texts, *(why_not_text(_read(options, data), plan, pin) for pin in options.why_not)])
 
 
 def _report(options: argparse.Namespace, stdin: BinaryIO, stderr: TextIO) -> None:
-    from rhino.tools.plan_report import report_html  # noqa: PLC0415 - what is said on a terminal needs no templates
+    from rhino.tools.plan_report import report_html  # noqa: PLC0415 - a terminal needs no templates
 
     check_writable(options.output)
-    plan = _load(options.plan)
-    reasons = []
+    plan, reasons = _load(options.plan), []
     if options.module is not None:
-        data = _program(options, plan, stdin, stderr)
-        if isinstance(plan, SpmdPlan):
-            from rhino.passes.planner.why import notable_reasons  # noqa: PLC0415 - loads the search
+        from rhino.passes.planner.why import notable_reasons  # noqa: PLC0415 - loads the search
 
-            reasons = notable_reasons(_read(options, data), plan)
-        else:
-            from rhino.passes.planner.staged_why import notable_whole  # noqa: PLC0415 - as above
-
-            reasons = notable_whole(_read(options, data), plan, data)
+        reasons = notable_reasons(_read(options, _program(options, plan, stdin, stderr)), plan)
     write_output(options.output, report_html(plan, reasons).encode(), sys.stdout.buffer)
 
 
 def _diff(options: argparse.Namespace) -> str:
-    from rhino.passes.planner.staged_text import diff_plans  # noqa: PLC0415 - loads the simulation
+    from rhino.passes.planner.diff import diff_text  # noqa: PLC0415 - loads the simulation
 
-    return diff_plans(_load(options.plan), _load(options.other))
+    return diff_text(_load(options.plan), _load(options.other))
 
 
-def _program(options: argparse.Namespace, plan: SpmdPlan | WholePlan, stdin: BinaryIO, stderr: TextIO) -> bytes:
+def _program(options: argparse.Namespace, plan: Plan, stdin: BinaryIO, stderr: TextIO) -> bytes:
     """Returns the program of a plan as it was given. Raises RHI-CLI-001 where it was not."""
     if options.module is None:
-        function = plan.source.function if isinstance(plan, SpmdPlan) else plan.about["source"]
-        what = f"a plan does not hold its program, and --why is asked of that of {function}"
-        raise RhinoError("RHI-CLI-001", what, fix="say --module=FILE: the module that was planned, or what save_program wrote")
+        what = f"a plan does not hold its program, and --why is asked of that of {plan.source.function}"
+        fix = "say --module=FILE: the module that was planned, or what save_program wrote"
+        raise RhinoError("RHI-CLI-001", what, fix=fix)
     return read_input(options.module, stdin, stderr)
 
 

@@ -9,23 +9,20 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rhino.ir.plan.folder import WholePlan
-from rhino.ir.plan.spmd_plan import SpmdPlan
+from rhino.ir.plan.plan import Plan
 from rhino.passes.planner.why import Why
-from rhino.tools.page_spmd import spmd_page
-from rhino.tools.page_whole import whole_page
+from rhino.tools.plan_page import plan_page
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
-def frame_html(plan: SpmdPlan | WholePlan) -> str:
+def frame_html(plan: Plan) -> str:
     """Returns the page of a plan as an element of another page, such as a notebook's, whose styles it leaves alone."""
     return f'<iframe srcdoc="{escape(report_html(plan))}" width="100%" height="800" style="border:0"></iframe>'
 
 
-def report_html(plan: SpmdPlan | WholePlan, reasons: Sequence[Why] = ()) -> str:
+def report_html(plan: Plan, reasons: Sequence[Why] = ()) -> str:
     """Returns the page of a plan; `reasons` are what else was possible, where somebody has asked."""
-    page = spmd_page(plan, reasons) if isinstance(plan, SpmdPlan) else whole_page(plan, reasons)
     loader = FileSystemLoader(_TEMPLATES)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("plan.html").render(page=page)
+    return environment.get_template("plan.html").render(page=plan_page(plan, reasons))

@@ -1,4 +1,4 @@
-"""Run a whole plan: the folder that `rhino-opt --auto-parallel --plan` writes, in this process or in several.
+"""Run a plan: the folder that `rhino-opt --auto-parallel --plan` writes, in this process or in several.
 
 Several processes each hold some of the ranks, and know of each other's results nothing: each leaves its own in a folder of the one that
 launched them, which puts them together.
@@ -23,8 +23,11 @@ import jax
 import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.plan.folder import Boundary, WholePlan
+from rhino.ir.graph.elements import DTYPES
+from rhino.ir.plan.instructions import Feed, Fetch, Layout
+from rhino.ir.plan.plan import Execution, Plan, Tensor
 from rhino.ir.plan.timeline import Timeline, render
+from rhino.ir.program.proven_plan import load_proven_plan
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.runtime.distributed.processes import join, launch, share_ranks
 from rhino.runtime.distributed.watchdog import Watchdog
@@ -33,7 +36,6 @@ from rhino.runtime.executor.devices import pick_devices, request_host_devices
 from rhino.runtime.executor.executable import Executable, Host
 from rhino.runtime.executor.executor import Argument, Executor, devices_of_ranks
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, fresh_inputs, read_inputs
-from rhino.runtime.executor.proven_plan import read_proven_plan
 from rhino.runtime.executor.signature import Signature, Value, array_dtype
 from rhino.runtime.executor.steps import run_steps, typical_time_s
 from rhino.runtime.executor.trace import Event, Recorder, chrome_trace
@@ -55,47 +57,64 @@ def run_plan(options: Namespace, original: Callable[[Signature], Executable], st
     """Runs the plan in `options.file`; `original` compiles what to compare with for one device, if anything is asked for.
 
     Raises:
-        RhinoError: those of `read_proven_plan`, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results differ, and what the
+        RhinoError: those of `load_proven_plan`, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results differ, and what the
             executor raises.
     """
-    plan = read_proven_plan(Path(options.file))
+    plan, execution = _executed(options.file)
     if options.part:
-        _run_part(plan, options)
+        _run_part(plan, execution, options)
         return
-    num_devices = plan.step.num_ranks * plan.step.mesh.num_devices
+    num_devices = plan.num_devices
     if options.devices is not None and options.devices < num_devices:
-        what = f"--devices={options.devices}, and the plan has {plan.step.num_ranks} ranks of {plan.step.mesh.num_devices}"
+        what = f"--devices={options.devices}, and the plan has {plan.num_ranks} ranks of {plan.mesh.num_devices}"
         raise RhinoError("RHI-RUN-004", what, fix=f"give --devices={num_devices}, or plan for {options.devices}")
     if options.trace:
         check_writable(options.trace)
     request_host_devices(options.devices or num_devices, os.environ)
     signature = signature_of(plan)
     print(*_headline(plan, options.processes), sep="\n", file=stdout)
-    simulated = _simulated(plan) if options.timeline or options.trace else None
+    simulated = _simulated(execution) if options.timeline or options.trace else None
     if options.timeline and simulated is not None:
         print(render(simulated), file=stdout)
-    inputs = _Inputs.of(plan, signature, options)
+    inputs = _Inputs.of(execution, signature, options)
     expected = _expected(original(signature), inputs, options.steps) if options.compare else None
     with ExitStack() as stack:
         if options.processes is not None:
             steps, events = _launched(plan, options, stack)
         else:
-            steps, events = _here(plan, options, inputs, stack)
+            steps, events = _here(plan, execution, options, inputs, stack)
         _report(steps, signature, expected, options, stdout)
         if options.trace:
             _write_trace(Path(options.trace), events(), simulated)
 
 
-def signature_of(plan: WholePlan) -> Signature:
-    """Returns what a plan takes and gives."""
+def _executed(path: str) -> tuple[Plan, Execution]:
+    """Returns the plan in a folder, and what is executed. Raises RHI-RUN-002 where its program is not in it."""
+    plan = load_proven_plan(Path(path))
+    if plan.execution is None:
+        what = f"the plan of {plan.source.function} holds no programs: it says how one is sharded"
+        fix = "give it to rhino.parallelize(step, plan=...), or run the module that rhino-opt --auto-shard -o wrote"
+        raise RhinoError("RHI-RUN-002", what, Place(path), fix=fix)
+    return plan, plan.execution
 
-    def value(index: int, one: Boundary) -> Value:
-        dtype = array_dtype(one.dtype)
+
+def signature_of(plan: Plan) -> Signature:
+    """Returns what a plan takes and gives. What nothing reads is an array as well, of which only the shape is known to matter."""
+    assert plan.execution is not None, "it is a plan of programs"
+    step = plan.execution.step
+    fed = {one.argument: step.slots[one.target].layout for one in step.instructions if isinstance(one, Feed)}
+    fetched = {one.result: step.slots[one.source].layout for one in step.instructions if isinstance(one, Fetch)}
+    names = {text: name for name, text in DTYPES.items()}
+
+    def value(index: int, one: Tensor, layout: Layout | None) -> Value:
+        shape = layout.shape if layout else one.shape
+        dtype = array_dtype(layout.dtype if layout else names.get(one.dtype, one.dtype))
         if dtype is None:
-            raise RhinoError("RHI-RUN-002", f"an argument or result of the plan is of {one.dtype}, which no array has")
-        return Value(index, one.name, one.shape, dtype, one.shape, one.shape)
+            raise RhinoError("RHI-RUN-002", f"{one.path} of the plan is of {one.dtype}, which no array has")
+        return Value(index, one.path, shape, dtype, shape, shape)
 
-    arguments, results = (tuple(value(i, one) for i, one in enumerate(side)) for side in (plan.arguments, plan.results))
+    arguments = tuple(value(i, one, fed.get(i)) for i, one in enumerate(plan.arguments))
+    results = tuple(value(i, one, fetched.get(i)) for i, one in enumerate(plan.results))
     return Signature(arguments, results, {i: one.alias for i, one in enumerate(plan.arguments) if one.alias is not None})
 
 
@@ -107,9 +126,9 @@ class _Inputs:
     fresh: Callable[[int], Mapping[int, Host]] | None
 
     @staticmethod
-    def of(plan: WholePlan, signature: Signature, options: Namespace) -> _Inputs:
+    def of(execution: Execution, signature: Signature, options: Namespace) -> _Inputs:
         given = read_inputs(Path(options.inputs), signature) if options.inputs else {}
-        rule = InputRule(options.seed, options.int_range, frozenset(plan.about.get("nonnegative_arguments", ())))
+        rule = InputRule(options.seed, options.int_range, frozenset(execution.nonnegative_arguments))
         fresh = fresh_inputs(signature, rule, given) if options.fresh_batches else None
         return _Inputs(draw_inputs(signature, rule, given), fresh)
 
@@ -131,10 +150,12 @@ def _steps(executor: Executor, signature: Signature, inputs: _Inputs, num_steps:
 # In one process
 
 
-def _here(plan: WholePlan, options: Namespace, inputs: _Inputs, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
+def _here(
+    plan: Plan, execution: Execution, options: Namespace, inputs: _Inputs, stack: ExitStack
+) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
     recorder = Recorder() if options.trace else None
-    devices = devices_of_ranks(plan.step, pick_devices(plan.step.num_ranks * plan.step.mesh.num_devices))
-    executor = stack.enter_context(Executor(plan.step, plan.modules, devices, recorder=recorder))
+    devices = devices_of_ranks(execution.step, pick_devices(plan.num_devices))
+    executor = stack.enter_context(Executor(execution.step, execution.modules, devices, recorder=recorder))
     stack.enter_context(Watchdog(executor, options.stall_limit))
     return _steps(executor, signature_of(plan), inputs, options.steps), lambda: _events(recorder)
 
@@ -149,9 +170,9 @@ def _events(recorder: Recorder | None) -> list[Event]:
 # In several processes
 
 
-def _launched(plan: WholePlan, options: Namespace, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
+def _launched(plan: Plan, options: Namespace, stack: ExitStack) -> tuple[Iterator[RanStep], Callable[[], list[Event]]]:
     """Runs the steps in several processes, to the end; returns the results of all."""
-    team = share_ranks(plan.step.num_ranks, options.processes)
+    team = share_ranks(plan.num_ranks, options.processes)
     stack.enter_context(ended_in_order())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rhino-run-")))
 
@@ -179,23 +200,22 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_part(plan: WholePlan, options: Namespace) -> None:
+def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
     """Runs this process's ranks, and leaves what comes out in the launcher's folder."""
     address, process, folder = json.loads(options.part)
-    team = share_ranks(plan.step.num_ranks, options.processes)
+    team = share_ranks(plan.num_ranks, options.processes)
     ranks = team.ranks[process]
-    request_host_devices(len(ranks) * plan.step.mesh.num_devices, os.environ)
+    request_host_devices(len(ranks) * plan.mesh.num_devices, os.environ)
+    devices = devices_of_ranks(execution.step, jax.local_devices(), ranks)
     job = join(address, process, team)
     transport = SocketTransport(job, team.process_of)
     recorder = Recorder() if options.trace else None
     signature = signature_of(plan)
     with (
-        Executor(
-            plan.step, plan.modules, devices_of_ranks(plan.step, jax.local_devices(), ranks), transport, recorder=recorder
-        ) as executor,
+        Executor(execution.step, execution.modules, devices, transport, recorder=recorder) as executor,
         Watchdog(executor, options.stall_limit, job),
     ):
-        for step in _steps(executor, signature, _Inputs.of(plan, signature, options), options.steps):
+        for step in _steps(executor, signature, _Inputs.of(execution, signature, options), options.steps):
             named: dict[str, Any] = {"time_s": np.float64(step.time_s), **{str(i): array for i, array in step.results.items()}}
             np.savez(_results_file(Path(folder), process, step.number), **named)
         _events_file(Path(folder), process).write_text(json.dumps(_events(recorder)), encoding="utf-8")
@@ -225,21 +245,20 @@ def _gathered_events(folder: Path, num_processes: int) -> list[Event]:
 # What is said
 
 
-def _headline(plan: WholePlan, processes: int | None) -> tuple[str, ...]:
-    about = plan.about
+def _headline(plan: Plan, processes: int | None) -> tuple[str, ...]:
     where = f" in {processes} processes" if processes else ""
-    peaks = [format_bytes(size) for size in about["predicted_peak_bytes"]]
+    peaks = ", ".join(map(format_bytes, plan.predicted.peak_bytes))
+    step = format_seconds(plan.predicted.step_s)
     return (
         f"plan: {plan.form()}{where}",
-        f"predicted for {about['cluster']}: step {format_seconds(about['predicted_step_s'])}, {PEAK} per device {', '.join(peaks)}",
+        f"predicted for {plan.cluster_name}: step {step}, {PEAK} per device {peaks}",
     )
 
 
-def _simulated(plan: WholePlan) -> Timeline:
-    from rhino.passes.planner.staged_plan import costs_of  # noqa: PLC0415 - a plan runs without loading the passes
-    from rhino.strategies.pipeline.simulate import simulate  # noqa: PLC0415
+def _simulated(execution: Execution) -> Timeline:
+    from rhino.passes.planner.plan_rows import simulation_of  # noqa: PLC0415 - a plan runs without loading the passes
 
-    return simulate(plan.step, costs_of(plan)).timeline
+    return simulation_of(execution).timeline
 
 
 def _expected(reference: Executable, inputs: _Inputs, num_steps: int) -> Iterator[list[Host]]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import Any, Final, assert_never, get_args
+from typing import Any, assert_never, get_args
 
 from rhino.ir.cluster.mesh import Mesh
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Phase, Run, Slot, Step, StepProgram, Task, Transfer
-
-_MOST: Final = 2**20
-"""More stages, ranks, devices along an axis or micro-batches than any step has."""
+from rhino.ir.plan.instructions import (
+    Feed,
+    Fetch,
+    Free,
+    Global,
+    Layout,
+    Phase,
+    Run,
+    Slot,
+    Step,
+    StepProgram,
+    Task,
+    Transfer,
+)
+from rhino.ir.plan.json_values import count_of, list_of, number_of, numbers_of, small_of, text_of
 
 
 def step_text(step: Step) -> str:
@@ -31,16 +41,17 @@ def _lines(rows: list[str]) -> str:
 def read_step(data: dict[str, Any]) -> Step:
     """Returns the step that JSON says, each value of its kind; whether it can run is not looked at."""
     return Step(
-        mesh=_mesh(data["mesh"]),
+        mesh=mesh_of(data["mesh"]),
         num_ranks=count_of(data["ranks"]),
         programs=tuple(map(_program, list_of(data["programs"]))),
         slots=tuple([Slot(number_of(rank), _layout(layout)) for rank, *layout in list_of(data["slots"])]),
         instructions=tuple(map(_instruction, list_of(data["instructions"]))),
-        constants=tuple([(number_of(slot), _small(number)) for slot, number in list_of(data["constants"])]),
+        constants=tuple([(number_of(slot), small_of(number)) for slot, number in list_of(data["constants"])]),
     )
 
 
-def _mesh(axes: list[Any]) -> Mesh:
+def mesh_of(axes: Any) -> Mesh:  # noqa: ANN401 - JSON
+    """Returns a mesh by its axes: names and sizes, outermost first."""
     sizes = {text_of(name): count_of(size) for name, size in list_of(axes)}
     if len(sizes) < len(axes) or not sizes:
         raise ValueError(f"no mesh: {axes}")
@@ -109,60 +120,3 @@ def _program(data: dict[str, Any]) -> StepProgram:
     inputs, outputs = (tuple(map(_layout, list_of(data[side]))) for side in ("inputs", "outputs"))
     donated = tuple([(number_of(source), number_of(target)) for source, target in list_of(data["donated"])])
     return StepProgram(text_of(data["name"]), text_of(data["module"]), inputs, outputs, donated)
-
-
-# Values
-
-
-def list_of(value: Any) -> list[Any]:  # noqa: ANN401 - JSON
-    """Returns a list."""
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
-
-
-def table_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Returns values by their names."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no table")
-    return value
-
-
-def text_of(value: Any) -> str:  # noqa: ANN401
-    """Returns a name."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def number_of(value: Any) -> int:  # noqa: ANN401
-    """Returns what numbers something, or is a size: zero or more."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number from 0")
-    return value
-
-
-def _small(value: Any) -> int:  # noqa: ANN401
-    """Returns the number of a micro-batch, as programs take it."""
-    if number_of(value) >= 2**31:
-        raise ValueError(f"{value} has more than 31 bits")
-    return int(value)
-
-
-def count_of(value: Any) -> int:  # noqa: ANN401
-    """Returns how many there are of something: one or more."""
-    if not 1 <= number_of(value) <= _MOST:
-        raise ValueError(f"{value} is no number from 1 to {_MOST}")
-    return int(value)
-
-
-def numbers_of(value: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Returns what numbers several things."""
-    return tuple(map(number_of, list_of(value)))
-
-
-def amount_of(value: Any) -> float:  # noqa: ANN401
-    """Returns seconds, bytes, or what else is measured."""
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is no amount")
-    return float(value)

@@ -68,7 +68,7 @@ class Rematerialize(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept."""
-        kept, stash = kept_shares(self.remat), begun.stash
+        kept, stash = tuple(1 - share for share in parse_remat(self.remat)), begun.stash
         keep = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
 
@@ -127,36 +127,25 @@ class Rematerializer:
         return module
 
 
-def kept_by_all(text: str) -> float:
-    """Returns the share of the stash that is kept in whatever stages there will be, where the share `text` is recomputed.
+def parse_remat(text: str) -> tuple[float, ...]:
+    """Returns the shares of the stash that are recomputed, one or one for each stage.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where it is malformed, or gives a share for each stage.
-    """
-    shares = kept_shares(text)
-    if len(shares) > 1:
-        what = f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before they are in stages"
-        raise _malformed(what, "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for")
-    return shares[0]
-
-
-def kept_shares(text: str) -> tuple[float, ...]:
-    """Returns the shares of the stash that are kept, one or one for each stage, where `text` has those that are recomputed.
-
-    Raises:
-        RhinoError: RHI-RECOMPUTE-001 where it is malformed.
+        RhinoError: RHI-RECOMPUTE-001 where the text is malformed.
     """
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:
             raise _malformed(f"remat '{text}' is not between 0 and 1", "say a number from 0 to 1")
-        shares.append(1 - float(word))
+        shares.append(float(word))
     return tuple(shares)
 
 
-def remat_text(kept: float) -> str:
-    """Returns the share that is recomputed, as the option has it, where `kept` is kept; empty for none."""
-    return f"{1 - kept:g}" if kept < 1 else ""
+def refuse_several(shares: tuple[float, ...]) -> None:
+    """Raises RHI-RECOMPUTE-001 where there is a share for each stage: what stages there will be is searched for."""
+    if len(shares) > 1:
+        what = f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before they are in stages"
+        raise _malformed(what, "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for")
 
 
 def _for_stages(kept: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:

@@ -18,10 +18,11 @@ from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.units import fits_text, format_bytes
 from rhino.passes.planner.autotune_report import MadePlan, Report
 from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
+from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.problem import to_fit
-from rhino.strategies.autotune import DEFAULT, explore, is_open, reopen
-from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
+from rhino.strategies.autotune import explore, is_open, reopen
+from rhino.strategies.autotune.base import CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
 from rhino.strategies.pipeline.schedules import SCHEDULES
 
 T = TypeVar("T")
@@ -44,42 +45,6 @@ NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-
 
 
 @dataclass(frozen=True, slots=True)
-class AutotuneRequest:
-    """What is decided of a plan before anything is searched for (None and empty: open), and how the search goes.
-
-    `stages` are those of the model, of which a schedule may put several on a rank; `keep` is the share of what the backward pass needs that
-    is not recomputed. `most` shapes are planned for a strategy, by `jobs` processes (None: one a core).
-    """
-
-    stages: int | None = None
-    mesh: tuple[int, ...] = ()
-    micro_batches: int | None = None
-    schedule: str = ""
-    keep: float | None = None
-    strategy: str = DEFAULT
-    most: int = MOST
-    jobs: int | None = None
-
-    def schedules(self) -> tuple[str, ...]:
-        """Returns the schedules to choose from; a number of stages that is said means one for each rank."""
-        if self.schedule:
-            return (self.schedule,)
-        return tuple(name for name, schedule in SCHEDULES.items() if self.stages is None or not schedule.chunked)
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages."""
-
-    stages: int
-    chunks: int
-    schedule: str
-    mesh: tuple[int, ...]
-    micro_batches: int
-    keep: float
-
-
-@dataclass(frozen=True, slots=True)
 class Made(Generic[T]):
     """What is made by a plan, and what that is predicted to take."""
 
@@ -92,48 +57,48 @@ Make = Callable[[Decided], Made[T]]
 """Makes the programs of a plan; what it raises where they do not fit rules the plan out."""
 
 
-def choose_whole(setup: Setup, said: AutotuneRequest, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
+def choose_plan(setup: Setup, request: PlanRequest, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
     """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks than devices; what
                 `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and micro-batches that are none.
     """
-    _check_numbers(said)
+    _check_numbers(request)
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
-    stages = [] if said.stages is None else [max(1, said.stages // chunks)]
-    _check_ranks(setup, stages, said.mesh)
-    processes = said.jobs or os.cpu_count() or 1
+    stages = [] if request.stages is None else [max(1, request.stages // chunks)]
+    _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())
+    processes = request.jobs or os.cpu_count() or 1
     with closing(Workers(setup, processes)) as workers:
         setup = workers.setup = folded(setup)
-        space = _space(setup, said, stages)
-        explored = explore(space, workers.evaluate, told, said.strategy, foresee=workers.foresee)
+        space = _space(setup, request, stages)
+        explored = explore(space, workers.evaluate, told, request.strategy, foresee=workers.foresee)
     end = _End(setup, explored, make)
     end.make_best()
     if end.is_open:
         with closing(Workers(setup, processes)) as workers:
-            end.reopen(space, workers.evaluate, told, said.strategy)
+            end.reopen(space, workers.evaluate, told, request.strategy)
         end.make_best()
     made, chosen = end.found()
     plans, failed = tuple(end.plans), tuple(end.failed)
     return made.made, Report(end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
 
 
-def _space(setup: Setup, said: AutotuneRequest, stages: Sequence[int]) -> Space:
+def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
     """Returns what is left to choose from. Raises RHI-SOLVE-002 where stages are asked for, and there is no batch."""
-    numbers = [] if said.micro_batches is None else [said.micro_batches]
-    space = make_space(setup, stages, [said.mesh] if said.mesh else [], numbers, said.most)
+    numbers = [] if request.micro_batches is None else [request.micro_batches]
+    space = make_space(setup, stages, [request.mesh.shape] if request.mesh else [], numbers, request.candidates)
     if not space.meshes:
         what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
         raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
-    return space if said.keep is None else replace(space, keeps=(said.keep,))
+    return replace(space, keeps=(1 - request.remat[0],)) if request.remat else space
 
 
-def _check_numbers(said: AutotuneRequest) -> None:
-    if said.stages is not None and said.stages < 1:
-        raise RhinoError("RHI-STAGE-001", f"{said.stages} stages were asked for", fix="ask for one or more, or leave them out")
-    if said.micro_batches is not None and said.micro_batches < 1:
-        raise RhinoError("RHI-BATCH-001", f"{said.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out")
+def _check_numbers(request: PlanRequest) -> None:
+    if request.stages is not None and request.stages < 1:
+        raise RhinoError("RHI-STAGE-001", f"{request.stages} stages were asked for", fix="ask for one or more, or leave them out")
+    if request.micro_batches is not None and request.micro_batches < 1:
+        raise RhinoError("RHI-BATCH-001", f"{request.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out")
 
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
@@ -259,8 +224,8 @@ class _End(Generic[T]):
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
             what = f"no plan {fits_text(self.setup.budget_bytes)}{self.least_known(refused[0])}"
-            said = " and ".join(f"--{name}" for name in CONSTRAINTS if self.setup.options.get(name))
-            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(said))
+            given = " and ".join(f"--{name}" for name in CONSTRAINTS if self.setup.options.get(name))
+            return RhinoError("RHI-SOLVE-001", what, Place(self.setup.file), notes, to_fit(given))
         no_plan = RhinoError("RHI-SOLVE-002", "no plan was found", Place(self.setup.file), notes, "leave more open")
         return self.refused_step([one.shape for one in refused]) or no_plan
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
+from rhino.ir.plan.plan import Alternative, Autotuning, Plan
 from rhino.ir.units import format_seconds, peak_text
 from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
 
@@ -129,6 +131,22 @@ class Report:
         failed = [one for one in self.failed if one.shape not in made]
         gone = made | {one.shape for one in failed}
         return [*failed, *(one for one in self.explored.refused if one.shape not in gone)]
+
+    def added_to(self, plan: Plan) -> Plan:
+        """Returns the chosen plan with what the search found beside it."""
+        bound_s = min(self.explored.bound_s, self.chosen.step_s)
+        tuning = Autotuning(self.explored.asked_by[self.chosen.estimate.shape], self.explored.num_asked)
+        predicted = replace(plan.predicted, at_least_s=bound_s)
+        return replace(plan, predicted=predicted, autotuning=tuning, alternatives=tuple(self.alternatives()))
+
+    def alternatives(self) -> Iterator[Alternative]:
+        """Yields what else the search has found, best first, then what was not planned to its end, and what cannot be had."""
+        for one in self.lost():
+            yield Alternative(_named(one.estimate), one.step_s, one.estimate.bound_s, one.made is not None, one.why)
+        for cut, why in self.cut_off():
+            yield Alternative(str(cut.shape), None, cut.bound_s, is_exact=False, why=f"not planned to its end: {why}")
+        for refused in self.refused():
+            yield Alternative(str(refused.shape), None, 0.0, is_exact=False, why=refused.why)
 
     def json(self) -> dict[str, Any]:
         """Returns what a program reads."""

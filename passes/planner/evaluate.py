@@ -31,7 +31,7 @@ from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.pipeline.divider import Divider
 from rhino.passes.pipeline.fold_layers import STRETCHES, FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
-from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer, remat_text
+from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.sharding.problem import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -384,7 +384,7 @@ def pipeline_of(schedule: Schedule, shape: PlanConfig) -> Pipeline | None:
 def named_options(shape: PlanConfig) -> dict[str, str]:
     """Returns the options of the passes before the choice of shardings that make a step of this shape."""
     found = {"num": str(shape.micro_batches)} if shape.micro_batches > 1 else {}
-    return found if shape.keep == 1 else {**found, "remat": remat_text(shape.keep)}
+    return found if shape.keep == 1 else {**found, "remat": f"{1 - shape.keep:g}"}
 
 
 def _none_that_fits(shape: PlanConfig, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:

@@ -15,7 +15,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import TensorType
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.mlir.locations import name_of, place_of
-from rhino.ir.plan.spmd_plan import Cost, Memory, PeakTensor, Predicted, Rival, Work, folded, layout_text
+from rhino.ir.plan.plan import Alternative, Annotations, Cost, Memory, PeakTensor, Sharding, Work, folded, kind_of, layout_text
 from rhino.ir.program.program import Program
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import ShardingPlan, Transfer
@@ -66,10 +66,10 @@ class PlanCosts:
         """What the choice keeps in memory, as `Choice.kept` tells."""
         return self.choice.kept(self.states)
 
-    def predicted(self, answer: Answer, budget_bytes: int) -> Predicted:
-        """Returns the totals, under a budget of memory."""
+    def sharding(self, form: str, annotations: Annotations) -> Sharding:
+        """Returns all that a plan says of one program."""
         sent_s = sum(seconds for _, seconds in self.transfers)
-        return Predicted(answer.cost, answer.bound, sum(self.compute_s()), sent_s, int(answer.peak_bytes), budget_bytes, 0)
+        return Sharding(form, sum(self.compute_s()), sent_s, self.works(), self.costs(), self.memory(), annotations)
 
     def costs(self) -> tuple[Cost, ...]:
         """Returns the collectives, the costliest first."""
@@ -232,16 +232,17 @@ def plan_costs(statistics: Mapping[str, Any]) -> PlanCosts:
     return PlanCosts(statistics["choice"], statistics["answer"].states, statistics["plan"], statistics["program"])
 
 
-def rivals(statistics: Mapping[str, Any]) -> tuple[Rival, ...]:
+def other_meshes(statistics: Mapping[str, Any]) -> tuple[Alternative, ...]:
     """Returns the meshes that `ChooseShardings` looked at and did not take, best first; what it left in `Remarks.statistics` tells."""
     found = []
     for target, outcome in statistics["tried"]:
+        what = f"mesh {target.mesh}"
         if isinstance(outcome, Answer) and outcome is not statistics["answer"]:
             slower = outcome.cost / statistics["answer"].cost - 1
-            found.append(Rival(str(target.mesh), outcome.cost, outcome.bound, f"{slower:.1%} slower"))
+            found.append(Alternative(what, outcome.cost, outcome.bound, is_exact=True, why=f"{slower:.1%} slower"))
         elif isinstance(outcome, RhinoError):
-            found.append(Rival(str(target.mesh), None, 0.0, outcome.what))
-    return tuple(sorted(found, key=lambda one: (one.step_s is None, one.step_s or 0.0, one.mesh)))
+            found.append(Alternative(what, None, 0.0, is_exact=False, why=outcome.what))
+    return tuple(sorted(found, key=lambda one: (one.step_s is None, one.step_s or 0.0, one.what)))
 
 
 def _kind(name: str) -> str:
@@ -249,7 +250,7 @@ def _kind(name: str) -> str:
 
 
 def _type(kind: TensorType) -> str:
-    return f"{kind.dtype}[{','.join(map(str, kind.shape))}]"
+    return kind_of(kind.dtype, kind.shape)
 
 
 def _together(rows: Sequence[_Row], sums: Sequence[str], **names: str) -> _Row:

@@ -1,10 +1,13 @@
-"""From a step in stages to a whole plan: its programs as stock XLA takes them, what they cost, their order, and what all that comes to."""
+"""From a module to its plan in stages: what `auto-parallel` makes of it, its programs as stock XLA takes them, and what that comes to.
+
+Errors    those of the passes of `auto-parallel`; RHI-SCHED-001 for the schedule, RHI-CLUSTER-001 and -002 for the cluster, RHI-MESH-001
+          where it has too few devices, RHI-LOCAL-001 where a program cannot be localized.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.cluster.mesh import Mesh
@@ -12,17 +15,33 @@ from rhino.ir.mlir.bindings import func, ir, passmanager
 from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.reader import entry_function
-from rhino.ir.plan.folder import Boundary, WholePlan
-from rhino.ir.plan.instructions import StepProgram
+from rhino.ir.plan.instructions import Feed, Fetch, Step, StepProgram
+from rhino.ir.plan.plan import Execution, Plan, Predicted, Source, Tensor, kind_of
 from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.plan.verify import Limits, verify
+from rhino.ir.program.collectives import tensor_bytes
 from rhino.ir.program.program import read_program
 from rhino.ir.program.staged_module import NAME, STEP, read_staged
+from rhino.passes.base import Remarks
 from rhino.passes.pipeline.program_modules import compiled_form, program_modules
+from rhino.passes.pipeline.split_stages import SplitStages
+from rhino.passes.planner.module_facts import (
+    RESULT_INFO,
+    Sides,
+    Unsplit,
+    cluster_lines,
+    given_options,
+    keep_unsplit,
+    normalize,
+)
+from rhino.passes.registry import PARALLEL, Item, build_named
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.choice.plan import make_plan
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.memory.peak import predicted_peak
 from rhino.strategies.pipeline.assemble import assemble
-from rhino.strategies.pipeline.schedules import make_order
+from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule, make_order
 from rhino.strategies.pipeline.schedules.base import Pipeline
 from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate
 from rhino.strategies.sharding.choice_problem import Builder
@@ -31,64 +50,121 @@ from rhino.strategies.solver.search import Search
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A whole plan, and what it comes to when it is simulated."""
+class StagedPlan:
+    """A plan of stage programs, and what it comes to when it is simulated."""
 
-    plan: WholePlan
+    plan: Plan
+    execution: Execution
     simulation: Simulation
-    costs: Costs
 
 
-def make_whole_plan(staged: ir.Module, schedule: str, cluster: str, about: Mapping[str, Any], *, chunks: int = 1, file: str = "") -> Made:
-    """Returns the plan of a module in stages for the devices of `cluster`, `chunks` stages to a rank.
+def cut_step(
+    module: ir.Module,
+    name: str,
+    options: Mapping[str, str],
+    remarks: Remarks,
+    unsplit: Unsplit | None = None,
+    *,
+    is_split: bool = True,
+) -> Source:
+    """Makes of `module` what `auto-parallel` with these options makes of it, and returns what binds a plan to it.
+
+    `unsplit` says which last dims must not be split. Without `is_split` the step stays one program, whose ops say of which
+    stage they are, and shardings are chosen on one device too.
+    """
+    passes = build_named(PARALLEL, options)
+    assert passes is not None
+    source = normalize(module, name, passes[:1], remarks, is_rewritten=False)
+    rest: list[Item] = list(passes[1:])
+    if not is_split:
+        rest = [one for one in rest if not isinstance(one, SplitStages)]
+        if not any(isinstance(one, ChooseShardings) for one in rest):
+            rest += _chosen_alone(options)
+    for chooser in rest:
+        if isinstance(chooser, ChooseShardings):
+            keep_unsplit(module, name, unsplit or {}, chooser, remarks)
+    build_pass_manager(rest, module.context, remarks).run(module.operation)
+    return source
+
+
+def source_of_staged(module: ir.Module, name: str) -> Source:
+    """Returns what binds a plan in stages to `module`, which is normalized as `cut_step` does it."""
+    passes = build_named(PARALLEL, {})
+    assert passes is not None
+    return normalize(module, name, passes[:1], Remarks(name), is_rewritten=False)
+
+
+def cut_options(plan: Plan, cluster: str) -> dict[str, str]:
+    """Returns the options with which `cut_step` finds a plan again; `cluster` names its cluster's file."""
+    splits = {"split-backward": "true"} if plan.schedule and find_schedule(plan.schedule).splits_backward else {}
+    own = {"num": plan.num_micro_batches, "stages": plan.num_stages, "ranks": plan.num_ranks, "mesh": plan.mesh}
+    own |= {"schedule": plan.schedule or DEFAULT}
+    budget = {"budget": plan.predicted.budget_bytes}
+    return {**plan.options, **splits, **{name: str(one) for name, one in (own | budget).items()}, "cluster": cluster}
+
+
+def make_staged_plan(
+    staged: ir.Module,
+    source: Source,
+    cluster: str,
+    budget_bytes: int,
+    options: Mapping[str, str],
+    nonnegative: Sequence[int] = (),
+) -> StagedPlan:
+    """Returns the plan of a module in stages for the devices of `cluster`, proven to run and to fit.
+
+    `options` are those that the module was made with, and its `schedule`. Of `nonnegative` arguments, by number, no element is
+    negative. A rank has as many stages as `ranks` leave to it; where these are not said, as many as the schedule wants.
 
     Raises:
-        RhinoError: RHI-SCHED-001 for the schedule, RHI-CLUSTER-001 and -002 for the cluster, RHI-MESH-001 where it has too few devices,
-            RHI-LOCAL-001 where a program cannot be localized.
+        RhinoError: RHI-STEP-008 where a device has less memory than the step needs, and those of this module.
     """
     step = read_staged(staged.operation)
-    order = make_order(schedule, Pipeline(step.num_stages, step.num_micro_batches, chunks))
+    schedule = find_schedule(options.get("schedule") or DEFAULT)
+    chunks = 2 if schedule.chunked else 1
+    if "ranks" in options:
+        chunks = max(1, step.num_stages // int(options["ranks"]))
+    order = make_order(schedule.name, Pipeline(step.num_stages, step.num_micro_batches, chunks))
     num_ranks = len(order.tasks)
-    where = load_cluster(cluster)
-    outer, *inner = mesh_axes(where, (num_ranks, *step.mesh.shape))
-    model = CostModel(where.device, tuple(inner))
+    outer, *inner = mesh_axes(load_cluster(cluster), (num_ranks, *step.mesh.shape))
+    model = CostModel(load_cluster(cluster).device, tuple(inner))
     modules = program_modules(staged)
     priced = [_price(modules[program.module], program, step.mesh, model) for program in step.programs]
-    costs = Costs(
-        run_s=tuple(seconds for seconds, _ in priced),
-        temp_bytes=tuple(size for _, size in priced),
-        links=equal_links(num_ranks, Link(outer.link.fixed_s, outer.link.per_s)),
-    )
-    instructions = assemble(step, order, costs.run_s)
-    simulation = simulate(instructions, costs)
-    texts = {name: str(compiled_form(module, file).operation.get_asm(enable_debug_info=False)) for name, module in modules.items()}
-    arguments, results = _boundaries(staged)
-    timeline = simulation.timeline
-    said = {
-        **about,
-        "schedule": schedule,
-        "stages": step.num_stages,
-        "micro_batches": step.num_micro_batches,
-        "ranks": num_ranks,
-        "mesh": str(step.mesh),
-        "cluster": where.name,
-        "predicted_step_s": timeline.end_s,
-        "predicted_idle": [timeline.idle(rank) for rank in range(num_ranks)],
-        "predicted_peak_bytes": [memory.peak_bytes for memory in simulation.memory],
-        "predicted_run_s": list(costs.run_s),
-        "predicted_temp_bytes": list(costs.temp_bytes),
-        "link_latency_s": outer.link.fixed_s,
-        "link_bytes_per_s": outer.link.per_s,
+    run_s, temp_bytes = tuple(seconds for seconds, _ in priced), tuple(size for _, size in priced)
+    link = Link(outer.link.fixed_s, outer.link.per_s)
+    instructions = assemble(step, order, run_s)
+    simulation = simulate(instructions, Costs(run_s, temp_bytes, equal_links(num_ranks, link)))
+    texts = {
+        name: str(compiled_form(module, source.function).operation.get_asm(enable_debug_info=False)) for name, module in modules.items()
     }
-    return Made(WholePlan(instructions, texts, arguments, results, said), simulation, costs)
+    is_one = any(part.phase == "step" for part in step.parts)
+    arguments, results = _boundaries(staged, instructions)
+    execution = Execution(instructions, texts, run_s, temp_bytes, link.latency_s, link.bytes_per_s, tuple(sorted(nonnegative)))
+    peaks = tuple(memory.peak_bytes for memory in simulation.memory)
+    plan = Plan(
+        source=source,
+        cluster=cluster_lines(cluster),
+        mesh=step.mesh,
+        num_ranks=num_ranks,
+        num_stages=step.num_stages,
+        num_micro_batches=step.num_micro_batches,
+        schedule="" if is_one else schedule.name,
+        options=given_options(options),
+        versions={},
+        predicted=Predicted(simulation.timeline.end_s, 0.0, peaks, budget_bytes, (0,) * num_ranks),
+        arguments=arguments,
+        results=results,
+        execution=execution,
+    )
+    limits = Limits(budget_bytes, temp_bytes, tuple(one.path for one in arguments))
+    verify(instructions, len(arguments), len(results), limits)
+    return StagedPlan(plan, execution, simulation)
 
 
-def costs_of(plan: WholePlan) -> Costs:
-    """Returns what the instructions of a plan were predicted to take."""
-    about = plan.about
-    link = Link(about["link_latency_s"], about["link_bytes_per_s"])
-    links = equal_links(plan.step.num_ranks, link)
-    return Costs(tuple(about["predicted_run_s"]), tuple(about["predicted_temp_bytes"]), links)
+def _chosen_alone(options: Mapping[str, str]) -> tuple[Item, ...]:
+    """Returns what chooses shardings on one device, where nothing is left to choose: it makes the problem, all the same."""
+    choose = ChooseShardings(cluster=options["cluster"], mesh="1", ranks=int(options["ranks"]))
+    return ("func.func(sdy-populate-op-sharding-rules)", choose, "func.func(sdy-drop-sharding-rules)")
 
 
 def _price(module: ir.Module, program: StepProgram, mesh: Mesh, model: CostModel) -> tuple[float, int]:
@@ -101,24 +177,40 @@ def _price(module: ir.Module, program: StepProgram, mesh: Mesh, model: CostModel
         passmanager.PassManager.parse("builtin.module(func.func(sdy-drop-sharding-rules))").run(module.operation)
     assert isinstance(outcome, Answer), "a sharded program has a way to run"
     outside = sum(local_bytes(layout, mesh) for layout in (*program.inputs, *program.outputs))
-    taken_over = sum(local_bytes(program.inputs[source], mesh) for source, _ in program.donated)
-    return outcome.cost, max(0, int(predicted_peak(make_plan(choice, outcome.states))) - (outside - taken_over))
+    donated = sum(local_bytes(program.inputs[source], mesh) for source, _ in program.donated)
+    peak = int(predicted_peak(make_plan(choice, outcome.states)))
+    return outcome.cost, max(0, peak - (outside - donated))
 
 
-def _boundaries(staged: ir.Module) -> tuple[tuple[Boundary, ...], tuple[Boundary, ...]]:
+def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
+    """Returns arguments and results by path, on the rank and with the sharding that the instructions give them.
+
+    An argument that nothing reads is replicated on the first rank.
+    """
     step = next(op for op in staged.body.operations if isinstance(op, func.FuncOp) and op.name.value == STEP)
     arguments = []
     for kind, attributes in zip(step.type.inputs, boundary_attributes(step, "arg"), strict=True):
         alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
-        arguments.append(_boundary(kind, ir.StringAttr(attributes[NAME]).value, alias))
-    names = [attributes.get("jax.result_info") for attributes in boundary_attributes(step, "res")]
+        arguments.append(_tensor(kind, str(ir.StringAttr(attributes[NAME]).value), alias))
+    names = [attributes.get(RESULT_INFO) for attributes in boundary_attributes(step, "res")]
     results = [
-        _boundary(kind, ir.StringAttr(name).value if name is not None else "", None)
-        for kind, name in zip(step.type.results, names, strict=True)
+        _tensor(kind, f"result{number}" if name is None else str(ir.StringAttr(name).value), None)
+        for number, (kind, name) in enumerate(zip(step.type.results, names, strict=True))
     ]
+    for one in instructions.instructions:
+        match one:
+            case Feed(number, slot):
+                side = arguments
+            case Fetch(slot, number):
+                side = results
+            case _:
+                continue
+        there = instructions.slots[slot]
+        side[number] = replace(side[number], dims=there.layout.dims, rank=there.rank)
     return tuple(arguments), tuple(results)
 
 
-def _boundary(kind: ir.Type, name: str, alias: int | None) -> Boundary:
+def _tensor(kind: ir.Type, name: str, alias: int | None) -> Tensor:
     tensor = ir.RankedTensorType(kind)
-    return Boundary(str(name), tuple(tensor.shape), str(tensor.element_type), alias)
+    shape = tuple(tensor.shape)
+    return Tensor(name, kind_of(tensor.element_type, shape), ((),) * len(shape), tensor_bytes(tensor), alias=alias)

@@ -1,14 +1,14 @@
-"""Why a plan is as it is: the same search again, with some tensors held elsewhere, or under one more pin.
+"""Why a plan is as it is: the same search again, with some tensors sharded otherwise, or under one more pin.
 
-A plan does not hold its program, so both take the module that it was made of. Questions are asked of a choice that was made again
-(`Replanned`), which plans of one program and of stages (`rhino.passes.planner.staged_why`) have alike.
+A plan does not hold the module that it was made of, so both take it. Questions are asked of a choice that was made again (`Replanned`);
+of a plan in stages `rhino.passes.planner.stage_reasons` says where its nodes are, too. What is sharded otherwise there adds work to its
+rank, in all micro-batches, and memory to all ranks together; how far that delays the step, the schedule decides.
 
 Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks of nothing that is there; and what the search raises.
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,15 +20,19 @@ import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.plan.spmd_diff import diff_text
-from rhino.ir.plan.spmd_plan import SpmdPlan, Tensor, folded
-from rhino.ir.plan.spmd_text import more, signed_bytes, signed_seconds, table
+from rhino.ir.plan.plan import Plan, folded, key_dims
 from rhino.ir.request.constraints import parse_pin
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.base import Remarks
-from rhino.passes.planner.plan_costs import PlanCosts
-from rhino.passes.planner.spmd_search import Found, Whole, digest, search
+from rhino.passes.planner.diff import diff_text
+from rhino.passes.planner.explain import alternatives_text
+from rhino.passes.planner.module_facts import Unsplit, digest
+from rhino.passes.planner.one_program import Found, search, search_options
+from rhino.passes.planner.plan_costs import PlanCosts, plan_costs
+from rhino.passes.planner.stage_reasons import StagePlaces
+from rhino.passes.planner.staged_plan import cut_options, cut_step, make_staged_plan
+from rhino.passes.planner.tables import more, signed_bytes, signed_seconds, table
 from rhino.passes.sharding.choose_shardings import LEVELS
 from rhino.strategies.cost.candidates import State, strategy_name
 from rhino.strategies.cost.nodes import Node
@@ -48,8 +52,10 @@ ROUNDING: Final = 1e-7
 NOTABLE: Final = 5
 """How many arguments, and how many ops, a report has reasons for."""
 
-_CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002")
-_SHAPE: Final = re.compile(r".*\[(.*)\]")
+PLAN: Final = "plan"
+"""The name by which the plan itself is asked about."""
+
+_CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-004", "RHI-STAGE-005", "RHI-STEP-008")
 _PLACE = "loc:"
 
 
@@ -89,10 +95,12 @@ class Why:
 class Replanned:
     """A choice that was made again, to be asked about: what `solver` found under limits and a budget, and what that costs.
 
-    `results` are the names of results, `peak_of` as in `Alternatives`. `place` says where a node is (nothing where all are in one), and
-    `notes` what else is to be said of a subject. `head` names the columns of what alternatives add.
+    `results` are the names of results, `peak_of` as in `Alternatives`. `place` says where a node is (nothing where all are in
+    one), and `notes` what else there is to know of the nodes of a subject. `head` names the columns of what alternatives add.
+    What `costs` knows of ops lives as long as `module`.
     """
 
+    module: ir.Module
     costs: PlanCosts
     answer: Answer
     solver: Solver
@@ -101,20 +109,90 @@ class Replanned:
     results: tuple[str, ...]
     peak_of: PeakOf | None = None
     place: Callable[[int], str] = lambda _: ""
-    notes: Callable[[Subject], tuple[str, ...]] = lambda _: ()
+    notes: Callable[[Sequence[int]], tuple[str, ...]] = lambda _: ()
     head: tuple[str, ...] = ("step", "compute", "collectives", PEAK)
 
 
-def asked_of(found: Found, plan: SpmdPlan) -> Replanned:
+def why_text(module: ir.Module, plan: Plan, name: str) -> str:
+    """Returns what was chosen for what `name` speaks of, and what each alternative would add; of the `plan`, which others lost."""
+    if name == PLAN and plan.execution:
+        return "\n".join(alternatives_text(plan)) or "nothing else was looked at"
+    return reasons_text(replanned(module, plan), name)
+
+
+def notable_reasons(module: ir.Module, plan: Plan) -> list[Why]:
+    """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
+    return notable(replanned(module, plan))
+
+
+def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
+    """Returns what would be different if `pin` held too, and what that costs; or why it cannot be. Raises RHI-PIN-002, RHI-PLAN-004.
+
+    A plan in stages keeps its stages and micro-batches.
+    """
+    parse_pin(pin)
+    try:
+        other = _staged_again(module, plan, pin) if plan.execution else again(module, plan, (pin,)).plan
+    except RhinoError as error:
+        if error.id not in _CANNOT_BE:
+            raise
+        return "\n".join([f"{pin} cannot be: {error.what}", *(f"  {note}" for note in error.notes)])
+    found = diff_text(replace(plan, options=other.options), other)
+    return f"with {pin}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
+
+
+def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
+    """Returns what the search finds for the one program of `plan`, asked as then, and to keep to `pins`; annotates `module`."""
+    _check_program(module, plan)
+    with _cluster_file(plan.cluster) as cluster:
+        options = {**search_options(plan, cluster), "pin": _pins_of(plan.options, pins)}
+        given = {name: text for name, text in options.items() if text}
+        found = search(module, plan.source.function, given, Remarks(plan.source.function), _unsplit(plan))
+    return replace(found, plan=_named_as(plan, found.plan))
+
+
+def _staged_again(module: ir.Module, plan: Plan, pin: str) -> Plan:
+    """Returns the plan in as many stages and micro-batches that keeps to a pin, too."""
+    _check_program(module, plan)
+    with _cluster_file(plan.cluster) as cluster:
+        options = {**cut_options(plan, cluster), "pin": _pins_of(plan.options, (pin,))}
+        cut_step(module, plan.source.function, options, Remarks(plan.source.function), _unsplit(plan))
+        made = make_staged_plan(module, plan.source, cluster, plan.predicted.budget_bytes, options)
+    return _named_as(plan, made.plan)
+
+
+def replanned(module: ir.Module, plan: Plan) -> Replanned:
     """Returns what the search for `plan`, made again, can be asked."""
-    limits = LEVELS[int(plan.asked.get("level", max(LEVELS)))]
-    budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
-    choice, results = found.costs.choice, tuple(one.path for one in found.plan.results)
-    return Replanned(found.costs, found.answer, found.solver, limits, budget, results, peak_of(choice))
+    limits = LEVELS[int(plan.options.get("level", max(LEVELS)))]
+    results = tuple(one.path for one in plan.results)
+    if plan.execution is None:
+        found = again(module, plan)
+        budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes[0])
+        return Replanned(found.module, found.costs, found.answer, found.solver, limits, budget, results, peak_of(found.costs.choice))
+    _check_program(module, plan)
+    remarks = Remarks(plan.source.function)
+    with _cluster_file(plan.cluster) as cluster:
+        cut_step(module, remarks.file, cut_options(plan, cluster), remarks, _unsplit(plan), is_split=False)
+    facts = remarks.statistics
+    costs = plan_costs(facts)
+    places = StagePlaces(plan, costs, facts["staging"], facts["stages"])
+    head = ("work", "compute", "collectives", "memory")
+    answer, solver, budget_bytes = facts["answer"], facts["solver"], facts["budget_bytes"]
+    return Replanned(module, costs, answer, solver, limits, budget_bytes, results, None, places.of, places.notes, head)
+
+
+def _check_program(module: ir.Module, plan: Plan) -> None:
+    """Raises RHI-PLAN-004 where a plan is asked about another program than it was made for."""
+    found, function = digest(module), plan.source.function
+    if found != plan.source.sha256:
+        what = f"the plan was made for another program than this: {function}"
+        notes = (f"the program's hash is {found[:12]}..., and the plan's {plan.source.sha256[:12]}...",)
+        fix = "give what rhino-opt was given, or what save_program wrote"
+        raise RhinoError("RHI-PLAN-004", what, Place(function), notes, fix)
 
 
 @contextmanager
-def cluster_file(lines: Iterable[str]) -> Iterator[str]:
+def _cluster_file(lines: Iterable[str]) -> Iterator[str]:
     """Gives the name of a file of a cluster, while it is entered."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
         file.write("\n".join(lines))
@@ -122,49 +200,14 @@ def cluster_file(lines: Iterable[str]) -> Iterator[str]:
         yield file.name
 
 
-def other_program(function: str, asked: str, planned: str) -> RhinoError:
-    """Returns what to say where a plan is asked about a program of another hash than it was made for."""
-    what = f"the plan was made for another program than this: {function}"
-    notes = (f"the program's hash is {asked[:12]}..., and the plan's {planned[:12]}...",)
-    return RhinoError("RHI-PLAN-004", what, Place(function), notes, "give what rhino-opt was given, or what save_program wrote")
-
-
-def pins_of(asked: Mapping[str, str], pins: Sequence[str]) -> str:
+def _pins_of(options: Mapping[str, str], pins: Sequence[str]) -> str:
     """Returns the pins that were asked for, and more."""
-    return "; ".join(filter(None, (asked.get("pin", ""), *pins)))
+    return "; ".join(filter(None, (options.get("pin", ""), *pins)))
 
 
-def again(module: ir.Module, plan: SpmdPlan, pins: Sequence[str] = ()) -> Found:
-    """Returns what the search finds for the program of `plan`, asked as it was then, and to keep to `pins`; annotates `module` with it."""
-    if digest(module) != plan.source.sha256:
-        raise other_program(plan.source.function, digest(module), plan.source.sha256)
-    asked = {**plan.asked, "pin": pins_of(plan.asked, pins)}
-    with cluster_file(plan.cluster) as cluster:
-        mesh = ",".join(f"{name}={size}" for name, size in plan.mesh)
-        budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes)
-        options = {**asked, "cluster": cluster, "mesh": mesh, "budget": str(budget)}
-        whole: Whole = {"arg": _held(plan.arguments), "res": _held(plan.results)}
-        given = {name: text for name, text in options.items() if text}
-        found = search(module, plan.source.function, given, Remarks(plan.source.function), whole)
-    return replace(found, plan=_in_words_of(plan, found.plan))
-
-
-def why_not_text(module: ir.Module, plan: SpmdPlan, pin: str) -> str:
-    """Returns what would be different if `pin` held too, and what that costs; or why it cannot be. Raises RHI-PIN-002, RHI-PLAN-004."""
-    parse_pin(pin)
-    try:
-        other = again(module, plan, (pin,)).plan
-    except RhinoError as error:
-        if error.id not in _CANNOT_BE:
-            raise
-        return "\n".join([f"{pin} cannot be: {error.what}", *(f"  {note}" for note in error.notes)])
-    found = diff_text(replace(plan, asked=other.asked), other)
-    return f"with {pin}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
-
-
-def why_text(module: ir.Module, plan: SpmdPlan, name: str) -> str:
-    """Returns what was chosen for what `name` speaks of, and what each alternative would add."""
-    return reasons_text(asked_of(again(module, plan), plan), name)
+def _unsplit(plan: Plan) -> Unsplit:
+    """Returns the dims of typed keys' words, which must not be split."""
+    return {"arg": key_dims(plan.arguments), "res": key_dims(plan.results)}
 
 
 def reasons_text(asked: Replanned, name: str) -> str:
@@ -177,11 +220,6 @@ def reasons(asked: Replanned, name: str) -> list[Why]:
     """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
     subjects = sorted(_meant(asked, name), key=lambda one: -_seconds(asked, one))
     return [*_answered(asked, subjects[:MOST_SUBJECTS]), *(_why(asked, one, []) for one in subjects[MOST_SUBJECTS:])]
-
-
-def notable_reasons(module: ir.Module, plan: SpmdPlan) -> list[Why]:
-    """Returns why the arguments that take most memory, and the ops that take most time, are as they are."""
-    return notable(asked_of(again(module, plan), plan))
 
 
 def notable(asked: Replanned) -> list[Why]:
@@ -221,7 +259,7 @@ def _why(asked: Replanned, subject: Subject, alternatives: Sequence[Alternative]
         options.setdefault(how, Option(how, one))  # ways that read alike differ inside alone, and the first adds least
     options.pop(chosen, None)
     local = costs.local_bytes(node.number) if node.kind == "argument" else None
-    return Why(subject, chosen, local, asked.notes(subject), asked.answer.cost, tuple(options.values()))
+    return Why(subject, chosen, local, asked.notes(subject.nodes), asked.answer.cost, tuple(options.values()))
 
 
 def _how(costs: PlanCosts, node: Node, state: State) -> str:
@@ -328,16 +366,13 @@ def _what(costs: PlanCosts, node: Node) -> str:
     return f"{'stored result' if node.kind == 'value' else node.kind} {costs.type_of(node)}"
 
 
-def _held(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """Returns of typed keys, by number, how many dims they have behind their own: these stay whole."""
-    ranks = [len(shape[1].split(",")) if (shape := _SHAPE.fullmatch(one.kind)) and shape[1] else 0 for one in tensors]
-    return {n: len(one.dims) - rank for n, (one, rank) in enumerate(zip(tensors, ranks, strict=True)) if len(one.dims) > rank}
-
-
-def _in_words_of(plan: SpmdPlan, other: SpmdPlan) -> SpmdPlan:
-    """Returns another plan of the same program with arguments and results called as in `plan`."""
+def _named_as(plan: Plan, other: Plan) -> Plan:
+    """Returns another plan of the same program with arguments and results named as in `plan`."""
     sides = [
-        tuple(replace(old, dims=new.dims) for old, new in zip(before, after, strict=True))
+        tuple(replace(old, dims=new.dims, rank=new.rank) for old, new in zip(before, after, strict=True))
         for before, after in ((plan.arguments, other.arguments), (plan.results, other.results))
     ]
-    return replace(other, arguments=sides[0], results=sides[1], form=plan.form, versions=plan.versions, source=plan.source)
+    named = replace(other, arguments=sides[0], results=sides[1], versions=plan.versions, source=plan.source)
+    if plan.sharding is None or named.sharding is None:
+        return named
+    return replace(named, sharding=replace(named.sharding, form=plan.sharding.form))

@@ -12,7 +12,7 @@ from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, set_bo
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import SHARDING, layout_attribute
-from rhino.ir.plan.spmd_plan import Annotations, Dims
+from rhino.ir.plan.plan import Annotations, Dims
 from rhino.ir.program.program import CARRIED
 from rhino.passes.sharding.choose_shardings import STRATEGY
 

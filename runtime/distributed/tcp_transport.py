@@ -78,7 +78,7 @@ class StreamTransport:
 
     def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
         """Returns what waits for the parts of an array and places them."""
-        shape, dtype, handler = target.sharding(layout).shard_shape(layout.shape), dtype_of(layout), target.handler(layout)
+        shape, dtype, handler = target.sharding(layout.dims).shard_shape(layout.shape), dtype_of(layout), target.handler(layout)
         devices = list(target.devices)
 
         def receive(step: int) -> jax.Array:

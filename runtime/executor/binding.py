@@ -222,7 +222,7 @@ class Binder:
 
     def _check(self, slot: int) -> Action:
         """Looks at the array in a slot before it is moved: nothing else does, and a wrong one would give wrong numbers elsewhere."""
-        slots, layout, sharding = self.memory.slots, self._layout(slot), self._target(slot).sharding(self._layout(slot))
+        slots, layout, sharding = self.memory.slots, self._layout(slot), self._target(slot).sharding(self._layout(slot).dims)
 
         def action() -> None:
             array = slots[slot]

@@ -18,13 +18,13 @@ import numpy as np
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project, rank_of
+from rhino.ir.plan.verify import verify
 from rhino.runtime.executor.binding import Binder, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
 from rhino.runtime.executor.dispatch_threads import DispatchThreads
 from rhino.runtime.executor.executable import Host, failed_run, same_placement
 from rhino.runtime.executor.rank_program import RankDevices, compile_programs, dtype_of
 from rhino.runtime.executor.transport import Transport
-from rhino.runtime.executor.verify import verify
 
 Argument = Host | jax.Array | None
 
@@ -95,7 +95,9 @@ class Executor:
         compiled = compile_programs([(step.programs[program], held[rank]) for program, rank in pairs], modules, cache or CompileCache())
         self.programs = dict(zip(pairs, compiled, strict=True))
         self._targets = [
-            Target(one.argument, step.slots[one.target].layout, held[step.slots[one.target].rank].sharding(step.slots[one.target].layout))
+            Target(
+                one.argument, step.slots[one.target].layout, held[step.slots[one.target].rank].sharding(step.slots[one.target].layout.dims)
+            )
             for one in self.instructions
             if isinstance(one, Feed)
         ]
@@ -280,7 +282,7 @@ def _count(numbers: Iterable[int]) -> int:
 
 def _constant(number: int, layout: Layout, rank: RankDevices) -> Any:  # noqa: ANN401
     with jax.enable_x64(True):
-        return jax.device_put(np.full(layout.shape, number, dtype_of(layout)), rank.sharding(layout))
+        return jax.device_put(np.full(layout.shape, number, dtype_of(layout)), rank.sharding(layout.dims))
 
 
 def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | jax.Array:

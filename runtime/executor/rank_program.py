@@ -20,6 +20,7 @@ from rhino.ir.mlir.donation import ALIAS
 from rhino.ir.mlir.manual import copy_module
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.plan.instructions import Layout, StepProgram
+from rhino.ir.plan.plan import Dims
 from rhino.ir.program.program_signature import check_signature, disagreement
 from rhino.runtime.executor.compile_cache import CompileCache, Request
 from rhino.runtime.executor.executable import Executable, Handler, array_handler, same_placement
@@ -46,19 +47,26 @@ class RankDevices:
         self.rank = rank
         self.mesh = mesh
         self.devices = tuple(devices)
-        self._jax_mesh = jax.sharding.Mesh(np.array(self.devices).reshape(mesh.shape), mesh.names)
-        self._shardings: dict[tuple[tuple[str, ...], ...], jax.sharding.NamedSharding] = {}
+        self.jax_mesh = jax.sharding.Mesh(np.array(self.devices, dtype=object).reshape(mesh.shape), mesh.names)
+        self._shardings: dict[Dims, jax.sharding.NamedSharding] = {}
 
-    def sharding(self, layout: Layout) -> jax.sharding.NamedSharding:
-        """Returns how an array of `layout` lies on the rank's devices."""
-        if layout.dims not in self._shardings:
-            spec = jax.sharding.PartitionSpec(*(axes or None for axes in layout.dims))
-            self._shardings[layout.dims] = jax.sharding.NamedSharding(self._jax_mesh, spec)
-        return self._shardings[layout.dims]
+    @staticmethod
+    def spec(dims: Dims) -> jax.sharding.PartitionSpec:
+        """Returns the partition spec of an array whose dims are split so; dims at the end that are not split are left out."""
+        entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
+        while entries and entries[-1] is None:
+            entries.pop()
+        return jax.sharding.PartitionSpec(*entries)
+
+    def sharding(self, dims: Dims) -> jax.sharding.NamedSharding:
+        """Returns the sharding on the rank's devices of an array whose dims are split so."""
+        if dims not in self._shardings:
+            self._shardings[dims] = jax.sharding.NamedSharding(self.jax_mesh, self.spec(dims))
+        return self._shardings[dims]
 
     def handler(self, layout: Layout) -> Handler:
         """Returns what makes an array of `layout` of its parts."""
-        return array_handler(layout.shape, dtype_of(layout), self.sharding(layout))
+        return array_handler(layout.shape, dtype_of(layout), self.sharding(layout.dims))
 
 
 def dtype_of(layout: Layout) -> np.dtype[np.generic]:
@@ -113,7 +121,7 @@ def _checked(program: StepProgram, rank: RankDevices, executable: Executable) ->
     )
     for side, values, shardings, layouts in sides:
         for value, sharding, layout in zip(values, shardings, layouts, strict=True):
-            if not same_placement(rank.sharding(layout), sharding, len(layout.shape)):
-                what = f"{side} {value.label} is compiled for {sharding}, the program has {rank.sharding(layout)}"
+            if not same_placement(rank.sharding(layout.dims), sharding, len(layout.shape)):
+                what = f"{side} {value.label} is compiled for {sharding}, the program has {rank.sharding(layout.dims)}"
                 raise disagreement(program, what, program.module)
     return RankProgram(executable, tuple(rank.handler(layout) for layout in program.outputs))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.graph.elements import DTYPES
 from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.boundary import Attributes, boundary_attributes
 from rhino.ir.mlir.donation import ALIAS
@@ -22,22 +23,10 @@ from rhino.ir.program.stored_shapes import logical_shape, padded_shape
 
 _RESULT_NAME: Final = "jax.result_info"
 
-_DTYPES: Final[dict[str, str]] = {
-    "i1": "bool",
-    **{f"i{bits}": f"int{bits}" for bits in (2, 4, 8, 16, 32, 64)},
-    **{f"ui{bits}": f"uint{bits}" for bits in (2, 4, 8, 16, 32, 64)},
-    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    "bf16": "bfloat16",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
-    "complex<f32>": "complex64",
-    "complex<f64>": "complex128",
-}
-
 
 def array_dtype(mlir_name: str) -> np.dtype[np.generic] | None:
     """Returns the dtype of arrays whose element type MLIR calls `mlir_name`; None where no array has it."""
-    return jnp.dtype(_DTYPES[mlir_name]) if mlir_name in _DTYPES else None
+    return jnp.dtype(DTYPES[mlir_name]) if mlir_name in DTYPES else None
 
 
 @dataclass(frozen=True, slots=True)

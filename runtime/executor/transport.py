@@ -39,7 +39,7 @@ def wire_uid(step: int, uid: int) -> int:
 def bind_copy(target: RankDevices, layout: Layout) -> Callable[[jax.Array], jax.Array]:
     """Returns what copies an array of `layout` to another rank of this process, without waiting for it to be computed."""
     devices = [xla_client.DeviceList(target.devices)]
-    shardings = [target.sharding(layout)]
+    shardings = [target.sharding(layout.dims)]
     semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
     copy = xla_client.batched_copy_array_to_devices_with_sharding
     return lambda array: copy([array], devices, shardings, semantics)[0]
@@ -138,7 +138,7 @@ class SocketTransport:
     def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
         """Returns what asks for the parts, and gives an array of them before they are there."""
         pull = self._connect(self._peers.process(peer)).pull
-        shape = target.sharding(layout).shard_shape(layout.shape)
+        shape = target.sharding(layout.dims).shard_shape(layout.shape)
         wanted = [
             jax.ShapeDtypeStruct(shape, dtype_of(layout), sharding=jax.sharding.SingleDeviceSharding(device)) for device in target.devices
         ]

@@ -12,10 +12,10 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import rhino
-from rhino import whole
+from rhino import planner
+from rhino.asked_plan import AskedPlan
 from rhino.ir.diagnostics import RhinoError
-from rhino.pipeline_planner import Staged
-from rhino.planner import Planned, PlanRequest
+from rhino.planner import Planned
 from rhino.traced import Traced
 
 Shape = jax.ShapeDtypeStruct
@@ -98,7 +98,7 @@ def test_some_steps_are_those_of_one_device(mesh: str, dtype: Any, relative: flo
     expected = train(jax.jit(step), state)
     fast = rhino.parallelize(step, cluster="cpu8", mesh=mesh, donate_argnums=0)
     same(train(fast, copied(state)), expected, relative)
-    assert fast.plan(state, make_batch(jax.random.key(0)), jax.random.key(0)).facts.form == "localized"
+    assert fast.plan(state, make_batch(jax.random.key(0)), jax.random.key(0)).facts.sharding.form == "localized"
 
 
 def test_results_are_arrays_with_the_shardings_of_the_plan():
@@ -155,9 +155,9 @@ def test_what_is_kept_beside_the_new_state_counts_as_memory():
         return w * x.sum()
 
     donated, kept = (rhino.parallelize(scale, cluster="cpu8", mesh="8", donate_argnums=given).plan(*shapes) for given in (0, ()))
-    assert kept.facts.predicted.peak_bytes == donated.facts.predicted.peak_bytes + 1024 * 1024 * 4 // 8
+    assert kept.facts.predicted.largest_peak_bytes == donated.facts.predicted.largest_peak_bytes + 1024 * 1024 * 4 // 8
     with pytest.raises(RhinoError, match="RHI-SOLVE-001"):
-        rhino.parallelize(scale, cluster="cpu8", mesh="8", budget=donated.facts.predicted.peak_bytes).plan(*shapes)
+        rhino.parallelize(scale, cluster="cpu8", mesh="8", budget=donated.facts.predicted.largest_peak_bytes).plan(*shapes)
 
 
 def test_as_a_decorator_with_constants_and_keywords():
@@ -225,7 +225,7 @@ def test_a_state_stays_where_it_lies_when_another_batch_size_is_planned_for():
     plan = fast.plan(state, large)
     assert alone[0] != alone[1]
     assert plan.in_shardings[0] == lies
-    assert "up" in plan.facts.asked["pin"]
+    assert "up" in plan.facts.options["pin"]
     same(fast(state, large), jax.jit(gradient_step)(state, large))
     fast.lower(state, large).compile()
 
@@ -253,16 +253,16 @@ def test_a_pin_of_results_of_several_ranks_is_written_for_each():
 
 
 def test_where_no_plan_fits_with_the_state_where_it_lies_it_is_moved(monkeypatch: pytest.MonkeyPatch):
-    def plan_step(traced: Traced, request: PlanRequest) -> Planned | Staged:
+    def plan_function(traced: Traced, request: AskedPlan) -> Planned:
         if request.pins([]):
             raise RhinoError("RHI-SOLVE-001", "too large")
-        return whole.plan_step(traced, request)
+        return planner.plan_function(traced, request)
 
     params = {"up": jnp.ones((128, 512)) / 23, "down": jnp.ones((512, 128)) / 45}
     fast = rhino.parallelize(gradient_step, cluster="cpu8")
     state, _ = fast(params, jnp.ones((8, 128)))
-    monkeypatch.setattr("rhino.entry.plan_step", plan_step)
-    assert "pin" not in fast.plan(state, jnp.ones((4096, 128))).facts.asked
+    monkeypatch.setattr("rhino.entry.plan_function", plan_function)
+    assert "pin" not in fast.plan(state, jnp.ones((4096, 128))).facts.options
     same(fast(state, jnp.ones((4096, 128))), jax.jit(gradient_step)(state, jnp.ones((4096, 128))))
 
 
@@ -301,7 +301,7 @@ def test_plans_need_no_devices():
     shapes = (jax.eval_shape(make_state, jax.random.key(0)), jax.eval_shape(make_batch, jax.random.key(0)), jax.random.key(0))
     fast = rhino.parallelize(step, cluster="v100x8x2", mesh="16")
     plan = fast.plan(*shapes)
-    assert plan.facts.mesh == (("x", 16),)
+    assert plan.facts.mesh.axes == (("x", 16),)
     assert set(plan.partition_specs()) >= {"state.params['layers'][0]['up']", "state.count", "batch['x']", "key"}
     with pytest.raises(RhinoError, match=r"(?s)RHI-RUN-004.*16 devices, and 8"):
         fast(make_state(jax.random.key(0)), make_batch(jax.random.key(0)), jax.random.key(0))
@@ -336,7 +336,7 @@ def test_one_micro_batch_is_the_whole_batch_to_a_part_by_hand_and_several_are_re
     by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
     x = jnp.arange(64.0).reshape(16, 4)
     same(rhino.parallelize(by_hand, cluster="cpu8", micro_batches=1, batch="x")(x), x.reshape(8, 2, 4).sum(0))
-    words = r"(?s)RHI-BATCH-006.*parallel by hand \(shard_map\).*to fix: leave micro-batches and stages out"
+    words = r"(?s)RHI-BATCH-006.*parallel by hand \(shard_map\).*to fix: leave micro_batches and stages out"
     with pytest.raises(RhinoError, match=words):
         rhino.parallelize(by_hand, cluster="cpu8", micro_batches=2).plan(x)
 
@@ -423,13 +423,13 @@ def test_where_a_program_cannot_be_localized_xla_chooses_the_collectives(monkeyp
     state, batch, key = make_state(jax.random.key(0)), make_batch(jax.random.key(1)), jax.random.key(2)
     fast = rhino.parallelize(step, cluster="cpu8", mesh="2x4")
     same(fast(state, batch, key), jax.jit(step)(state, batch, key))
-    assert fast.plan(state, batch, key).facts.form == "annotated"
+    assert fast.plan(state, batch, key).facts.sharding.form == "annotated"
 
 
 def test_without_a_cluster_the_host_devices_are_one():
     fast = rhino.parallelize(lambda x: (x * 2).sum())
     assert fast(jnp.ones((8, 8))) == 128
-    assert fast.plan(jnp.ones((8, 8))).facts.mesh == (("x", 8),)
+    assert fast.plan(jnp.ones((8, 8))).facts.mesh.axes == (("x", 8),)
 
 
 BAD = {

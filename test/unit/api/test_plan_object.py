@@ -20,8 +20,8 @@ from training import abstract_state, make_step
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.spmd_plan import plan_from_text, plan_to_text
-from rhino.ir.plan.spmd_text import explain_text
+from rhino.ir.plan.plan_json import digest_of, plan_data, plan_of, plan_text
+from rhino.passes.planner.explain import explain_text
 from rhino.tools.plan import run
 
 ARGUMENTS = (jax.eval_shape(front_part.init, jax.random.key(0)), front_part.host_batch(0), jax.random.key(0))
@@ -39,7 +39,7 @@ def plan() -> rhino.Plan:
 def test_a_saved_plan_is_the_plan(plan: rhino.Plan, tmp_path: Path):
     plan.save(tmp_path / "new" / "plan.json")
     assert rhino.Plan.load(tmp_path / "new" / "plan.json") == plan
-    assert plan_to_text(plan_from_text(plan_to_text(plan.facts))) == plan_to_text(plan.facts)
+    assert text_of(plan_in(text_of(plan))) == text_of(plan)
     assert planned() == plan
     with pytest.raises(RhinoError, match="RHI-PLAN-003"):
         plan.save(tmp_path)
@@ -131,49 +131,65 @@ def test_a_plan_leaves_nothing_else_to_be_said(plan: rhino.Plan):
     assert loaded.partition_specs() == plan.partition_specs()
 
 
-def broken(plan: rhino.Plan, **changes: Any) -> str:
-    return json.dumps({**json.loads(plan_to_text(plan.facts)), **changes})
+def text_of(plan: rhino.Plan) -> str:
+    return plan_text(plan.facts, {})
+
+
+def forged(text: str, **changes: Any) -> str:
+    """The text of a plan with other entries, and a hash that fits."""
+    data = {**json.loads(text), **changes}
+    del data["sha256"]
+    return json.dumps({**data, "sha256": digest_of(json.dumps(data).encode())})
+
+
+def plan_in(text: str) -> rhino.Plan:
+    return rhino.Plan(plan_of(plan_data(text, "plan.json"), None, {}))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": "rhino-plan"}, "its format is not"),
+        ({"format": "rhino"}, "its format is not"),
+        ({"format": "rhino-spmd-plan"}, "an older Rhino wrote it"),
+        ({"version": 2}, "an older Rhino wrote it"),
         ({"version": 99}, "of version 99"),
         ({"arguments": 3}, "malformed"),
         ({"predicted": {}}, "malformed"),
     ],
 )
 def test_what_is_no_plan_is_refused_when_it_is_read(plan: rhino.Plan, tmp_path: Path, changes: dict[str, Any], words: str):
-    (tmp_path / "plan.json").write_text(broken(plan, **changes))
+    (tmp_path / "plan.json").write_text(forged(text_of(plan), **changes))
     with pytest.raises(RhinoError, match=rf"RHI-PLAN-001.*{words}"):
         rhino.Plan.load(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize(
-    ("annotations", "words"),
+    ("annotations", "ops", "words"),
     [
-        ({"words": ["{}"], "ops": "3x0"}, "are of 3 ops"),
-        ({"words": [], "ops": "{count}x0"}, "annotation 0 of 0"),
-        ({"words": ["{sdy.sharding = }"], "ops": "{count}x0"}, "is no annotation"),
-        ({"words": ['{evil = "x"}'], "ops": "{count}x0"}, "is no annotation"),
+        (["{}"], "3x0", "are of 3 ops"),
+        ([], "{count}x0", "annotation 0 of 0"),
+        (["{sdy.sharding = }"], "{count}x0", "is no annotation"),
+        (['{evil = "x"}'], "{count}x0", "is no annotation"),
     ],
 )
-def test_what_is_no_annotation_is_refused_when_it_is_used(plan: rhino.Plan, annotations: dict[str, Any], words: str):
-    ops = annotations["ops"].replace("{count}", str(len(plan.facts.annotations.ops)))
-    forged = rhino.Plan(plan_from_text(broken(plan, annotations={**annotations, "ops": ops})))
+def test_what_is_no_annotation_is_refused_when_it_is_used(plan: rhino.Plan, annotations: list[str], ops: str, words: str):
+    count = str(len(plan.facts.sharding.annotations.ops))
+    sharding = {**json.loads(text_of(plan))["sharding"], "annotations": annotations}
+    other = plan_in(forged(text_of(plan), sharding={**sharding, "annotation_of_op": ops.replace("{count}", count)}))
     with pytest.raises(RhinoError, match=rf"RHI-PLAN-001.*{words}"):
-        rhino.parallelize(front_part.step, donate_argnums=0, plan=forged).plan(*ARGUMENTS)
+        rhino.parallelize(front_part.step, donate_argnums=0, plan=other).plan(*ARGUMENTS)
 
 
-@pytest.mark.parametrize(
-    ("old", "words"), [('\\"x\\"', r"\.py:\d+.*unknown axis name: \"q\""), ('"x"', "split along 'q', and its mesh is x=8")]
-)
-def test_axes_that_the_mesh_has_not_are_refused_when_they_are_used(plan: rhino.Plan, old: str, words: str):
-    text = json.loads(plan_to_text(plan.facts))
-    forged = json.dumps({**json.loads(plan_to_text(plan.facts).replace(old, old.replace("x", "q"))), "mesh": text["mesh"]})
-    with pytest.raises(RhinoError, match=rf"(?s){words}") as refused:
-        rhino.parallelize(front_part.step, donate_argnums=0, plan=rhino.Plan(plan_from_text(forged))).plan(*ARGUMENTS)
+def test_axes_that_the_mesh_has_not_are_refused(plan: rhino.Plan, tmp_path: Path):
+    """Those of tensors when the plan is read, those of ops when it is used."""
+    data = json.loads(text_of(plan))
+    (tmp_path / "plan.json").write_text(forged(text_of(plan).replace('"x"', '"q"'), mesh=data["mesh"]))
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*malformed.*split along \['q'\], and the mesh is x=8"):
+        rhino.Plan.load(tmp_path / "plan.json")
+    sharding = json.loads(json.dumps(data["sharding"]).replace('\\"x\\"', '\\"q\\"'))
+    other = plan_in(forged(text_of(plan), sharding=sharding))
+    with pytest.raises(RhinoError, match=r"(?s)\.py:\d+.*unknown axis name: \"q\"") as refused:
+        rhino.parallelize(front_part.step, donate_argnums=0, plan=other).plan(*ARGUMENTS)
     assert refused.value.id == "RHI-PLAN-001"
     assert "save the new plan" in refused.value.fix
 
@@ -184,7 +200,7 @@ ODD: dict[str, tuple[Callable[[Any], object], str]] = {
     "other": (lambda plan: plan.diff("x"), r"(?s)RHI-JAX-002.*the other plan is a str: 'x'.*Plan\.load"),
     "loaded": (lambda plan: rhino.Plan.load(cast("str", 3)), "RHI-JAX-002.*path is an int, no path: 3"),
     "page": (lambda plan: plan.report("/nope/x.html", reasons=False), "(?s)RHI-CLI-003.*to fix: name a file"),
-    "saved": (lambda plan: plan.save("/dev/null/x.json"), "(?s)RHI-PLAN-003.*to fix: name a file"),
+    "saved": (lambda plan: plan.save("/dev/null/x.json"), "(?s)RHI-PLAN-003.*to fix: name a place"),
 }
 
 
@@ -199,7 +215,7 @@ def test_files_that_are_not_there_or_not_json_are_refused(tmp_path: Path):
     with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*No such file"):
         rhino.Plan.load(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*not JSON"):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*no JSON"):
         rhino.Plan.load(tmp_path / "bad.json")
 
 
@@ -214,8 +230,8 @@ def test_diff_says_what_lies_otherwise_and_what_that_costs(plan: rhino.Plan):
     assert slower > 0
     assert any(line.startswith("step: ") and "(+" in line for line in text.splitlines())
     assert plan.diff(plan) == ""
-    predicted = replace(plan.facts.predicted, communication_s=plan.facts.predicted.communication_s * (1 + 1e-12))
-    assert plan.diff(replace(plan, facts=replace(plan.facts, predicted=predicted))) == ""
+    sharding = replace(plan.facts.sharding, communication_s=plan.facts.sharding.communication_s * (1 + 1e-12))
+    assert plan.diff(replace(plan, facts=replace(plan.facts, sharding=sharding))) == ""
 
 
 def called(*argv: str) -> tuple[int, str, str]:
@@ -241,14 +257,15 @@ def test_explain_counts_what_the_program_sends(plan: rhino.Plan):
     """The collectives listed are those that XLA compiles."""
     lowered = rhino.parallelize(front_part.step, plan=plan, donate_argnums=0).lower(*ARGUMENTS)
     from rhino.ir.graph.hlo_collectives import hlo_stats  # noqa: PLC0415
-    from rhino.ir.plan.spmd_text import stats_of  # noqa: PLC0415
+    from rhino.passes.planner.plan_rows import stats_of  # noqa: PLC0415
 
-    assert stats_of(plan.facts.costs).counts == hlo_stats(lowered.compile().as_text()).counts
+    assert stats_of(plan.facts.sharding.costs).counts == hlo_stats(lowered.compile().as_text()).counts
 
 
 def test_an_op_of_many_operands_makes_no_row_wide(plan: rhino.Plan):
-    wide = replace(plan.facts.works[0], how=", ".join(['[{"x"}, {}, {}]'] * 40))
-    facts = replace(plan.facts, works=(wide, *plan.facts.works[1:]))
+    first, *others = plan.facts.sharding.works
+    wide = replace(first, how=", ".join(['[{"x"}, {}, {}]'] * 40))
+    facts = replace(plan.facts, sharding=replace(plan.facts.sharding, works=(wide, *others)))
     narrow = max(map(len, explain_text(plan.facts).splitlines()))
     assert max(map(len, explain_text(facts).splitlines())) < narrow + 90
 
@@ -259,7 +276,7 @@ def test_the_plan_of_a_deep_model_is_small():
     for layers in (2, 4):
         model = gpt.model(gpt.GPTConfig(layers=layers, hidden=64, heads=8, ffn=128, vocab=128, seq=32, batch=8))
         found = rhino.parallelize(make_step(model), cluster="v100x8", donate_argnums=0).plan(abstract_state(model), model.batch)
-        sizes.append(len(plan_to_text(found.facts)))
+        sizes.append(len(text_of(found)))
         if layers == 4:
             assert "[*]" in found.explain()
     assert sizes[0] + 35 * (sizes[1] - sizes[0]) < 700_000

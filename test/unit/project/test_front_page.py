@@ -81,7 +81,7 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 def test_the_first_page(page_folder: Path):
     explained, last = python_output(README, page_folder).rstrip().rsplit("\n", 1)
-    assert explained.startswith("step on mesh x=8, localized form")
+    assert explained.startswith("step: one program on mesh x=8, for cpu8")
     loss, sharding = last.split(" ", 1)
     assert float(loss) < 1.0
     assert sharding.startswith("NamedSharding(mesh=Mesh('x': 8")
@@ -101,7 +101,7 @@ def test_the_first_page_says_what_the_quickstart_runs():
 
 def test_the_tutorial(page_folder: Path):
     printed = python_output(TUTORIAL, page_folder)
-    assert "step on mesh x=8, localized form" in printed
+    assert "step: one program on mesh x=8, for cpu8" in printed
     assert 'pin: not asked -> state.params.*.up=[{"x"}, {}]' in printed
     assert printed.index("[RHI-SOLVE-001]") < printed.index("[RHI-PLAN-004]")
     assert printed.count("\n1.4257") == 2  # on a mesh, and in stages

@@ -22,7 +22,7 @@ from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.ir.mlir.shardings import SHARDING
-from rhino.ir.plan.spmd_plan import Tensor, dims_between_calls
+from rhino.ir.plan.plan import Tensor, dims_between_calls
 from rhino.ir.program.stored_shapes import PADDED
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.localize import localized_copy

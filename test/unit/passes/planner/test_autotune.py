@@ -22,6 +22,7 @@ from zoo import GPT, MLP
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import bytecode
 from rhino.ir.mlir.reader import read_module
+from rhino.ir.plan.files import load_plan
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.autotune import Made, _End
@@ -410,8 +411,7 @@ def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: 
     step.write_text(text, encoding="utf-8")
     said = f"--plan={tmp_path / 'plan'}", f"--budget={budget}", "--stages=1", "--mesh=4", "--micro-batches=1"
     assert optimize(step, *said)[0] == 0
-    about = json.loads((tmp_path / "plan" / "manifest.json").read_text())["about"]
-    assert max(about["predicted_peak_bytes"]) <= budget
+    assert load_plan(tmp_path / "plan").predicted.largest_peak_bytes <= budget
 
 
 def test_a_refusal_names_what_needs_least_first():

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import io
 import json
-import math
 import re
 import signal
 from pathlib import Path
@@ -23,11 +22,10 @@ from zoo import GPT
 from rhino.ir.graph.collective_stats import Count
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.folder import read_plan
+from rhino.ir.plan.files import load_plan
 from rhino.ir.plan.instructions import Run, Task
-from rhino.ir.plan.spmd_plan import load_plan
 from rhino.ir.program.collectives import module_stats
-from rhino.passes.planner.staged_plan import Made
+from rhino.passes.planner.staged_plan import StagedPlan
 from rhino.strategies.pipeline.schedules import SCHEDULES
 from rhino.tools import opt
 from rhino.tools import run as run_tool
@@ -48,7 +46,7 @@ def expected() -> Reference:
 
 
 @functools.cache
-def planned(setting: Setting) -> Made:
+def planned(setting: Setting) -> StagedPlan:
     return plan(step(), NAME, setting)
 
 
@@ -104,12 +102,12 @@ def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str)
     one_device = reference(text, NAME, NUM_STEPS)
     assert difference(made, run(made, one_device.inputs, NUM_STEPS), one_device, NAME).passes
     joined = {"apply": 0, "in micro-batches": 0}
-    for part in dict.fromkeys((one.program, one.task.phase) for one in made.plan.step.instructions if isinstance(one, Run)):
-        program, phase = made.plan.step.programs[part[0]], part[1]
-        stats = module_stats(read_module(made.plan.modules[program.module].encode(), program.name, make_context()))
+    for part in dict.fromkeys((one.program, one.task.phase) for one in made.execution.step.instructions if isinstance(one, Run)):
+        program, phase = made.execution.step.programs[part[0]], part[1]
+        stats = module_stats(read_module(made.execution.modules[program.module].encode(), program.name, make_context()))
         counts = [stats.counts.get(kind, Count()) for kind in ("all_reduce", "reduce_scatter")]
         joined["apply" if phase == "apply" else "in micro-batches"] += sum(count.num_bytes for count in counts)
-    parameters = sum(4 * math.prod(one.shape) for one in made.plan.arguments if ".params" in one.name)
+    parameters = sum(one.num_bytes for one in made.plan.arguments if ".params" in one.path)
     assert joined["apply"] == parameters, joined
     assert joined["in micro-batches"] < 100
 
@@ -120,10 +118,10 @@ def test_a_step_in_one_stage_is_one_program_with_its_micro_batches(folder: Path)
     words = ["--micro-batches=4", "--mesh=2", "--cluster=cpu8", str(folder / "gpt.mlir")]
     assert opt.run(["--auto-shard", f"--plan={alone}", *words], io.BytesIO(), io.BytesIO(), io.StringIO()) == 0
     assert optimize(folder, "--stages=1", "--mesh=2", "--cluster=cpu8", f"--plan={together}")[0] == 0
-    found, predicted = read_plan(together), load_plan(alone).predicted
-    assert [one.task for one in found.step.instructions if isinstance(one, Run)] == [Task("step", 0)]
-    assert found.about["predicted_step_s"] == pytest.approx(predicted.step_s)
-    assert found.about["predicted_peak_bytes"] == [predicted.peak_bytes]
+    found, predicted = load_plan(together), load_plan(alone).predicted
+    assert [one.task for one in found.execution.step.instructions if isinstance(one, Run)] == [Task("step", 0)]
+    assert found.predicted.step_s == pytest.approx(predicted.step_s)
+    assert found.predicted.peak_bytes == predicted.peak_bytes
     code, out, err = launch(str(together), "--compare", str(folder / "gpt.mlir"), "--steps=2", "--timeline")
     assert code == 0, err
     assert "the results agree with the one-device program" in out
@@ -188,8 +186,8 @@ def test_what_cannot_be_planned_is_refused(folder: Path, options: tuple[str, ...
 
 def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
     """What 1F1B holds fits; what GPipe holds does not."""
-    peaks = planned(Setting(2, 8, "1f1b")).plan.about["predicted_peak_bytes"]
-    more = planned(Setting(2, 8, "gpipe")).plan.about["predicted_peak_bytes"]
+    peaks = planned(Setting(2, 8, "1f1b")).plan.predicted.peak_bytes
+    more = planned(Setting(2, 8, "gpipe")).plan.predicted.peak_bytes
     budget = f"--budget={(max(peaks) + max(more)) // 2}"
     assert max(peaks) < max(more)
     target = folder / "held"

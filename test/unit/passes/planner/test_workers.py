@@ -22,8 +22,9 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner import autotune as whole_choice
 from rhino.passes.planner import workers as whole_workers
-from rhino.passes.planner.autotune import AutotuneRequest, Decided, Made, choose_whole
+from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.evaluate import Evaluator, Setup
+from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import STRATEGIES
 from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Strategy
@@ -118,7 +119,7 @@ def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(setu
         made.append(plan)
         return Made(plan, inf, (0.0,))  # so slow that the next best is made too
 
-    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
+    plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1), make)
     assert [plan] == made
     assert not report.explored.is_complete
 
@@ -150,7 +151,7 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
             raise RhinoError("RHI-STEP-008", "it does not fit")
         return Made(plan, steps[plan.schedule], (0.0,))
 
-    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
+    plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1), make)
     assert [(one.schedule, one.micro_batches) for one in made] == [
         ("1f1b", 4),
         ("interleaved", 4),
@@ -186,7 +187,7 @@ def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeyp
         made.append(plan)
         return Made(plan, 2.1 - 0.1 * len(made), (0.0,))
 
-    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
+    plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1), make)
     assert [one.schedule for one in made] == ["eager-1f1b"]
     assert (plan, report.chosen.estimate) == (made[0], explored.ranked[0].ahead)
 
@@ -205,7 +206,7 @@ def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: py
             raise RhinoError("RHI-SOLVE-001", "it does not fit")
         return Made(plan, 2.0, (0.0,))
 
-    plan, report = choose_whole(setup, AutotuneRequest(jobs=1), make)
+    plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1), make)
     assert (made, plan.micro_batches) == ([4, 2], 2)
     assert report.chosen.step_s == 2.0
     assert "2 micro-batches" in report.text()
@@ -276,7 +277,7 @@ def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_a
         made.append(PlanConfig(plan.stages, plan.mesh, plan.micro_batches))
         return Made(plan, steps[made[-1]], (0.0,))
 
-    plan, report = choose_whole(setup, AutotuneRequest(jobs=1, strategy="two rounds"), make)
+    plan, report = choose_plan(setup, PlanRequest("v100x8", 0, jobs=1, strategy="two rounds"), make)
     assert (plan.mesh, report.chosen.step_s) == ((2,), 2.4)
     assert made == [first, better]
     again = [(shape, cutoff_s) for shape, cutoff_s in asked if cutoff_s == 3.0]

@@ -11,7 +11,7 @@ from staged_steps import ROW, SMALL, WEIGHT, Builder, Expressions, chain, execut
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Task, Transfer, reads
 from rhino.ir.plan.stage_programs import ONCE
-from rhino.runtime.executor.verify import verify
+from rhino.ir.plan.verify import verify
 from rhino.strategies.pipeline.assemble import RECEIVE_AHEAD, assemble
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, Pipeline, Schedule, find_schedule, make_order
 from rhino.strategies.pipeline.schedules.base import Order

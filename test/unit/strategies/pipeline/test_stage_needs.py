@@ -83,7 +83,7 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
     estimates, (cut,) = cuts[-1]
     assert estimates.staging.problem.apart.sum() > 0.05 * estimates.staging.problem.work.sum()
     made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance="0.05"))
-    taken = {program.module: seconds for program, seconds in zip(made.plan.step.programs, made.costs.run_s, strict=True)}
+    taken = {program.module: seconds for program, seconds in zip(made.execution.step.programs, made.execution.run_s, strict=True)}
     times = cut.times
     assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
     assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.02)

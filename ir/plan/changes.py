@@ -5,52 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import unified_diff
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.spmd_plan import Source, Tensor
+from rhino.ir.plan.plan import Plan, Source, Tensor
 
 _SHOWN: Final = 8
 _FIX: Final = "plan again without it, and save the new plan"
 
 
-class Bound(Protocol):
-    """A plan, as far as it says what it is of."""
-
-    @property
-    def source(self) -> Source:
-        """The program."""
-
-    @property
-    def cluster(self) -> tuple[str, ...]:
-        """The lines of the cluster's file."""
-
-    @property
-    def arguments(self) -> tuple[Tensor, ...]:
-        """The arguments by path."""
-
-    @property
-    def results(self) -> tuple[Tensor, ...]:
-        """The results by path."""
-
-
-def check_current(plan: Bound, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]], cluster: Sequence[str] | None) -> None:
+def check_current(plan: Plan, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]], cluster: Sequence[str] | None) -> None:
     """Raises RHI-PLAN-004 where `plan` is not of the program behind `source`, or not of the cluster file with the lines `cluster`."""
     if cluster is not None and tuple(cluster) != plan.cluster:
         lines = (line for line in unified_diff(plan.cluster, cluster, "plan", "now", n=0, lineterm="") if not line.startswith("@@"))
         raise _stale(f"the plan of {plan.source.function} was made for another cluster", islice(lines, 2, None))
     if source.normal_sha256 == plan.source.normal_sha256:
         return  # As it was traced it may differ: JAX numbers functions that are called by what it has traced before.
+    if source.sha256 == plan.source.sha256 and not plan.source.normal_sha256:
+        return
     if source.sha256 != plan.source.sha256:
         raise _stale(f"the plan was made for another program than {source.function}", _differences(plan, source, tensors))
     why = "the program is the same, and is brought into another form before it is planned than then"
     raise _stale(f"the plan of {source.function} was made by another version of Rhino", iter((why,)))
 
 
-def _differences(plan: Bound, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Iterator[str]:
+def _differences(plan: Plan, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Iterator[str]:
     for side, then, now in zip(("argument", "result"), (plan.arguments, plan.results), tensors, strict=True):
         yield from _changed(side, {one.path: one.kind for one in then}, {one.path: one.kind for one in now})
-    yield from _changed("ops of kind", _words(plan.source.ops), _words(source.ops))
+    if plan.source.ops:
+        yield from _changed("ops of kind", _words(plan.source.ops), _words(source.ops))
     yield from _alias_changes(plan, tensors[0])
 
 
@@ -64,7 +47,7 @@ def _changed(what: str, then: Mapping[str, str], now: Mapping[str, str]) -> Iter
             yield f"{what} {name} was {then[name]}, and is {now[name]}"
 
 
-def _alias_changes(plan: Bound, arguments: Sequence[Tensor]) -> Iterator[str]:
+def _alias_changes(plan: Plan, arguments: Sequence[Tensor]) -> Iterator[str]:
     then = {one.path: one.alias for one in plan.arguments}
     for one in arguments:
         if one.path in then and then[one.path] != one.alias:

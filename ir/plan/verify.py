@@ -23,9 +23,9 @@ from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph.elements import element_bytes
-from rhino.ir.plan.folder import Boundary, WholePlan
+from rhino.ir.graph.elements import DTYPES, element_bytes
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Local, Run, Step, StepProgram, Transfer, project, reads, writes
+from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
 from rhino.ir.units import PEAK, format_bytes
 
@@ -63,25 +63,26 @@ def verify(step: Step, num_arguments: int, num_results: int, limits: Limits | No
         _check_memory(step, limits)
 
 
-def verify_plan(plan: WholePlan) -> None:
+def verify_plan(plan: Plan, execution: Execution) -> None:
     """Proves that a plan's step can run with the arguments and results that the plan has.
 
     Raises:
         RhinoError: RHI-STEP-001 to RHI-STEP-007 where it cannot.
     """
-    step = plan.step
+    step = execution.step
     verify(step, len(plan.arguments), len(plan.results))
-    ends: list[tuple[str, Boundary, Layout]] = []
     for one in step.instructions:
         match one:
-            case Feed(argument, target):
-                ends.append((f"argument {argument}", plan.arguments[argument], step.slots[target].layout))
-            case Fetch(source, result):
-                ends.append((f"result {result}", plan.results[result], step.slots[source].layout))
-    for words, boundary, layout in ends:
-        if (boundary.shape, boundary.dtype) != (layout.shape, layout.dtype):
-            shape = f"{boundary.dtype}[{', '.join(map(str, boundary.shape))}]"
-            raise RhinoError("RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {shape}")
+            case Feed(number, slot):
+                words, tensor = f"argument {number}", plan.arguments[number]
+            case Fetch(slot, number):
+                words, tensor = f"result {number}", plan.results[number]
+            case _:
+                continue
+        layout = step.slots[slot].layout
+        names = layout.dtype, DTYPES.get(layout.dtype)
+        if not tensor.num_key_dims and (tensor.shape != layout.shape or tensor.dtype not in names):
+            raise RhinoError("RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}")
 
 
 def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local]]]) -> None:

@@ -13,7 +13,7 @@ from staged_steps import MESH, ROW, SMALL, WEIGHT, Expressions, UnsafeError, cha
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Send, Slot, Step, StepProgram, Task, Transfer, project
 from rhino.ir.plan.step_memory import memory_of
-from rhino.runtime.executor.verify import Limits, verify, verify_parts
+from rhino.ir.plan.verify import Limits, verify, verify_parts
 from rhino.strategies.pipeline.assemble import assemble
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
 

@@ -1,4 +1,4 @@
-"""A whole plan on disk: what is written is read again, whole, unchanged, and nothing else is taken for a plan."""
+"""A plan on disk: what is written is read again, whole, unchanged, and nothing else is taken for a plan."""
 
 import json
 import os
@@ -15,15 +15,18 @@ import pytest
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan import folder as plan_folder
-from rhino.ir.plan.folder import Boundary, WholePlan, digest_of, read_plan, write_plan
+from rhino.ir.plan import files as plan_files
+from rhino.ir.plan.files import load_plan, save_plan
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Step, StepProgram, Task, Transfer
-from rhino.passes.planner.spmd_search import cluster_lines
-from rhino.passes.planner.staged_plan import costs_of
-from rhino.passes.planner.staged_text import diff_whole, explain_whole
-from rhino.runtime.executor.proven_plan import read_proven_plan
-from rhino.runtime.executor.verify import verify_plan
-from rhino.tools.page_whole import whole_page
+from rhino.ir.plan.plan import Alternative, Autotuning, Execution, Plan, Predicted, Source, Tensor
+from rhino.ir.plan.plan_json import digest_of
+from rhino.ir.plan.verify import verify_plan
+from rhino.ir.program.proven_plan import load_proven_plan
+from rhino.passes.planner.diff import diff_text
+from rhino.passes.planner.explain import explain_text
+from rhino.passes.planner.module_facts import cluster_lines
+from rhino.passes.planner.plan_rows import costs_of
+from rhino.tools.plan_page import plan_page
 from rhino.tools.run_plan import signature_of
 
 PROGRAM = """\
@@ -35,76 +38,80 @@ module {
 }
 """
 ROWS = Layout((4, 2), "f32", (("x",), ()))
-SHAPE = {"stages": 1, "mesh": [2], "micro_batches": 1, "remat": 0.0, "why": "slower"}
-SEARCH = {
-    **{"bound_s": 0.05, "budget_bytes": 1e9, "found_by": "rhino", "num_planned": {"rhino": 3}},
-    **{"alternatives": [{**SHAPE, "schedule": "", "predicted_step_s": 0.2}], "cut_off": [SHAPE], "refused": [SHAPE]},
-}
-PLAN = WholePlan(
-    step=Step(
-        mesh=Mesh((("x", 2),)),
-        num_ranks=2,
-        programs=(StepProgram("f", "f", (ROWS, Layout((), "i32", ())), (ROWS,), ((0, 0),)),),
-        slots=(Slot(0, ROWS), Slot(0, Layout((), "i32", ())), Slot(0, ROWS), Slot(1, ROWS)),
-        instructions=(
-            Feed(0, 0),
-            Run(0, (0, 1), (2,), Task("forward", 0, 0)),
-            Transfer(0, 2, 3),
-            Free((2,)),
-            Fetch(3, 0),
-        ),
-        constants=((1, 7),),
+MESH = Mesh((("x", 2),))
+STEP = Step(
+    mesh=MESH,
+    num_ranks=2,
+    programs=(StepProgram("f", "f", (ROWS, Layout((), "i32", ())), (ROWS,), ((0, 0),)),),
+    slots=(Slot(0, ROWS), Slot(0, Layout((), "i32", ())), Slot(0, ROWS), Slot(1, ROWS)),
+    instructions=(
+        Feed(0, 0),
+        Run(0, (0, 1), (2,), Task("forward", 0, 0)),
+        Transfer(0, 2, 3),
+        Free((2,)),
+        Fetch(3, 0),
     ),
-    modules={"f": PROGRAM},
-    arguments=(Boundary("x", (4, 2), "f32", 0),),
-    results=(Boundary("y", (4, 2), "f32"),),
-    about={
-        **{"source": "f.mlir", "source_sha256": "0", "nonnegative_arguments": [0], "schedule": "1f1b", "cluster": "cpu8", "mesh": "x=2"},
-        **{"stages": 2, "micro_batches": 1, "ranks": 2, "predicted_step_s": 0.1, "predicted_idle": [0.5, 0.5]},
-        **{"predicted_peak_bytes": [96, 32], "predicted_run_s": [0.1], "predicted_temp_bytes": [0]},
-        **{"link_latency_s": 1e-6, "link_bytes_per_s": 1e9, "whole": [[[0, 1]], []], "asked": {"budget": "1G"}},
-        **{"cluster_file": list(cluster_lines("cpu8")), "pipeline": {"stages": "2"}, "search": SEARCH},
-    },
+    constants=((1, 7),),
+)
+PLAN = Plan(
+    source=Source("f.mlir", "0", "", {"stablehlo.add": 1}),
+    cluster=cluster_lines("cpu8"),
+    mesh=MESH,
+    num_ranks=2,
+    num_stages=2,
+    num_micro_batches=1,
+    schedule="1f1b",
+    options={"level": "3"},
+    versions={"jax": "0"},
+    predicted=Predicted(0.1, 0.05, (96, 32), 10**9, (0, 0)),
+    arguments=(Tensor("x", "f32[4,2]", ROWS.dims, 32, 0, 0),),
+    results=(Tensor("y", "f32[4,2]", ROWS.dims, 32, 1),),
+    alternatives=(
+        Alternative("one program", 0.2, 0.1, is_exact=True, why="slower"),
+        Alternative("4 stages", None, 0.0, is_exact=False, why="too large"),
+    ),
+    autotuning=Autotuning("rhino", {"rhino": 3}),
+    execution=Execution(STEP, {"f": PROGRAM}, (0.1,), (0,), 1e-6, 1e9, (0,)),
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "plan"
-    write_plan(PLAN, path)
+    save_plan(PLAN, path)
     return path
 
 
 def refused(folder: Path) -> RhinoError:
     with pytest.raises(RhinoError) as caught:
-        read_plan(folder)
+        load_plan(folder)
     return caught.value
 
 
-@pytest.mark.parametrize(("task", "version"), [(Task("forward", 0, 0), 1), (Task("step", 0), 2)])
-def test_what_is_written_is_read_again(folder: Path, task: Task, version: int):
-    """Of the second version is what the first did not know: a program that is a whole step."""
-    fed, run, *rest = PLAN.step.instructions
+@pytest.mark.parametrize(("task", "schedule"), [(Task("forward", 0, 0), "1f1b"), (Task("step", 0), "")])
+def test_what_is_written_is_read_again(folder: Path, task: Task, schedule: str):
+    fed, run, *rest = STEP.instructions
     assert isinstance(run, Run)
-    plan = replace(PLAN, step=replace(PLAN.step, instructions=(fed, replace(run, task=task), *rest)))
-    write_plan(plan, folder)
-    assert read_plan(folder) == plan
-    assert json.loads((folder / "manifest.json").read_text())["version"] == version
+    step = replace(STEP, instructions=(fed, replace(run, task=task), *rest))
+    plan = replace(PLAN, schedule=schedule, execution=replace(PLAN.execution, step=step))
+    save_plan(plan, folder)
+    assert load_plan(folder) == plan
 
 
 @pytest.mark.parametrize("side", ["arguments", "results"])
-@pytest.mark.parametrize("other", [{"shape": (2, 4)}, {"dtype": "i32"}])
-def test_a_step_takes_and_gives_what_its_plan_says(side: str, other: dict[str, object]):
-    verify_plan(PLAN)
-    (boundary,) = getattr(PLAN, side)
-    plan = replace(PLAN, **{side: (replace(boundary, **other),)})
+@pytest.mark.parametrize("kind", ["f32[2,4]", "i32[4,2]", "float16[4,2]"])
+def test_a_step_takes_and_gives_what_its_plan_says(side: str, kind: str):
+    verify_plan(PLAN, PLAN.execution)
+    (tensor,) = getattr(PLAN, side)
+    verify_plan(replace(PLAN, **{side: (replace(tensor, kind="float32[4,2]"),)}), PLAN.execution)
+    plan = replace(PLAN, **{side: (replace(tensor, kind=kind),)})
     with pytest.raises(RhinoError, match=rf"RHI-STEP-006.*{side[:-1]} 0 of the step is f32\[4, 2\]"):
-        verify_plan(plan)
+        verify_plan(plan, PLAN.execution)
 
 
 def test_writing_is_the_same_byte_for_byte_and_replaces_a_plan(folder: Path):
     before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    write_plan(PLAN, folder)
+    save_plan(PLAN, folder)
     assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["plan"]  # nothing half-written beside it
 
@@ -124,49 +131,56 @@ def test_a_missing_or_altered_file_is_named(folder: Path, name: str):
 
 
 @pytest.mark.parametrize(
-    ("manifest", "what"),
+    ("text", "what"),
     [
         ("", "no JSON"),
-        ("[]", "not of a plan"),
+        ("[]", "no JSON object"),
+        ('{"format": "other"}', "its format is not"),
         ('{"format": "rhino-plan", "version": 99}', "version 99"),
-        ('{"format": "rhino-plan", "version": 1}', "names no files"),
+        ('{"format": "rhino-plan", "version": 1}', "an older Rhino wrote it"),
     ],
 )
-def test_another_manifest_is_refused(folder: Path, manifest: str, what: str):
-    (folder / "manifest.json").write_text(manifest)
+def test_another_file_is_refused(folder: Path, text: str, what: str):
+    (folder / "plan.json").write_text(text)
     error = refused(folder)
     assert error.id == "RHI-PLAN-001"
     assert what in error.what
 
 
-def test_a_folder_without_a_manifest_is_no_plan(folder: Path):
+def test_a_folder_without_its_file_is_no_plan(folder: Path):
+    (folder / "plan.json").rename(folder / "manifest.json")
+    error = refused(folder)
+    assert error.id == "RHI-PLAN-001"
+    assert "an older Rhino wrote it" in error.what
+    assert "make the plan again" in error.fix
     (folder / "manifest.json").unlink()
-    assert refused(folder).id == "RHI-PLAN-001"
+    assert "No such file" in refused(folder).what
 
 
-def test_an_altered_manifest_is_named(folder: Path):
-    file = folder / "manifest.json"
-    manifest = json.loads(file.read_text())
-    file.write_text(json.dumps(manifest))  # said in another way, it is the same
-    assert read_plan(folder) == PLAN
-    manifest["arguments"][0]["shape"] = [4, 3]
-    file.write_text(json.dumps(manifest))
+def test_an_altered_plan_is_named(folder: Path):
+    file = folder / "plan.json"
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps(data))  # said in another way, it is the same
+    assert load_plan(folder) == PLAN
+    data["arguments"][0][1] = "f32[4,3]"
+    file.write_text(json.dumps(data))
     error = refused(folder)
     assert (error.id, error.place.file) == ("RHI-PLAN-002", str(file))
 
 
 def forge(folder: Path, step: bytes | None = None, **entries: object) -> None:
-    """Writes `entries` into the manifest, and `step` as the step, with hashes that fit."""
-    manifest = {**json.loads((folder / "manifest.json").read_text()), **entries}
+    """Writes `entries` into the plan, and `step` as the step, with hashes that fit."""
+    data = {**json.loads((folder / "plan.json").read_text()), **entries}
+    data = {name: value for name, value in data.items() if value is not ...}
     if step is not None:
         (folder / "step.json").write_bytes(step)
-        manifest["files"]["step.json"] = digest_of(step)
-    del manifest["manifest_sha256"]
-    manifest["manifest_sha256"] = digest_of(json.dumps(manifest).encode())
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+        data["files"]["step.json"] = digest_of(step)
+    del data["sha256"]
+    data["sha256"] = digest_of(json.dumps(data).encode())
+    (folder / "plan.json").write_text(json.dumps(data))
 
 
-def test_a_manifest_that_lacks_a_part_is_malformed(folder: Path):
+def test_a_plan_that_lacks_a_part_is_malformed(folder: Path):
     forge(folder, arguments=None)
     assert "malformed" in refused(folder).what
 
@@ -207,24 +221,24 @@ def mutated(value: object, at: tuple[object, ...], new: object) -> object:
 
 
 def test_forged_plans_are_run_or_refused_with_a_reason(folder: Path):
-    manifest, step = (json.loads((folder / name).read_text()) for name in ("manifest.json", "step.json"))
-    parts = {key: manifest[key] for key in ("arguments", "results", "files", "about")}
+    data, step = (json.loads((folder / name).read_text()) for name in ("plan.json", "step.json"))
+    parts = {key: value for key, value in data.items() if key not in ("format", "version", "sha256")}
     refused = []
     drawn = random.Random(0)
     for number, new in product(range(2), (..., None, "y", -1, 1.5, 7, [], {}, [[]], True)):
         whole = (parts, step)[number]
         for at in drawn.sample(list(places(whole)), 20):
             shutil.rmtree(folder)
-            write_plan(PLAN, folder)
+            save_plan(PLAN, folder)
             forged = mutated(whole, at, new)
             try:
-                forge(folder, json.dumps(forged).encode()) if number else forge(folder, **{key: forged.get(key) for key in parts})
-                plan = read_proven_plan(folder)
+                forge(folder, json.dumps(forged).encode()) if number else forge(folder, **{key: forged.get(key, ...) for key in parts})
+                plan = load_proven_plan(folder)
                 signature_of(plan)
-                costs_of(plan)
-                explain_whole(plan, 5)
-                diff_whole(PLAN, plan)
-                whole_page(plan)
+                costs_of(plan.execution)
+                explain_text(plan, 5)
+                diff_text(PLAN, plan)
+                plan_page(plan)
             except RhinoError as error:
                 refused.append(error.id)
     assert len(refused) > 200
@@ -236,7 +250,7 @@ def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
 
     def start() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        write_plan(PLAN, folder)
+        save_plan(PLAN, folder)
 
     program, step = folder / "programs" / "f.mlir", folder / "step.json"
     for name in (
@@ -251,14 +265,12 @@ def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
     ):
         start()
         forge(folder, files={**hashes(folder), name: digest_of(b"secret")})
-        yield f"the manifest names {name}"
+        yield f"the plan names {name}"
     for name in ("\0", "f" * 300, "f/" * 3000, "\ud800", "", "step.json/"):
         start()
         forge(folder, files={**hashes(folder), name: digest_of(b"")})
-        yield f"the manifest names {name!r}"
-    for file, target in product(
-        (program, step, folder / "manifest.json"), ("../secret", "/dev/zero", "/etc/passwd", "loop", "pipe", "hole")
-    ):
+        yield f"the plan names {name!r}"
+    for file, target in product((program, step, folder / "plan.json"), ("../secret", "/dev/zero", "/etc/passwd", "loop", "pipe", "hole")):
         start()
         data = file.read_bytes()
         (folder.parent / "secret").write_bytes(data)  # what it points to has the right bytes
@@ -303,7 +315,7 @@ def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
         program.write_text(text)
         forge(folder, files=hashes(folder))
         yield f"the program is {words}"
-    for file in (program, step, folder / "manifest.json"):
+    for file in (program, step, folder / "plan.json"):
         for at in drawn.sample(range(file.stat().st_size), 20):
             start()
             data = bytearray(file.read_bytes())
@@ -313,14 +325,14 @@ def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """What the manifest should say of the files."""
+    """What the plan should say of the files."""
     return {name: digest_of((folder / name).read_bytes()) for name in ("step.json", "programs/f.mlir")}
 
 
 def outcome(folder: Path) -> str:
     """Why a folder is refused, nothing where it is read as the plan that was written."""
     try:
-        plan = read_proven_plan(folder)
+        plan = load_proven_plan(folder)
     except RhinoError as error:
         return error.render()
     return "" if plan == PLAN else "it is another plan"
@@ -330,23 +342,23 @@ def test_each_altered_folder_is_refused_and_named(folder: Path):
     found = {what: outcome(folder) for what in altered(folder, random.Random(0))}
     assert len(found) > 100
     for what, message in found.items():
-        if not (message == "" and "manifest.json at" in what):  # white space, say
+        if not (message == "" and "plan.json at" in what):  # white space, say
             assert re.search(r"^\S+: error: \[RHI-(PLAN-00[12]|READ-00[1-5]|RUN-00[16])\] ", message), (what, message)
             assert str(folder) in message, (what, message)
 
 
 def test_no_more_bytes_are_read_than_a_plan_has(folder: Path, monkeypatch: pytest.MonkeyPatch):
     sizes = [(folder / name).stat().st_size for name in hashes(folder)]
-    monkeypatch.setattr(plan_folder, "_MOST_BYTES", sum(sizes))
-    assert read_plan(folder) == PLAN
-    monkeypatch.setattr(plan_folder, "_MOST_BYTES", sum(sizes) - 1)
+    monkeypatch.setattr(plan_files, "_MOST_BYTES", sum(sizes))
+    assert load_plan(folder) == PLAN
+    monkeypatch.setattr(plan_files, "_MOST_BYTES", sum(sizes) - 1)
     assert f"it has {sizes[1]} bytes, and at most {sizes[1] - 1} are read" in refused(folder).what
 
 
 def test_no_other_folder_is_written_over(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RhinoError) as caught:
-        write_plan(PLAN, tmp_path)
+        save_plan(PLAN, tmp_path)
     assert caught.value.id == "RHI-PLAN-003"
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -354,5 +366,5 @@ def test_no_other_folder_is_written_over(tmp_path: Path):
 def test_a_plan_where_nothing_can_be_written_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RhinoError) as caught:
-        write_plan(PLAN, tmp_path / "file" / "plan")
+        save_plan(PLAN, tmp_path / "file" / "plan")
     assert caught.value.id == "RHI-PLAN-003"

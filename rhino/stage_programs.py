@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rhino.call import Key, leaf_kind
-from rhino.pipeline_plan import PipelinePlan
-from rhino.program import Getter, NewShapesError
+from rhino.jit_program import Getter, NewShapesError
+from rhino.plan import Plan
 from rhino.runtime.executor.executable import weakly_typed
 from rhino.runtime.executor.executor import Argument, Executor
 from rhino.spread import Spread
 from rhino.traced import Traced
 
 
-class PipelineProgram:
+class StagePrograms:
     """The programs of a plan in stages, compiled and bound; `run` takes the arrays of a call as `Pieces.values`.
 
     Results stay where they are made, and are ordinary arrays there. An argument that lies where it is fed is used as it is. Of several
@@ -28,19 +28,21 @@ class PipelineProgram:
 
     watched: tuple[Getter, ...] = ()
 
-    def __init__(self, traced: Traced, plan: PipelinePlan) -> None:
+    def __init__(self, traced: Traced, plan: Plan) -> None:
         """Raises RHI-RUN-004 where the devices do not do, RHI-RUN-007 where another process does not come."""
         self.key: Key = traced.key
         self.in_shardings: tuple[Any, ...] = plan.in_shardings
         self._traced = traced
-        given, made = plan.key_dims
+        given, made = ([one.num_key_dims for one in side] for side in (plan.facts.arguments, plan.facts.results))
+        execution = plan.facts.execution
+        assert execution is not None, "it is a plan of stage programs"
         self._kinds = [(*kind, bool(words)) for kind, words in zip(traced.key.leaves, given, strict=True)]
         self._keys = {n: _implementation(aval.dtype) for n, aval in enumerate(traced.out_avals) if made[n]}
         self._weak = [n for n, aval in enumerate(traced.out_avals) if aval.weak_type]
         self._donated = [number for number in traced.alias if number not in traced.kept]
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
-            self._executor = Executor(plan.facts.step, plan.facts.modules, {rank.rank: rank.devices for rank in plan.ranks})
+            self._executor = Executor(execution.step, execution.modules, {rank.rank: rank.devices for rank in plan.ranks})
         else:
             self._executor = self._spread.executor()
             self._donated = [number for number in self._donated if number not in self._spread.lasting]

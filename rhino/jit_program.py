@@ -29,7 +29,7 @@ class NewShapesError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SpmdProgram:
+class JitProgram:
     """One program for the arrays that `key` says; `run` takes them as `Pieces.values` and is what jit gave.
 
     `watched` gives an array of each donated argument. On several host devices XLA ends the process where that was donated before
@@ -53,7 +53,7 @@ def _placed(leaf: Any, sharding: jax.sharding.NamedSharding) -> Any:  # noqa: AN
     return jax.device_put(leaf, sharding)
 
 
-def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ...]) -> SpmdProgram:
+def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ...]) -> JitProgram:
     """Returns the program of a plan; `code` is its module, `donated` are arguments by number.
 
     Raises:
@@ -75,7 +75,7 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     run.__name__ = run.__qualname__ = traced.name
     shardings = plan.in_shardings
     jitted = jax.jit(run, in_shardings=shardings, out_shardings=plan.out_shardings, donate_argnums=donated)
-    return SpmdProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
+    return JitProgram(key, plan, jitted, shardings, tuple(_watched(traced, donated)) if on_host else ())
 
 
 def _padded(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -1,0 +1,181 @@
+"""Plans on disk: one by its shardings is a file, one with programs a folder in which that file is `plan.json`.
+
+    plan.json             the plan (`rhino.ir.plan.plan_json`), with the hash of every other file
+    step.json             mesh, programs, slots, constants and instructions, one a line
+    programs/NAME.mlir    what is compiled
+
+A plan needs no planner to run, and is the same, byte for byte, for the same plan. It may come from somebody else: a name in it reaches
+regular files inside the folder alone, and no more is read than a plan can have.
+
+Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 a file is missing or altered; RHI-PLAN-003 it cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.plan.json_values import table_of, text_of
+from rhino.ir.plan.plan import Plan
+from rhino.ir.plan.plan_json import digest_of, no_plan, plan_data, plan_of, plan_text
+from rhino.ir.plan.step_json import read_step, step_text
+
+PLAN: Final = "plan.json"
+"""The file of the plan, within the folder of one with programs."""
+
+STEP: Final = "step.json"
+"""The file of the step."""
+
+_OLD: Final = "manifest.json"
+"""What folders of versions 1 and 2 had for a plan's file."""
+
+_MOST_BYTES: Final = 2**31
+"""Of all files together: XLA takes a program as a protobuf, which ends there, and a plan does not hold weights."""
+_MOST_JSON_BYTES: Final = 2**28
+"""Of the plan and of the step: an instruction has some hundred bytes, and no schedule has a million of them."""
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan as a file, or one with programs as a folder; whole or not at all. A plan that is there is replaced.
+
+    Raises:
+        RhinoError: RHI-PLAN-003 where it cannot be written, or something else than a plan is there.
+    """
+    files = _texts(plan)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if plan.execution:
+            _write_folder(files, path)
+        else:
+            _write_file(files[PLAN], path)
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error), "name a place that can be written") from None
+
+
+def load_plan(path: Path) -> Plan:
+    """Returns the plan in a file or a folder, every file of it checked against its hash. Raises RHI-PLAN-001, RHI-PLAN-002."""
+    is_folder = os.path.isdir(path)
+    file = path / PLAN if is_folder else Path(os.path.realpath(path))
+    try:
+        text = _read(file.parent, file.name, _MOST_JSON_BYTES).decode()
+    except (OSError, ValueError) as error:
+        if is_folder and (path / _OLD).exists():
+            raise no_plan(str(path), "an older Rhino wrote it") from None
+        raise no_plan(str(file), f"it cannot be read: {_reason(error)}") from None
+    data = plan_data(text, str(file))
+    try:
+        names = table_of(data["files"])
+        if not is_folder and names:
+            raise ValueError(f"it is of a folder, and was given without {', '.join(names)}")
+        texts = _checked_files(path, names)
+        step = read_step(json.loads(texts[STEP])) if STEP in texts else None
+        modules = {one.module: texts[program_file(one.module)] for one in step.programs} if step else {}
+        return plan_of(data, step, modules)
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        raise no_plan(str(path), f"it is malformed: {type(error).__name__}: {error}") from None
+
+
+def plan_digest(plan: Plan) -> str:
+    """Returns a hash of all that a plan's file or folder would hold."""
+    return digest_of(_texts(plan)[PLAN].encode())
+
+
+def program_file(module: str) -> str:
+    """Returns the name, within the folder, of the file of a program's module."""
+    return f"programs/{module}.mlir"
+
+
+def _texts(plan: Plan) -> dict[str, str]:
+    """Returns the files of a plan by name, its own first."""
+    others: dict[str, str] = {}
+    if plan.execution:
+        programs = {program_file(name): text for name, text in sorted(plan.execution.modules.items())}
+        others = {STEP: step_text(plan.execution.step), **programs}
+    return {PLAN: plan_text(plan, {name: digest_of(text.encode()) for name, text in others.items()}), **others}
+
+
+def _write_file(text: str, path: Path) -> None:
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder, and the plan is one file", "name a file, as plan.json")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_folder(files: Mapping[str, str], folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and (_is_plan(folder) or not any(folder.iterdir()))):
+        raise _unwritable(folder, "it is there, and is no plan", "give another name, or remove it")
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+        new = Path(beside) / "new"
+        for name, text in files.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).write_text(text, encoding="utf-8")
+        if folder.exists():
+            folder.rename(Path(beside) / "old")  # what is interrupted between the two leaves no half of a plan
+        new.rename(folder)
+
+
+def _is_plan(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (PLAN, _OLD))
+
+
+def _checked_files(folder: Path, names: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of files by name, each as its hash says. Raises RHI-PLAN-002."""
+    texts: dict[str, str] = {}
+    room_bytes = _MOST_BYTES
+    for name, digest in names.items():
+        data = _checked(folder, name, text_of(digest), min(room_bytes, _MOST_JSON_BYTES) if name == STEP else room_bytes)
+        room_bytes -= len(data)
+        texts[name] = data.decode()
+    return texts
+
+
+def _checked(folder: Path, name: str, digest: str, most_bytes: int) -> bytes:
+    try:
+        data = _read(folder, name, most_bytes)
+    except (OSError, ValueError) as error:
+        raise _altered(folder / name, f"it cannot be read: {_reason(error)}") from None
+    if digest_of(data) != digest:
+        raise _altered(folder / name, f"its hash is {digest_of(data)[:12]}..., expected {digest[:12]}...")
+    return data
+
+
+def _read(folder: Path, name: str, most_bytes: int) -> bytes:
+    """Returns what the regular file `name` within a folder holds. Raises ValueError where it is no such file, or has more bytes."""
+    file = folder / name
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+        raise ValueError(f"it is not within the plan's folder, {folder}")
+    with open(file, "rb", opener=_open_at_once) as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        if status.st_size > most_bytes:
+            raise ValueError(f"it has {status.st_size} bytes, and at most {most_bytes} are read")
+        return opened.read(status.st_size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file; to open a pipe would else wait for who writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _altered(file: Path, why: str) -> RhinoError:
+    what = f"the plan is not as it was written: {why}"
+    return RhinoError("RHI-PLAN-002", what, Place(str(file)), fix="write the plan anew")
+
+
+def _unwritable(path: Path, why: str, fix: str) -> RhinoError:
+    return RhinoError("RHI-PLAN-003", f"the plan cannot be written: {why}", Place(str(path)), fix=fix)

@@ -1,0 +1,343 @@
+"""A plan: how a training step runs on many devices, in one stage or in several, for which program and cluster, and what that takes.
+
+Every plan says what it is of, how arguments and results are placed, and what is predicted. The rest it says in one of two ways:
+
+- `sharding`: shardings on the ops of the normalized program, which stock XLA partitions and compiles. The program is not in the plan.
+- `execution`: a static list of instructions with the programs that they run, one or several to a rank. No planner is needed to run it.
+
+Arguments, results and ops go by the user's names. Rows that differ in the numbers of their names alone are one (`[*]`): layers, mostly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.graph.spec import dim_axes, partial_axes
+from rhino.ir.plan.instructions import Feed, Step
+
+_NUMBER: Final = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
+
+Dims = tuple[tuple[str, ...], ...]
+"""The axes that split each dim of a tensor, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An argument or result by its pytree path, on the mesh of stage rank `rank`.
+
+    `kind` is dtype and global shape, as `float32[8,16]`. `dims` is of the tensor as it is stored, which for a typed key has
+    dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the next step;
+    None on a result. `padded` is the shape in which it is stored, with zeros behind its own elements; empty where that is its
+    own. `num_bytes` are those that are stored, on all devices of the rank together where nothing is replicated.
+    """
+
+    path: str
+    kind: str
+    dims: Dims
+    num_bytes: int
+    rank: int = 0
+    alias: int | None = None
+    padded: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return kind_shape(self.kind)
+
+    @property
+    def dtype(self) -> str:
+        """The element type, by JAX's name where a function was planned, by MLIR's where a module was."""
+        return self.kind.partition("[")[0]
+
+    @property
+    def num_key_dims(self) -> int:
+        """How many dims a typed key's words have behind the key's own; 0 for any other tensor."""
+        return len(self.dims) - len(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The program that a plan is for: hashes as it was traced and as it was normalized, and how many ops of each kind it had.
+
+    Of a plan whose passes ran one by one only the first hash is known; `normal_sha256` and `ops` are empty then.
+    """
+
+    function: str
+    sha256: str
+    normal_sha256: str = ""
+    ops: Mapping[str, int] = ()  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Collectives that are alike: `count` of them in a step, their payload in bytes per device and their seconds together.
+
+    `tensor` is what is moved and `reader` for what (empty: it is stored so), by the user's names; `[*]` stands for numbers
+    that differ. `line` is where that stands in the user's source, as `model.py:41`, where it is known.
+    """
+
+    kind: str
+    count: int
+    num_bytes: int
+    seconds: float
+    tensor: str
+    reader: str
+    line: str
+
+    @property
+    def place(self) -> str:
+        """What is moved, and for what."""
+        return f"{self.tensor} for {self.reader}" if self.reader else f"{self.tensor}, where it arises"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Ops that are alike: `count` executions in a step, each shared by `shares` devices, in the scope `name` of the program.
+
+    `compute_s` are their seconds together on a device, `collectives_s` those of the collectives that they wait for or that
+    finish them, `num_bytes` what their results take there, all together. `how` is how operands are needed and results come.
+    """
+
+    kind: str
+    name: str
+    line: str
+    count: int
+    shares: int
+    how: str
+    compute_s: float
+    collectives_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeakTensor:
+    """Tensors that are alike and alive at the peak: `count` of them, with their bytes on a device together."""
+
+    name: str
+    kind: str
+    count: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The bytes alive on a device over the schedule of a step.
+
+    `curve` has a point (time, bytes) where the largest bytes of each part of the schedule are first reached, and the peak;
+    times count from 0 to `num_times`. `alive` is what is there at the peak, the largest first.
+    """
+
+    num_times: int
+    peak_time: int
+    peak_op: str
+    curve: tuple[tuple[int, int], ...]
+    alive: tuple[PeakTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What stands on the ops of the normalized program: op `i` carries the attributes `words[ops[i]]`."""
+
+    words: tuple[str, ...]
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """One program by its shardings: `form` says what is compiled, `annotations` how its ops run.
+
+    `compute_s` and `communication_s` are of ops and of collectives in a step; what is left of the step is to launch the
+    program and to cut blocks. `works`, `costs` and `memory` say where time and memory go.
+    """
+
+    form: str
+    compute_s: float
+    communication_s: float
+    works: tuple[Work, ...]
+    costs: tuple[Cost, ...]
+    memory: Memory
+    annotations: Annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What the executor runs: a step's instructions, and its programs' texts by their names in the step.
+
+    `run_s` and `temp_bytes` are predicted of a run of each program, on a device; transfers between ranks take `link_latency_s`
+    and their bytes over `link_bytes_per_s`. Of `nonnegative_arguments`, by number, no element may be drawn below 0.
+    """
+
+    step: Step
+    modules: Mapping[str, str]
+    run_s: tuple[float, ...]
+    temp_bytes: tuple[int, ...]
+    link_latency_s: float
+    link_bytes_per_s: float
+    nonnegative_arguments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What else was looked at: what its best plan takes, or why there is none (`step_s` is None then).
+
+    `is_exact` says that the step is that of its programs, and no estimate. No plan of its kind takes less than `at_least_s`.
+    """
+
+    what: str
+    step_s: float | None
+    at_least_s: float
+    is_exact: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Autotuning:
+    """How stages, mesh, micro-batches and rematerialization were found: by which strategy, after how many plans for each."""
+
+    found_by: str
+    num_planned: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a step is predicted to take. `at_least_s`: nothing that was searched takes less (0 where no bound is known).
+
+    `peak_bytes` are of a device of each rank. `kept_bytes` of them, by rank too, are state that the caller keeps beside the
+    new one; what is planned has `budget_bytes` less these.
+    """
+
+    step_s: float
+    at_least_s: float
+    peak_bytes: tuple[int, ...]
+    budget_bytes: int
+    kept_bytes: tuple[int, ...]
+
+    @property
+    def largest_peak_bytes(self) -> int:
+        """The peak of a device of the rank that holds most."""
+        return max(self.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One plan. `cluster` is the text of the cluster's file, `mesh` that of a stage's rank.
+
+    `options` is what was asked of the passes beside cluster, mesh, budget and what follows from the plan itself. `schedule` is
+    empty where there is one stage.
+    """
+
+    source: Source
+    cluster: tuple[str, ...]
+    mesh: Mesh
+    num_ranks: int
+    num_stages: int
+    num_micro_batches: int
+    schedule: str
+    options: Mapping[str, str]
+    versions: Mapping[str, str]
+    predicted: Predicted
+    arguments: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    autotuning: Autotuning | None = None
+    sharding: Sharding | None = None
+    execution: Execution | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the plan runs on."""
+        return self.num_ranks * self.mesh.num_devices
+
+    @property
+    def is_one_stage(self) -> bool:
+        """Whether one program is the whole step."""
+        return not self.schedule
+
+    @property
+    def cluster_name(self) -> str:
+        """What the cluster's file calls it."""
+        names = (line.partition("=")[2].strip().strip('"') for line in self.cluster if line.startswith("name"))
+        return next(names, "a cluster without a name")
+
+    def read_arguments(self) -> frozenset[int]:
+        """Returns the arguments that are read, by number."""
+        if self.execution is None:
+            return frozenset(range(len(self.arguments)))
+        return frozenset(one.argument for one in self.execution.step.instructions if isinstance(one, Feed))
+
+    def form(self) -> str:
+        """Returns how the step is divided, in words."""
+        count = self.num_micro_batches
+        batches = f", {count} micro-batch{'es' if count != 1 else ''}"
+        if self.is_one_stage:
+            return f"one program on mesh {self.mesh}{batches if count > 1 else ''}"
+        ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
+        return f"{self.num_stages} stages on {ranks} of mesh {self.mesh}{batches}, {self.schedule}"
+
+
+def kind_of(dtype: object, shape: Sequence[int]) -> str:
+    """Returns the kind of a tensor."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def kind_shape(kind: str) -> tuple[int, ...]:
+    """Returns the shape that a kind says."""
+    inside = kind.partition("[")[2].rstrip("]")
+    return tuple(map(int, inside.split(","))) if inside else ()
+
+
+def key_dims(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Returns the typed keys among tensors by number, with how many dims each has behind its own."""
+    return {number: one.num_key_dims for number, one in enumerate(tensors) if one.num_key_dims}
+
+
+def dims_between_calls(tensor: Tensor, mesh: Mapping[str, int]) -> Dims:
+    """Returns the axes that split each dim of an array of JAX's, which has its own shape.
+
+    JAX splits no dim that devices do not divide. What splits a padded one inside of the program splits another between calls,
+    the first that is left with a multiple of its size, or none.
+    """
+    shape = tensor.shape
+    dims, homeless = [list(axes) for axes in tensor.dims[: len(shape)]], list[str]()
+    for dim, padded in enumerate(tensor.padded):
+        if padded != shape[dim]:
+            homeless += dims[dim]
+            dims[dim] = []
+    for axis in homeless:
+        parts = [prod(mesh[one] for one in (*axes, axis)) for axes in dims]
+        home = next((dim for dim, size in enumerate(shape) if size and size % parts[dim] == 0), None)
+        if home is not None:
+            dims[home].append(axis)
+    return tuple(map(tuple, dims))
+
+
+def num_parts(tensor: Tensor, mesh: Mapping[str, int]) -> int:
+    """Returns into how many parts a tensor is split."""
+    return prod(mesh[axis] for axes in tensor.dims for axis in axes)
+
+
+def device_bytes(tensor: Tensor, mesh: Mapping[str, int]) -> int:
+    """Returns the bytes of a tensor on a device of its rank."""
+    return -(-tensor.num_bytes // num_parts(tensor, mesh))
+
+
+def folded(name: str) -> str:
+    """Returns a tensor's or op's name with `[*]` for its numbers: those of layers, say, which are alike in all else."""
+    return _NUMBER.sub("[*]", name)
+
+
+def dims_text(dims: Dims) -> str:
+    """Returns dims as Shardy lists them: `[{}, {"x"}]`."""
+    return "[" + ", ".join("{" + ", ".join(f'"{axis}"' for axis in axes) + "}" for axes in dims) + "]"
+
+
+def layout_text(spec: int, axes: Sequence[str], rank: int) -> str:
+    """Returns the sharding of a tensor of `rank` on the mesh axes, as Shardy lists dims; a partial sum is one `sum over` axes."""
+    dims = dims_text(tuple(tuple(axes[axis] for axis in one) for one in dim_axes(spec, len(axes), rank)))
+    sums = ", ".join(f'"{axes[axis]}"' for axis in partial_axes(spec))
+    return f"{dims} sum over {{{sums}}}" if sums else dims

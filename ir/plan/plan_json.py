@@ -1,0 +1,384 @@
+"""A plan as JSON, and back. Rows that belong together stand one to a line, so that a diff of two files reads.
+
+An object holds the whole plan but for a step's instructions and programs, which are files of their own beside it (`rhino.ir.plan.files`);
+`files` has their hashes, and `sha256` is the hash of the rest of the object.
+
+Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 it is not as it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from itertools import groupby
+from typing import Any, Final, TypeVar
+
+from rhino.ir.diagnostics import Place, RhinoError
+from rhino.ir.plan.instructions import Feed, Fetch, Run, Step
+from rhino.ir.plan.json_values import (
+    amount_of,
+    amounts_of,
+    count_of,
+    counts_of,
+    flag_of,
+    list_of,
+    number_of,
+    numbers_of,
+    table_of,
+    text_of,
+    texts_of,
+    words_of,
+)
+from rhino.ir.plan.plan import (
+    Alternative,
+    Annotations,
+    Autotuning,
+    Cost,
+    Execution,
+    Memory,
+    PeakTensor,
+    Plan,
+    Predicted,
+    Sharding,
+    Source,
+    Tensor,
+    Work,
+)
+from rhino.ir.plan.step_json import mesh_of
+
+FORMAT: Final = "rhino-plan"
+VERSION: Final = 3
+"""Of the format: 1 and 2 were folders with a manifest alone, and files of one program were of another format."""
+
+_OLD: Final = ("rhino-spmd-plan", 1, 2)
+_FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
+_DIGEST: Final = "sha256"
+
+_Record = TypeVar("_Record")
+
+
+def digest_of(data: bytes) -> str:
+    """Returns the hash by which plans know files and programs."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
+    """Returns the file of a plan; the same text for the same plan. `files` are the hashes of what stands beside it, by name."""
+    predicted, tuned = plan.predicted, plan.autotuning
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "source": {
+            "function": plan.source.function,
+            "sha256": plan.source.sha256,
+            "normal_sha256": plan.source.normal_sha256,
+            "ops": dict(plan.source.ops),
+        },
+        "cluster": list(plan.cluster),
+        "mesh": [list(axis) for axis in plan.mesh.axes],
+        "ranks": plan.num_ranks,
+        "stages": plan.num_stages,
+        "micro_batches": plan.num_micro_batches,
+        "schedule": plan.schedule,
+        "options": dict(plan.options),
+        "versions": dict(plan.versions),
+        "predicted": {
+            "step_s": predicted.step_s,
+            "at_least_s": predicted.at_least_s,
+            "peak_bytes": list(predicted.peak_bytes),
+            "budget_bytes": predicted.budget_bytes,
+            "kept_bytes": list(predicted.kept_bytes),
+        },
+        "arguments": [_tensor_row(one) for one in plan.arguments],
+        "results": _result_rows(plan),
+        "alternatives": [astuple(one) for one in plan.alternatives],
+        "autotuning": {"found_by": tuned.found_by, "num_planned": dict(tuned.num_planned)} if tuned else None,
+        "sharding": _sharding_json(plan.sharding) if plan.sharding else None,
+        "execution": _execution_json(plan.execution) if plan.execution else None,
+        "files": dict(files),
+    }
+    found = {name: value for name, value in data.items() if value is not None}
+    return _object({**found, _DIGEST: _own_digest(found)}) + "\n"
+
+
+def plan_data(text: str | bytes, file: str) -> dict[str, Any]:
+    """Returns the object in a plan's file, as it was written. Raises RHI-PLAN-001, RHI-PLAN-002."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise no_plan(file, f"it is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise no_plan(file, "it is no JSON object")
+    if data.get("format") == _OLD[0] or (data.get("format") == FORMAT and data.get("version") in _OLD[1:]):
+        raise no_plan(file, f"an older Rhino wrote it, and this reads {FORMAT} version {VERSION}")
+    if data.get("format") != FORMAT:
+        raise no_plan(file, f"its format is not {FORMAT!r}")
+    if data.get("version") != VERSION:
+        raise no_plan(file, f"it is of version {data.get('version')!r}, and this reads version {VERSION}")
+    if data.get(_DIGEST) != _own_digest(data):
+        what = "the plan is not as it was written: its hash is another"
+        raise RhinoError("RHI-PLAN-002", what, Place(file), fix="write the plan anew")
+    return data
+
+
+def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str]) -> Plan:
+    """Returns the plan that an object is, with the step and the modules that stand in files beside it.
+
+    Raises:
+        TypeError, ValueError, KeyError: where something is not of its kind, or does not go with the rest.
+    """
+    source, predicted, tuned = table_of(data["source"]), table_of(data["predicted"]), data.get("autotuning")
+    arguments = tuple(map(_tensor, list_of(data["arguments"])))
+    plan = Plan(
+        source=Source(
+            text_of(source["function"]),
+            text_of(source["sha256"]),
+            text_of(source["normal_sha256"]),
+            counts_of(source["ops"]),
+        ),
+        cluster=texts_of(data["cluster"]),
+        mesh=mesh_of(data["mesh"]),
+        num_ranks=count_of(data["ranks"]),
+        num_stages=count_of(data["stages"]),
+        num_micro_batches=count_of(data["micro_batches"]),
+        schedule=text_of(data["schedule"]),
+        options=words_of(data["options"]),
+        versions=words_of(data["versions"]),
+        predicted=Predicted(
+            amount_of(predicted["step_s"]),
+            amount_of(predicted["at_least_s"]),
+            numbers_of(predicted["peak_bytes"]),
+            number_of(predicted["budget_bytes"]),
+            numbers_of(predicted["kept_bytes"]),
+        ),
+        arguments=arguments,
+        results=_results(list_of(data["results"]), arguments),
+        alternatives=tuple(_alternative(*list_of(row)) for row in list_of(data["alternatives"])),
+        autotuning=None if tuned is None else Autotuning(text_of(tuned["found_by"]), counts_of(tuned["num_planned"])),
+        sharding=_sharding(table_of(data["sharding"])) if "sharding" in data else None,
+        execution=_execution(table_of(data["execution"]), step, modules) if "execution" in data else None,
+    )
+    _check(plan)
+    return plan
+
+
+def no_plan(file: str, why: str) -> RhinoError:
+    """Returns what to say of a file that is no plan."""
+    return RhinoError("RHI-PLAN-001", f"not a plan that can be read: {why}", Place(file), fix=_FIX)
+
+
+def _own_digest(data: Mapping[str, Any]) -> str:
+    """Returns the hash of an object without the hash that it holds of itself."""
+    return digest_of(json.dumps({key: value for key, value in data.items() if key != _DIGEST}).encode())
+
+
+# Tensors
+
+
+def _tensor_row(one: Tensor) -> list[Any]:
+    """Returns a row without what at its end is the same for most tensors."""
+    row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes, one.rank, one.alias, list(one.padded)]
+    usual: tuple[Any, ...] = (0, None, [])
+    while len(row) > 4 and row[-1] == usual[len(row) - 5]:
+        row.pop()
+    return row
+
+
+def _tensor(row: list[Any]) -> Tensor:
+    path, kind, dims, num_bytes, *more = list_of(row)
+    usual: tuple[Any, ...] = (0, None, [])
+    rank, alias, padded = *more, *usual[len(more) :]
+    return Tensor(
+        text_of(path),
+        text_of(kind),
+        tuple(map(texts_of, list_of(dims))),
+        number_of(num_bytes),
+        number_of(rank),
+        None if alias is None else number_of(alias),
+        numbers_of(padded),
+    )
+
+
+def _result_rows(plan: Plan) -> list[list[Any]]:
+    """Returns the rows of results; of one that is an argument's next value, and is placed as it is, the path alone."""
+    rows = [_tensor_row(one) for one in plan.results]
+    for one in plan.arguments:
+        if one.alias is not None and _tensor_row(replace(one, alias=None))[1:] == rows[one.alias][1:]:
+            rows[one.alias] = rows[one.alias][:1]
+    return rows
+
+
+def _results(rows: Sequence[Any], arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    given = {one.alias: one for one in arguments}
+    return tuple(
+        _tensor(row) if len(list_of(row)) > 1 else replace(given[number], path=text_of(row[0]), alias=None)
+        for number, row in enumerate(rows)
+    )
+
+
+def _alternative(what: str, step_s: float | None, at_least_s: float, is_exact: bool, why: str) -> Alternative:
+    step = None if step_s is None else amount_of(step_s)
+    return Alternative(text_of(what), step, amount_of(at_least_s), flag_of(is_exact), text_of(why))
+
+
+# One program by its shardings
+
+
+def _sharding_json(one: Sharding) -> dict[str, Any]:
+    memory = one.memory
+    return {
+        "form": one.form,
+        "compute_s": one.compute_s,
+        "communication_s": one.communication_s,
+        "works": [astuple(work) for work in one.works],
+        "costs": [astuple(cost) for cost in one.costs],
+        "memory": [memory.num_times, memory.peak_time, memory.peak_op],
+        "curve": [" ".join(f"{time}:{num_bytes}" for time, num_bytes in memory.curve)],
+        "alive": [astuple(tensor) for tensor in memory.alive],
+        "annotations": list(one.annotations.words),
+        "annotation_of_op": _runs(one.annotations.ops),
+    }
+
+
+def _sharding(data: dict[str, Any]) -> Sharding:
+    num_times, peak_time, peak_op = data["memory"]
+    points = [point.split(":") for line in texts_of(data["curve"]) for point in line.split()]
+    return Sharding(
+        form=text_of(data["form"]),
+        compute_s=amount_of(data["compute_s"]),
+        communication_s=amount_of(data["communication_s"]),
+        works=_records(Work, data["works"], (*[text_of] * 3, *[number_of] * 2, text_of, *[amount_of] * 2, number_of)),
+        costs=_records(Cost, data["costs"], (text_of, number_of, number_of, amount_of, *[text_of] * 3)),
+        memory=Memory(
+            number_of(num_times),
+            number_of(peak_time),
+            text_of(peak_op),
+            tuple((int(time), int(num_bytes)) for time, num_bytes in points),
+            _records(PeakTensor, data["alive"], (text_of, text_of, number_of, number_of)),
+        ),
+        annotations=Annotations(texts_of(data["annotations"]), _from_runs(text_of(data["annotation_of_op"]))),
+    )
+
+
+def _records(
+    record: Callable[..., _Record],
+    rows: Any,  # noqa: ANN401 - JSON
+    fields: Sequence[Callable[[Any], object]],
+) -> tuple[_Record, ...]:
+    return tuple(record(*(field(value) for field, value in zip(fields, list_of(row), strict=True))) for row in list_of(rows))
+
+
+def _runs(numbers: tuple[int, ...]) -> str:
+    """Returns numbers as text, repeated ones as `3x12`."""
+    counted = ((len(list(group)), number) for number, group in groupby(numbers))
+    return " ".join(f"{count}x{number}" if count > 1 else str(number) for count, number in counted)
+
+
+def _from_runs(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for word in text.split():
+        count, times, number = word.rpartition("x")
+        found += [int(number)] * (int(count) if times else 1)
+    return tuple(found)
+
+
+# What is executed
+
+
+def _execution_json(one: Execution) -> dict[str, Any]:
+    return {
+        "run_s": list(one.run_s),
+        "temp_bytes": list(one.temp_bytes),
+        "link_latency_s": one.link_latency_s,
+        "link_bytes_per_s": one.link_bytes_per_s,
+        "nonnegative_arguments": list(one.nonnegative_arguments),
+    }
+
+
+def _execution(data: dict[str, Any], step: Step | None, modules: Mapping[str, str]) -> Execution:
+    if step is None:
+        raise ValueError("it says what is executed, and has no step")
+    return Execution(
+        step,
+        modules,
+        amounts_of(data["run_s"]),
+        numbers_of(data["temp_bytes"]),
+        amount_of(data["link_latency_s"]),
+        amount_of(data["link_bytes_per_s"]),
+        numbers_of(data["nonnegative_arguments"]),
+    )
+
+
+def _check(plan: Plan) -> None:
+    """Raises ValueError or IndexError where a plan's parts do not go together."""
+    if (plan.sharding is None) == (plan.execution is None):
+        raise ValueError("it says neither how ops are sharded nor what is executed, or both")
+    peaks, kept = plan.predicted.peak_bytes, plan.predicted.kept_bytes
+    if len(peaks) != plan.num_ranks or len(kept) != plan.num_ranks:
+        raise ValueError(f"there are {len(peaks)} peaks and {len(kept)} sizes of kept state, expected {plan.num_ranks}")
+    for one in (*plan.arguments, *plan.results):
+        if one.rank >= plan.num_ranks or one.num_key_dims < 0 or (one.padded and len(one.padded) != len(one.shape)):
+            raise ValueError(f"{one.path!r} is {one}")
+        if unknown := {axis for axes in one.dims for axis in axes} - set(plan.mesh.names):
+            raise ValueError(f"{one.path!r} is split along {sorted(unknown)}, and the mesh is {plan.mesh}")
+    _check_aliases(plan)
+    if plan.execution:
+        _check_execution(plan, plan.execution)
+    elif (plan.num_ranks, plan.schedule) != (1, ""):
+        raise ValueError(f"one program is on {plan.num_ranks} ranks, by the schedule {plan.schedule!r}")
+
+
+def _check_aliases(plan: Plan) -> None:
+    """Raises ValueError where an argument becomes what is no result, or one of another type, or that another argument becomes."""
+    taken = [one.alias for one in plan.arguments if one.alias is not None]
+    for one in plan.arguments:
+        if one.alias is not None and (plan.results[one.alias].kind != one.kind or taken.count(one.alias) > 1):
+            raise ValueError(f"argument {one.path!r} becomes result {one.alias}")
+
+
+def _check_execution(plan: Plan, execution: Execution) -> None:
+    """Raises ValueError or IndexError where a plan's step is not of its mesh, ranks, programs and placements."""
+    step = execution.step
+    if (step.mesh, step.num_ranks) != (plan.mesh, plan.num_ranks):
+        raise ValueError(f"the step has {step.num_ranks} ranks of {step.mesh}")
+    for name, found in (("run_s", execution.run_s), ("temp_bytes", execution.temp_bytes)):
+        if len(found) != len(step.programs):
+            raise ValueError(f"{name} are {len(found)}, expected {len(step.programs)}")
+    if any(isinstance(one, Run) and one.task.phase == "step" for one in step.instructions) != plan.is_one_stage:
+        raise ValueError(f"the schedule is {plan.schedule!r}, which does not go with the programs of the step")
+    for one in step.instructions:
+        match one:
+            case Feed(number, slot):
+                tensor = plan.arguments[number]
+            case Fetch(slot, number):
+                tensor = plan.results[number]
+            case _:
+                continue
+        there = step.slots[slot]
+        if (there.rank, there.layout.dims) != (tensor.rank, tensor.dims):
+            raise ValueError(f"{tensor.path!r} is on rank {tensor.rank} as {tensor.dims}, and in the step it is not")
+
+
+# Text
+
+
+def _object(data: Mapping[str, Any]) -> str:
+    """Returns an object whose inner lists and objects have a line for each entry."""
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_block(value, '    ')}" for key, value in data.items()) + "\n}"
+
+
+def _block(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value
+    if isinstance(value, Mapping) and value:
+        inner = [f"{indent}{json.dumps(key)}: {_inner(one, indent)}" for key, one in value.items()]
+        return "{\n" + ",\n".join(inner) + f"\n{indent[:-2]}}}"
+    if isinstance(value, list | tuple) and value:
+        return "[\n" + ",\n".join(f"{indent}{json.dumps(one)}" for one in value) + f"\n{indent[:-2]}]"
+    return json.dumps(value)
+
+
+def _inner(value: Any, indent: str) -> str:  # noqa: ANN401 - as above
+    """Returns a value of an inner object: lists of rows have a line for each."""
+    is_rows = isinstance(value, list) and any(isinstance(one, list | tuple | str) for one in value)
+    return _block(value, f"{indent}  ") if is_rows else json.dumps(value)

@@ -1,0 +1,147 @@
+"""Two plans compared: what is placed differently, what is sent differently, and what that costs; the costliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rhino.ir.plan.instructions import Transfer
+from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, dims_text, folded
+from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.units import PEAK, format_bytes, format_seconds
+from rhino.passes.planner.plan_rows import collectives_by_task, new_results, total_counts
+from rhino.passes.planner.tables import differ, more, signed_bytes, signed_seconds
+
+_SHOWN: Final = 40
+"""Lines of a difference that are shown of each kind."""
+
+
+def diff_text(a: Plan, b: Plan) -> str:
+    """Returns what plan `b` does differently from `a`, the costliest first; an empty text where they are the same."""
+    lines = [*_made_for(a, b), *_totals(a, b), *_tensors("argument", a, b), *_tensors("result", a, b)]
+    if a.sharding and b.sharding:
+        lines += [*_costs(a.sharding, b.sharding), *_ops(a, b)]
+    return "\n".join(lines)
+
+
+def changes_of(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yields what was asked of one plan and otherwise, or not at all, of another."""
+    for key in sorted({*then, *now}):
+        if then.get(key) != now.get(key):
+            yield f"{key}: {then.get(key, 'not asked')} -> {now.get(key, 'not asked')}"
+
+
+def _made_for(a: Plan, b: Plan) -> Iterator[str]:
+    if a.source.sha256 != b.source.sha256:
+        yield f"made for different programs: {a.source.function} and {b.source.function}"
+    if a.cluster != b.cluster:
+        yield f"made for different clusters: {a.cluster_name} and {b.cluster_name}"
+    if a.is_one_stage != b.is_one_stage:
+        yield f"{a.form()} -> {b.form()}"
+    else:
+        for name, one, other in (
+            ("stages", a.num_stages, b.num_stages),
+            ("ranks", a.num_ranks, b.num_ranks),
+            ("mesh", a.mesh, b.mesh),
+            ("micro-batches", a.num_micro_batches, b.num_micro_batches),
+            ("schedule", a.schedule, b.schedule),
+        ):
+            if one != other:
+                yield f"{name}: {one} -> {other}"
+    yield from changes_of(a.options, b.options)
+
+
+def _totals(a: Plan, b: Plan) -> Iterator[str]:
+    yield from _seconds("step", a.predicted.step_s, b.predicted.step_s)
+    if a.sharding and b.sharding:
+        yield from _seconds("compute", a.sharding.compute_s, b.sharding.compute_s)
+        yield from _seconds("communication", a.sharding.communication_s, b.sharding.communication_s)
+    then, now = a.predicted.largest_peak_bytes, b.predicted.largest_peak_bytes
+    if then != now:
+        yield f"{PEAK}: {format_bytes(then)} -> {format_bytes(now)} ({signed_bytes(now - then)})"
+    if a.execution and b.execution:
+        yield from _moved("transfers", _transferred(a.execution), _transferred(b.execution))
+        yield from _moved(
+            "collectives", *(total_counts([stats for _, stats in collectives_by_task(one)]) for one in (a.execution, b.execution))
+        )
+
+
+def _seconds(words: str, then: float, now: float) -> Iterator[str]:
+    if differ(then, now):
+        yield f"{words}: {format_seconds(then)} -> {format_seconds(now)} ({signed_seconds(now - then)})"
+
+
+def _moved(words: str, then: tuple[int, int], now: tuple[int, int]) -> Iterator[str]:
+    if then != now:
+        sizes = f"{format_bytes(then[1])} in {then[0]} -> {format_bytes(now[1])} in {now[0]}"
+        yield f"{words}: {sizes} ({signed_bytes(now[1] - then[1])})"
+
+
+def _transferred(execution: Execution) -> tuple[int, int]:
+    """Returns the number of transfers in a step, and their bytes from a device to a device."""
+    step = execution.step
+    transfers = [one for one in step.instructions if isinstance(one, Transfer)]
+    return len(transfers), sum(local_bytes(step.slots[one.source].layout, step.mesh) for one in transfers)
+
+
+def _tensors(side: str, a: Plan, b: Plan) -> Iterator[str]:
+    """Yields the tensors that are placed differently, the largest first; those that differ in numbers of their names alone together.
+
+    Results that are an argument's next value are placed as it is, and are left out.
+    """
+    both = [plan.arguments if side == "argument" else new_results(plan) for plan in (a, b)]
+    then, now = ({one.path: one for one in tensors} for tensors in both)
+    is_ranked = a.num_ranks > 1 or b.num_ranks > 1
+    sizes: dict[str, list[int]] = {}
+    for path in {**then, **now}:
+        old, new = then.get(path), now.get(path)
+        if old is None or new is None or (old.kind, old.dims, old.rank) != (new.kind, new.dims, new.rank):
+            size = max(one.num_bytes for one in (old, new) if one is not None)
+            words = f"{side} {folded(path)}: {_placement(old, is_ranked)} -> {_placement(new, is_ranked)}"
+            sizes.setdefault(words, []).append(size)
+    yield from _shown([(-sum(each), f"{words} ({len(each)} of them)" if len(each) > 1 else words) for words, each in sizes.items()])
+
+
+def _costs(a: Sharding, b: Sharding) -> Iterator[str]:
+    then, now = (_by_place(one.costs) for one in (a, b))
+    rows = []
+    for place in {**then, **now}:
+        seconds = now.get(place, (0, 0, 0.0))[2] - then.get(place, (0, 0, 0.0))[2]
+        if then.get(place) != now.get(place):
+            sent = f"{_sent(then.get(place))} -> {_sent(now.get(place))}"
+            rows.append((-abs(seconds), f"{signed_seconds(seconds)} {' '.join(place)}: {sent}"))
+    yield from _shown(rows)
+
+
+def _shown(rows: Sequence[tuple[float, str]]) -> Iterator[str]:
+    """Yields the first lines by their keys, and how many there are beside."""
+    yield from (line for _, line in sorted(rows)[:_SHOWN])
+    yield from more(len(rows), _SHOWN)
+
+
+def _by_place(costs: tuple[Cost, ...]) -> dict[tuple[str, str], tuple[int, int, float]]:
+    found: dict[tuple[str, str], tuple[int, int, float]] = {}
+    for one in costs:
+        place = (one.kind, f"of {one.place}")
+        count, num_bytes, seconds = found.get(place, (0, 0, 0.0))
+        found[place] = (count + one.count, num_bytes + one.num_bytes, seconds + one.seconds)
+    return found
+
+
+def _ops(a: Plan, b: Plan) -> Iterator[str]:
+    if not a.sharding or not b.sharding or a.source.normal_sha256 != b.source.normal_sha256:
+        return
+    one, other = a.sharding.annotations, b.sharding.annotations
+    count = sum(one.words[x] != other.words[y] for x, y in zip(one.ops, other.ops, strict=False))
+    if count:
+        yield f"{count} of {len(one.ops)} ops run or store their results differently"
+
+
+def _placement(one: Tensor | None, is_ranked: bool) -> str:
+    if one is None:
+        return "not there"
+    return f"{f'rank {one.rank} ' if is_ranked else ''}{one.kind} {dims_text(one.dims)}"
+
+
+def _sent(one: tuple[int, int, float] | None) -> str:
+    return "none" if one is None else f"{one[0]} of {format_bytes(one[1])} together"

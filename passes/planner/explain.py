@@ -1,0 +1,194 @@
+"""A plan in words: what it comes to, and where time and memory go, the largest first. A section of which nothing is known is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from textwrap import shorten
+from typing import Final
+
+from rhino.ir.plan.plan import Execution, Plan, Sharding, Tensor, dims_text
+from rhino.ir.plan.timeline import render
+from rhino.ir.units import format_bytes, format_seconds, peak_text
+from rhino.passes.planner.plan_rows import (
+    alike,
+    new_results,
+    program_runs,
+    sent_s,
+    simulation_of,
+    stats_of,
+    step_of,
+    transfers_of,
+)
+from rhino.passes.planner.tables import more, section, table
+from rhino.strategies.pipeline.simulate import Simulation
+
+# Characters of how an op runs; a loop's return has a spec for each value that it carries, and one row would make all as wide.
+_HOW_WIDTH: Final = 90
+
+
+def explain_text(plan: Plan, num_rows: int = 20) -> str:
+    """Returns the totals of a plan, and `num_rows` of its tensors, ops, programs, transfers and collectives each.
+
+    `[*]` stands for numbers that differ, those of layers.
+    """
+    lines = totals(plan)
+    execution, sharding = plan.execution, plan.sharding
+    simulation = simulation_of(execution) if execution else None
+    if execution and simulation:
+        lines += [*_ranks(plan, simulation), *_programs(execution, num_rows), *_transfers(execution, simulation, num_rows)]
+    lines += _tensors(plan, num_rows)
+    if sharding:
+        lines += [*_works(plan, sharding, num_rows), *_collectives(sharding, num_rows), *_memory(sharding, num_rows)]
+    lines += alternatives_text(plan, num_rows)
+    return "\n".join([*lines, *([render(simulation.timeline).rstrip("\n")] if simulation else [])])
+
+
+def summary_text(plan: Plan) -> str:
+    """Returns what a plan comes to in four lines, as its file says."""
+    return "\n".join([*totals(plan), f"  {len(plan.arguments)} arguments, {len(plan.results)} results; explain() has more"])
+
+
+def totals(plan: Plan) -> list[str]:
+    """Returns what a plan is of, what it takes and what it needs, a line each."""
+    found = plan.predicted
+    kept = max(found.kept_bytes)
+    old = f", {format_bytes(kept)} of it old state that is kept" if kept else ""
+    on = f" on the rank that holds most of {plan.num_ranks}" if plan.num_ranks > 1 else ""
+    return [
+        f"{plan.source.function}: {plan.form()}, for {plan.cluster_name}",
+        f"  step   {format_seconds(found.step_s)}{_parts(plan)}{_bound(plan)}",
+        f"  memory {peak_text(found.largest_peak_bytes, found.budget_bytes)}{old}{on}",
+    ]
+
+
+def micro_batches_at_a_time(count: int) -> str:
+    """Returns how many micro-batches are alive, in words."""
+    return f"{count} micro-batch{'es' if count != 1 else ''} at a time"
+
+
+def alternatives_text(plan: Plan, num_rows: int = 20) -> list[str]:
+    """Returns what else was looked at, best first, as lines; none where nothing was."""
+    return section("alternatives:", [(step_of(one), one.what, one.why) for one in plan.alternatives], num_rows)
+
+
+def _parts(plan: Plan) -> str:
+    one = plan.sharding
+    if one is None:
+        return ""
+    rest = max(0.0, plan.predicted.step_s - one.compute_s - one.communication_s)
+    other = f", {format_seconds(rest)} to launch it and to cut blocks" if rest > 1e-4 * plan.predicted.step_s else ""
+    return f": {format_seconds(one.compute_s)} of compute, {format_seconds(one.communication_s)} in collectives{other}"
+
+
+def _bound(plan: Plan) -> str:
+    found = plan.predicted
+    if not found.at_least_s:
+        return ""
+    gap = max(0.0, 1 - found.at_least_s / found.step_s) if found.step_s else 0.0
+    return f"; no plan takes less than {format_seconds(found.at_least_s)} (gap {gap:.2%})"
+
+
+def _ranks(plan: Plan, simulation: Simulation) -> list[str]:
+    arguments = Counter[int]()
+    for one in alike(plan, plan.arguments):
+        arguments[one.first.rank] += one.num_bytes
+    rows = [
+        (
+            f"rank {rank}",
+            f"{simulation.timeline.idle(rank):.0%} idle",
+            peak_text(memory.peak_bytes),
+            f"arguments {format_bytes(arguments[rank])}",
+            micro_batches_at_a_time(memory.peak_micro_batches),
+        )
+        for rank, memory in enumerate(simulation.memory)
+    ]
+    return ["ranks:", *table(rows)]
+
+
+def _programs(execution: Execution, num_rows: int) -> list[str]:
+    rows = [
+        (
+            format_seconds(one.runs * one.seconds),
+            f"{one.runs} x {format_seconds(one.seconds)}",
+            format_bytes(one.temp_bytes),
+            f"rank {one.rank}",
+            f"{one.phase} of stage {one.stage}",
+            one.name,
+        )
+        for one in program_runs(execution)
+    ]
+    return section("programs: seconds in a step and in a run, bytes beside inputs and outputs", rows, num_rows)
+
+
+def _transfers(execution: Execution, simulation: Simulation, num_rows: int) -> list[str]:
+    rows = [
+        (format_seconds(one.seconds), format_bytes(one.num_bytes), f"{one.count} from rank {one.source} to {one.target}")
+        for one in transfers_of(execution, simulation)
+    ]
+    title = "transfers: seconds and bytes in a step, from each device of one rank to one of the other"
+    return section(title, rows, num_rows)
+
+
+def _tensors(plan: Plan, num_rows: int) -> list[str]:
+    arguments = _tensor_section(plan, "arguments", plan.arguments, num_rows)
+    return [*arguments, *_tensor_section(plan, "results that are no argument's next value", new_results(plan), num_rows)]
+
+
+def _tensor_section(plan: Plan, title: str, tensors: Sequence[Tensor], num_rows: int) -> list[str]:
+    costs = plan.sharding.costs if plan.sharding else ()
+    rows = []
+    for one in alike(plan, tensors):
+        sent = [_seconds(sent_s(costs, one.name))] if plan.sharding else []
+        rank = [f"rank {one.first.rank}"] if plan.num_ranks > 1 else []
+        kind = f"{len(one.tensors)} x {one.first.kind}"
+        rows.append((format_bytes(one.num_bytes), *sent, *rank, kind, dims_text(one.first.dims), one.name))
+    words = ", seconds in which they are sent" if plan.sharding else ""
+    return section(f"{title}: bytes per device{words}", rows, num_rows)
+
+
+def _works(plan: Plan, sharding: Sharding, num_rows: int) -> list[str]:
+    head = ("compute", "waits", "results", "ops", "shared by", "how", "where")
+    rows = [
+        (
+            format_seconds(one.compute_s),
+            _seconds(one.collectives_s),
+            format_bytes(one.num_bytes),
+            f"{one.count} x {one.kind}",
+            f"{one.shares} of {plan.mesh.num_devices}",
+            shorten(one.how, _HOW_WIDTH, placeholder=" ..."),
+            " at ".join(filter(None, (one.name, one.line))),
+        )
+        for one in sharding.works
+    ]
+    title = "ops: seconds of compute and of the collectives that they wait for, and bytes of their results, per step and device"
+    return section(title, rows, num_rows, head)
+
+
+def _collectives(sharding: Sharding, num_rows: int) -> list[str]:
+    if not sharding.costs:
+        return ["no collectives"]
+    rows = [
+        (
+            format_seconds(one.seconds),
+            f"{one.count} x {one.kind}",
+            format_bytes(one.num_bytes),
+            " at ".join(filter(None, (one.place, one.line))),
+        )
+        for one in sharding.costs
+    ]
+    sums = [f"  {line}" for line in stats_of(sharding.costs).table().splitlines()]
+    title = "collectives, seconds and bytes per step and device:"
+    return [title, *sums, *table(rows[:num_rows]), *more(len(rows), num_rows)]
+
+
+def _memory(sharding: Sharding, num_rows: int) -> list[str]:
+    memory = sharding.memory
+    rows = [(format_bytes(one.num_bytes), f"{one.count} x {one.kind}", one.name) for one in memory.alive if one.num_bytes]
+    where = f", in {memory.peak_op}" if memory.peak_op else ""
+    title = f"alive at the peak (time {memory.peak_time} of {memory.num_times}{where}), bytes per device:"
+    return section(title, rows, num_rows)
+
+
+def _seconds(seconds: float) -> str:
+    return format_seconds(seconds) if seconds else "-"

@@ -1,0 +1,88 @@
+"""From a module to its plan in one program: what `auto-shard` chooses, with what binds the choice to the module and what it costs.
+
+Errors    those of the passes of `auto-shard`; RHI-MESH-002 where the mesh is left open, and some dims must not be split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rhino.ir.mlir.bindings import ir
+from rhino.ir.plan.plan import Plan, Predicted
+from rhino.passes.base import Remarks, make_pass, option_names
+from rhino.passes.layout.pad import PadDims, padded_arguments
+from rhino.passes.planner.module_facts import Unsplit, boundary, cluster_lines, given_options, keep_unsplit, normalize
+from rhino.passes.planner.plan_costs import PlanCosts, other_meshes, plan_costs
+from rhino.passes.registry import shard_in_parts
+from rhino.passes.sharding.annotations import read_annotations
+from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.textual_pipelines import build_pass_manager
+from rhino.strategies.solver.answer import Answer
+from rhino.strategies.solver.solver import Solver
+
+ANNOTATED: Final = "annotated"
+"""The form of a program that is compiled as it was, with the shardings on its ops."""
+
+REWRITING: Final = ("num", "remat", "batch", "pad", "parts")
+"""Options that change the program for which shardings are chosen."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A plan, and the choice that it is: for questions that the plan by itself does not answer. `solver` has found it.
+
+    `module` is annotated with it: what `costs` knows of ops lives as long as that.
+    """
+
+    module: ir.Module
+    plan: Plan
+    costs: PlanCosts
+    answer: Answer
+    solver: Solver
+
+
+def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks, unsplit: Unsplit | None = None) -> Found:
+    """Returns the best plan for `module`, which is annotated with it; `name` is how it is called.
+
+    `options` are those of the passes, by name: of `auto-shard`, and of micro-batches.
+    """
+    if padded := padded_arguments(options):  # as a plan holds it: without the file, for parts that are known
+        parts = make_pass(PadDims, {name: text for name, text in options.items() if name in option_names(PadDims)})
+        assert isinstance(parts, PadDims)
+        options = {**options, "pad": padded, "parts": str(parts.num_parts(module.operation, remarks))}
+    rewriting, rest = shard_in_parts(options)
+    is_rewritten = any(name in options for name in REWRITING)
+    source = normalize(module, name, rewriting, remarks, is_rewritten=is_rewritten)
+    chooser = next(one for one in rest if isinstance(one, ChooseShardings))
+    keep_unsplit(module, name, unsplit or {}, chooser, remarks)
+    build_pass_manager(rest, module.context, remarks).run(module.operation)
+    facts = remarks.statistics
+    answer: Answer = facts["answer"]
+    costs = plan_costs(facts)
+    arguments, results = boundary(module, is_annotated=True)
+    plan = Plan(
+        source=source,
+        cluster=cluster_lines(options["cluster"]),
+        mesh=facts["target"].mesh,
+        num_ranks=1,
+        num_stages=1,
+        num_micro_batches=int(options.get("num") or 1),
+        schedule="",
+        options=given_options(options),
+        versions={},
+        predicted=Predicted(answer.cost, answer.bound, (int(answer.peak_bytes),), int(facts["budget_bytes"]), (0,)),
+        arguments=arguments,
+        results=results,
+        alternatives=other_meshes(facts),
+        sharding=costs.sharding(ANNOTATED, read_annotations(module)),
+    )
+    return Found(module, plan, costs, answer, facts["solver"])
+
+
+def search_options(plan: Plan, cluster: str) -> dict[str, str]:
+    """Returns the options with which `search` finds a plan again; `cluster` names its cluster's file."""
+    batches = {} if plan.num_micro_batches == 1 else {"num": str(plan.num_micro_batches)}
+    budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes[0])
+    return {**plan.options, **batches, "cluster": cluster, "mesh": str(plan.mesh), "budget": str(budget)}

@@ -1,0 +1,161 @@
+"""What stands in a plan as rows that a text and a page show alike: tensors, programs, transfers, collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
+from rhino.ir.mlir.bindings import ir, make_context
+from rhino.ir.plan.instructions import Run, Transfer, rank_of
+from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, device_bytes, folded
+from rhino.ir.plan.step_memory import local_bytes
+from rhino.ir.program.collectives import module_stats
+from rhino.ir.units import format_seconds
+from rhino.strategies.pipeline.simulate import Costs, Link, Simulation, equal_links, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeTensors:
+    """Tensors that differ in the numbers of their paths alone, with their bytes on a device of their rank together."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    num_bytes: int
+
+    @property
+    def first(self) -> Tensor:
+        """One of them."""
+        return self.tensors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRuns:
+    """A program: on which rank it runs, what it is for, how often in a step, and the seconds and temporary bytes of a run on a device."""
+
+    rank: int
+    name: str
+    phase: str
+    stage: int
+    runs: int
+    seconds: float
+    temp_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRow:
+    """Transfers from one rank to another: their number, their bytes from a device of one to a device of the other, and their seconds."""
+
+    source: int
+    target: int
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+def costs_of(execution: Execution) -> Costs:
+    """Returns what the instructions of a plan were predicted to take."""
+    link = Link(execution.link_latency_s, execution.link_bytes_per_s)
+    return Costs(execution.run_s, execution.temp_bytes, equal_links(execution.step.num_ranks, link))
+
+
+def simulation_of(execution: Execution) -> Simulation:
+    """Returns the step of a plan as it is predicted to run."""
+    return simulate(execution.step, costs_of(execution))
+
+
+def alike(plan: Plan, tensors: Iterable[Tensor]) -> list[AlikeTensors]:
+    """Returns tensors in groups of those that are alike and placed alike, the largest first."""
+    mesh = dict(plan.mesh.axes)
+    groups: dict[tuple[object, ...], list[Tensor]] = {}
+    for one in tensors:
+        groups.setdefault((folded(one.path), one.kind, one.dims, one.rank), []).append(one)
+    rows = [
+        AlikeTensors(
+            folded(ones[0].path) if len(ones) > 1 else ones[0].path,
+            tuple(ones),
+            sum(device_bytes(one, mesh) for one in ones),
+        )
+        for ones in groups.values()
+    ]
+    return sorted(rows, key=lambda row: (-row.num_bytes, row.first.rank, row.name))
+
+
+def new_results(plan: Plan) -> list[Tensor]:
+    """Returns the results that are not an argument's next value."""
+    carried = {one.alias for one in plan.arguments}
+    return [one for number, one in enumerate(plan.results) if number not in carried]
+
+
+def sent_s(costs: Iterable[Cost], name: str) -> float:
+    """Returns the seconds of the collectives that move a tensor of this name (with `[*]` for its numbers)."""
+    return sum(one.seconds for one in costs if one.tensor == name)
+
+
+def stats_of(costs: Iterable[Cost]) -> CollectiveStats:
+    """Returns collectives by kind."""
+    return sum((CollectiveStats({one.kind: Count(one.count, one.num_bytes)}) for one in costs), EMPTY)
+
+
+def program_runs(execution: Execution) -> list[ProgramRuns]:
+    """Returns the programs of a step, those that take longest first; one that runs on several ranks is there for each."""
+    step = execution.step
+    runs = [one for one in step.instructions if isinstance(one, Run)]
+    counted = Counter((one.program, rank_of(step, one), one.task.phase, one.task.stage) for one in runs)
+    rows = [
+        ProgramRuns(
+            rank,
+            step.programs[program].name,
+            phase,
+            stage,
+            count,
+            execution.run_s[program],
+            execution.temp_bytes[program],
+        )
+        for (program, rank, phase, stage), count in counted.items()
+    ]
+    return sorted(rows, key=lambda one: (-one.runs * one.seconds, one.rank, one.name))
+
+
+def transfers_of(execution: Execution, simulation: Simulation) -> list[TransferRow]:
+    """Returns the transfers of a step from rank to rank, those that take longest first."""
+    step = execution.step
+    found: dict[tuple[int, int], list[int]] = {}
+    for one in step.instructions:
+        if isinstance(one, Transfer):
+            source = step.slots[one.source]
+            pair = source.rank, step.slots[one.target].rank
+            found.setdefault(pair, []).append(local_bytes(source.layout, step.mesh))
+    seconds = dict.fromkeys(found, 0.0)
+    for move in simulation.timeline.moves:
+        seconds[move.giver, move.taker] += move.end_s - move.start_s
+    rows = [TransferRow(*pair, len(sizes), sum(sizes), seconds[pair]) for pair, sizes in found.items()]
+    return sorted(rows, key=lambda one: (-one.seconds, one.source, one.target))
+
+
+def collectives_by_task(execution: Execution) -> list[tuple[str, CollectiveStats]]:
+    """Returns the collectives of a step by phase and stage; a program's own are as many as it runs."""
+    context, step = make_context(), execution.step
+    own: dict[int, CollectiveStats] = {}
+    found: dict[str, CollectiveStats] = {}
+    for one in step.instructions:
+        if isinstance(one, Run):
+            if one.program not in own:
+                own[one.program] = module_stats(ir.Module.parse(execution.modules[step.programs[one.program].module], context))
+            task = f"{one.task.phase} of stage {one.task.stage}"
+            found[task] = found.get(task, EMPTY) + own[one.program]
+    return [(task, stats) for task, stats in found.items() if stats.counts]
+
+
+def step_of(one: Alternative) -> str:
+    """Returns the step of an alternative in words; `about` says that it is an estimate."""
+    if one.step_s is None:
+        return "-"
+    return format_seconds(one.step_s) if one.is_exact else f"about {format_seconds(one.step_s)}"
+
+
+def total_counts(stats: Sequence[CollectiveStats]) -> tuple[int, int]:
+    """Returns the number of collectives and their bytes on a device."""
+    counts = [count for one in stats for count in one.counts.values()]
+    return sum(one.num for one in counts), sum(one.num_bytes for one in counts)

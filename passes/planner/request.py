@@ -1,0 +1,91 @@
+"""What is asked of a plan, in values: texts are read where a user gives them, on a command line or by keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.passes.sharding.problem import AUTO
+from rhino.strategies.autotune import DEFAULT as BEST
+from rhino.strategies.autotune.base import MOST
+from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages."""
+
+    stages: int
+    chunks: int
+    schedule: str
+    mesh: tuple[int, ...]
+    micro_batches: int
+    keep: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a plan is to be; what is None (an empty schedule, no shares) is open, or left to its default where nothing is searched.
+
+    `stages` are those of the model, of which a schedule may put several on a rank; `mesh` is that of a rank, to be searched for
+    where `searches_mesh`. `budget_bytes` are per device. `remat` is the share of the activation stash that is recomputed, one
+    for all stages or one for each. `options` are others of the passes, by name: the level, and constraints on tensors and ops.
+
+    In a search a strategy looks at `candidates` plans at most, in `jobs` processes (None: one a core).
+    """
+
+    cluster: str
+    budget_bytes: int
+    mesh: Mesh | None = None
+    searches_mesh: bool = False
+    stages: int | None = None
+    micro_batches: int | None = None
+    schedule: str = ""
+    remat: tuple[float, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    strategy: str = BEST
+    candidates: int = MOST
+    jobs: int | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether several stages are asked for."""
+        return (self.stages or 1) > 1
+
+    def schedules(self) -> tuple[str, ...]:
+        """Returns the schedules to choose from; a number of stages that is given means one for each rank."""
+        if self.schedule:
+            return (self.schedule,)
+        return tuple(name for name, schedule in SCHEDULES.items() if self.stages is None or not schedule.chunked)
+
+    def decided(self, plan: Decided) -> PlanRequest:
+        """Returns the request for a plan of which nothing is open."""
+        return replace(
+            self,
+            mesh=self.mesh or mesh_of_shape(plan.mesh),
+            searches_mesh=False,
+            micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
+            remat=() if plan.keep >= 1 else (1 - plan.keep,),
+            stages=plan.stages,
+            schedule=plan.schedule,
+        )
+
+    def pass_options(self) -> dict[str, str]:
+        """Returns the request for one program as passes take it, by name."""
+        mesh = AUTO if self.searches_mesh else str(self.mesh) if self.mesh else ""
+        own = {
+            "cluster": self.cluster,
+            "mesh": mesh,
+            "budget": str(self.budget_bytes),
+            "num": "" if self.micro_batches is None else str(self.micro_batches),
+            "remat": ";".join(f"{share:g}" for share in self.remat),
+        }
+        return {name: text for name, text in {**self.options, **own}.items() if text}
+
+    def staged_options(self) -> dict[str, str]:
+        """Returns the request for a step in stages as passes take it, by name."""
+        schedule, stages = find_schedule(self.schedule or DEFAULT), self.stages or 1
+        ranks = max(1, stages // (2 if schedule.chunked else 1))
+        splits = {"split-backward": "true"} if schedule.splits_backward else {}
+        return {**self.pass_options(), "stages": str(stages), "ranks": str(ranks), "schedule": schedule.name, **splits}

@@ -1,0 +1,89 @@
+"""What a user asks of a plan by keywords, before the function is traced and a cluster is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.cluster.mesh import Mesh
+from rhino.passes.planner.module_facts import Sides
+from rhino.passes.planner.request import PlanRequest
+from rhino.pins import Named, named
+
+Pins = Callable[[Sequence[Named]], tuple[str, ...]]
+"""From paths and ranks of the arguments to the texts of pins."""
+
+SHARD, WHOLE = "shard", "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPlan:
+    """What is asked: as `PlanRequest`, but that the cluster may be open (empty), and pins are of tensors that are not known yet.
+
+    `mesh` is a stage's share of `shared` devices; 0: it is the user's.
+    """
+
+    cluster: str = ""
+    mesh: Mesh | None = None
+    searches_mesh: bool = False
+    budget_bytes: int | None = None
+    level: int = 3
+    pins: Pins = field(default=lambda _: ())
+    forbid: tuple[str, ...] = ()
+    pad: tuple[str, ...] = ()
+    axis_roles: tuple[str, ...] = ()
+    constraints: str = ""
+    op_rules: str = ""
+    micro_batches: int | None = None
+    batch: str = ""
+    remat: tuple[float, ...] = ()
+    stages: int | None = None
+    schedule: str = ""
+    search: str = SHARD
+    jobs: int | None = None
+    shared: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
+        if self.stages is not None and self.micro_batches is not None and self.mesh is not None:
+            return False
+        return self.search == WHOLE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether several stages are asked for."""
+        return (self.stages or 1) > 1
+
+    def with_pins(self, pins: tuple[str, ...]) -> AskedPlan:
+        """Returns the same with more pins."""
+        return replace(self, pins=lambda tensors: (*self.pins(tensors), *pins))
+
+    def request(self, sides: Sides) -> PlanRequest:
+        """Returns the request for a function of these tensors, on a cluster that is named."""
+        options = {
+            "level": str(self.level),
+            "pin": "; ".join(self.pins(named(sides))),
+            "forbid": "; ".join(self.forbid),
+            "pad": "; ".join(self.pad),
+            "axis-role": "; ".join(self.axis_roles),
+            "constraints": self.constraints,
+            "op-rules": self.op_rules,
+            "batch": self.batch,
+        }
+        budget = self.budget_bytes
+        if budget is None:
+            budget = int(load_cluster(self.cluster).device.usable_hbm_bytes)
+        return PlanRequest(
+            cluster=self.cluster,
+            budget_bytes=budget,
+            mesh=self.mesh,
+            searches_mesh=self.searches_mesh,
+            stages=self.stages,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            remat=self.remat,
+            options={name: text for name, text in options.items() if text},
+            jobs=self.jobs,
+        )
