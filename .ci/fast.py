@@ -1,7 +1,10 @@
-"""What of the tests is run between edits, so that all of it takes less than a minute on two cores: one rule each for unit and lit tests.
+"""What of the tests is run between edits, so that all of it takes less than a minute on two cores.
 
-Unit tests    the modules that see data alone: they, and the helpers beside them that they import, import neither JAX nor any package of
-              Rhino's but `ir` and `strategies`. What compiles or runs programs takes minutes, and is left to the whole.
+There is one rule for unit tests and one for lit tests:
+
+Unit tests the modules that see data alone: they, and the helpers beside them that they import, import neither JAX nor
+              any package of Rhino's but `ir` and `strategies`. What compiles or runs programs takes minutes, and is
+              left to the whole.
 Lit tests     the shortest file of each folder, errors aside: one for each pass and pipeline, and one for the command.
 """
 
@@ -22,7 +25,10 @@ HEAVY: Final = {
     "test_search.py": "searches drawn problems by every level, and again by enumeration",
     "test_axis_sweeps.py": "sweeps drawn problems within many budgets",
 }
-"""Modules that the rule takes and that are left out: 25, 30 and 39 processor seconds, of 156 for all that it takes (2026-11-24)."""
+"""Modules that the rule takes and that are left out.
+
+25, 30 and 39 processor seconds, of 156 for all that it takes (2026-11-24).
+"""
 
 _SCRIPTS: Final = ("bench", "docs", "examples")
 _SEEN: Final = ("rhino.ir", "rhino.strategies")

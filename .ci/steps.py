@@ -4,8 +4,9 @@
     python .ci/steps.py lint unit    only these
     python .ci/steps.py fast         between edits: format, lint, types, docs, and what .ci/fast.py chooses of the tests
 
-This is the one place that knows how a check is started; `.ci/check`, ctest and the daily commands call it. Every chosen step
-runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast` run two at a time.
+This is the one place that knows how a check is started; `.ci/check`, ctest and the daily commands call it. Every chosen
+step runs even if an earlier one failed, so that one run tells all; the exit code is 1 if any failed. Those of `fast`
+run two at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def run_step(name: str, command: tuple[str, ...], *, apart: bool = False) -> boo
     passed = done.returncode == 0
     if apart:
         print(f"== {name}\n{done.stdout}", end="", flush=True)
-    print(f"== {name}: {'ok' if passed else 'FAILED'} in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"== {name}: {'ok' if passed else 'FAILED'} in {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True
+    )
     return passed
 
 

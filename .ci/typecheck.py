@@ -1,8 +1,9 @@
 """Type-check every package and script with mypy; extra arguments go to mypy.
 
-`rhino.ir` lives in `ir/`, and so on. A type checker cannot follow the installer's import hook that maps one to the other, so this
-lays out the packages under their import names, as links in `build/types/`, from the same table that the installer reads
-(`[tool.setuptools.package-dir]`), and checks that. Places in the output are turned back to the real files.
+`rhino.ir` lives in `ir/`, and so on. A type checker cannot follow the installer's import hook that maps one to the
+other, so this lays out the packages under their import names, as links in `build/types/`, from the same table that the
+installer reads (`[tool.setuptools.package-dir]`), and checks that. Places in the output are turned back to the real
+files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def place(package: str) -> Path:
 
 
 def wanted_links(packages: dict[str, str]) -> dict[Path, Path]:
-    """Returns each link of the farm and what it points to: a package without others inside is one link, else one per file."""
+    """Returns each link of the farm and what it points to.
+
+    A package without others inside is one link, else one per file.
+    """
     links: dict[Path, Path] = {}
     for name, folder in packages.items():
         if any(other.startswith(f"{name}.") for other in packages):
@@ -42,7 +46,10 @@ def wanted_links(packages: dict[str, str]) -> dict[Path, Path]:
 
 
 def link_packages(packages: dict[str, str]) -> None:
-    """Brings the farm up to date; what is right already stays, so that a second check at the same time is not disturbed."""
+    """Brings the farm up to date.
+
+    What is right already stays, so that a second check at the same time is not disturbed.
+    """
     links = {ROOT / link: target for link, target in wanted_links(packages).items()}
     for old in (ROOT / FARM).rglob("*"):
         if old.is_symlink() and old.resolve() != links.get(old):

@@ -1,13 +1,17 @@
-"""Whether two states of this repository plan the same: IR and plans of a corpus, byte for byte but for what was renamed on purpose.
+"""Whether two states of this repository plan the same: IR and plans of a corpus are compared byte for byte.
+
+Only what was renamed on purpose may differ.
 
     python bench/compare_commits.py BASE [HEAD] [--renamed=FILE] [--pipelines=mlp,gpt] [--keep=FOLDER]
 
-BASE and HEAD are commits; without HEAD the working tree is compared. The corpus is that of BASE: every module of test/lit by itself, and
-every model of examples/zoo.py. Each is planned as COMMANDS say, once by each state in a process of its own; standard output, exit codes,
-ids of errors, and the plans that are written are compared. `--renamed` is a JSON object: what stands in outputs, options or plans of BASE
-(regular expressions) and what stands there instead. `--keep` keeps all outputs.
+BASE and HEAD are commits; without HEAD the working tree is compared. The corpus is that of BASE: every module of
+test/lit by itself, and every model of examples/zoo.py. Each is planned as COMMANDS say, once by each state in a process
+of its own; standard output, exit codes, ids of errors, and the plans that are written are compared. `--renamed` is a
+JSON object: what stands in outputs, options or plans of BASE (regular expressions) and what stands there instead.
+`--keep` keeps all outputs.
 
-Exit code: 0 if all are equal, 1 if some differ (each is named, with the first line that does), 2 if a state cannot be run.
+Exit code: 0 if all are equal, 1 if some differ (each is named, with the first line that does), 2 if a state cannot be
+run.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ _ID: Final = re.compile(r"\[(RHI-[A-Z]+-\d+)\]")
 
 
 def checkout(commit: str | None, into: Path) -> Path:
-    """Returns a copy of a commit, or of the working tree, whose packages lie under the names that they are imported by."""
+    """Returns a copy of a commit, or of the working tree, with packages under the names by which they are imported."""
     if commit is None:
         return copied(ROOT, into, "", ()).root
     place = into / "copy"
@@ -134,7 +138,8 @@ def compare(before: Path, after: Path, renamed: Renamed) -> list[str]:
             found += _plan_differences(name, facts_of(sides[0]), facts_of(sides[1]), renamed)
             continue
         old, new = (
-            path.read_text(encoding="utf-8", errors="replace").replace(str(path.parents[len(name.parts) - 1]), "") for path in sides
+            path.read_text(encoding="utf-8", errors="replace").replace(str(path.parents[len(name.parts) - 1]), "")
+            for path in sides
         )
         old = renamed.of(old)
         if name.suffix == ".err":
@@ -164,13 +169,23 @@ def _around(line: str, other: str) -> str:
 
 def _python(root: Path, program: str, *argv: str, stdin: str = "") -> None:
     paths = ":".join(str(root / folder) for folder in (".", "examples"))
-    environment = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HOME": str(root)}
-    subprocess.run([sys.executable, "-c", program, *argv], cwd=root, env=environment, input=stdin, text=True, check=True)
+    environment = {
+        "PYTHONPATH": paths,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "JAX_PLATFORMS": "cpu",
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(root),
+    }
+    subprocess.run(
+        [sys.executable, "-c", program, *argv], cwd=root, env=environment, input=stdin, text=True, check=True
+    )
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("base", metavar="BASE")
     parser.add_argument("head", metavar="HEAD", nargs="?")
     parser.add_argument("--renamed", metavar="FILE", type=Path)
@@ -188,7 +203,13 @@ def run(argv: Sequence[str]) -> int:
                 roots[side] = checkout(commit, place / side)
             files = corpus(roots["before"], place / "corpus")
             for side, root in roots.items():
-                outputs(root, files, options.pipelines.split(","), place / side / "outputs", renamed if side == "after" else Renamed({}))
+                outputs(
+                    root,
+                    files,
+                    options.pipelines.split(","),
+                    place / side / "outputs",
+                    renamed if side == "after" else Renamed({}),
+                )
         except subprocess.CalledProcessError as error:
             print(f"cannot be run: {' '.join(map(str, error.cmd))[:200]}", file=sys.stderr)
             return 2

@@ -2,9 +2,9 @@
 
     python bench/corpus.py FOLDER... [--cluster=cpu8] [--limit=60] [--jobs=2] [--shown=20]
 
-Takes all .mlir files of the folders, cut at lines `// -----`. Where a part has several public functions, each is the entry in turn. Every
-entry goes through `rhino-opt --auto-shard`, and again with `--localize`, in a worker process; one that dies, or takes longer than the
-limit (seconds of the wall), is ended, named, and replaced.
+Takes all .mlir files of the folders, cut at lines `// -----`. Where a part has several public functions, each is the
+entry in turn. Every entry goes through `rhino-opt --auto-shard`, and again with `--localize`, in a worker process; one
+that dies, or takes longer than the limit (seconds of the wall), is ended, named, and replaced.
 
     answer      exit code 0
     refusal     an error with its id; how many of each id, and how many without a line
@@ -55,7 +55,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one run ended: one of `KINDS`, its error's id or the last line of what it said, and whether the error has a line."""
+    """How one run ended.
+
+    `kind` is one of `KINDS`; `what` is the error's id, or the last line of the output. `is_placed` tells whether the
+    error names a line.
+    """
 
     kind: str
     what: str = ""
@@ -90,7 +94,10 @@ class Report:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         ids = ", ".join(f"{id} {count:,}" for id, count in self.refusals.most_common())
         longest, label = self.longest
-        return f"{table}\n\nrefusals: {ids or 'none'}; {self.num_unplaced:,} of them without a line\nlongest: {longest:.1f} s, {label}"
+        return (
+            f"{table}\n\nrefusals: {ids or 'none'}; {self.num_unplaced:,} of them without a line\n"
+            f"longest: {longest:.1f} s, {label}"
+        )
 
 
 def parts_of(folder: Path) -> Iterator[Job]:
@@ -137,7 +144,10 @@ def outcome_of(text: bytes, words: Sequence[str]) -> Outcome:
 
 
 def work(connection: Connection, cluster: str) -> None:
-    """Runs the parts that come, and says of each run that it begins, and how it ended; a number alone says that a part is done."""
+    """Runs the parts that come, and says of each run that it begins, and how it ended.
+
+    A number alone says that a part is done.
+    """
     while True:
         job: Job = connection.recv()
         count = 0
@@ -200,7 +210,9 @@ class Corpus:
             for worker in busy.values():
                 if worker.job is not None and time.monotonic() - worker.since > self.options.limit:
                     worker.process.kill()
-                    self.replace(worker, Outcome("too long", f"{self.options.limit} s passed", spent_s=self.options.limit))
+                    self.replace(
+                        worker, Outcome("too long", f"{self.options.limit} s passed", spent_s=self.options.limit)
+                    )
         for worker in self.workers:
             worker.process.kill()
         return self.report
@@ -239,7 +251,9 @@ class Corpus:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--cluster", default="cpu8", help="what to plan for (default cpu8)")
     parser.add_argument("--limit", type=float, default=60, help="seconds for a run (default 60)")

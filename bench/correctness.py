@@ -1,4 +1,7 @@
-"""Whether plans give the answer of one device, and the search the optimum of an oracle: on programs and plans drawn at random."""
+"""Whether plans give the answer of one device, and the search the optimum of an oracle.
+
+Programs and plans are drawn at random.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,9 @@ def plans(options: Options) -> Iterator[Tried]:
 def programs(options: Options) -> Iterator[Tried]:
     """Draw programs out of many ops, localize plans of them that nobody would choose, and compare with one device.
 
-    How programs are drawn: `random_programs.py`. With `--pad` every dim of the arguments is stored padded, to a multiple of
-    that number. The exit code is 1 if a program differs from one device under its plan, cannot be localized, or predicts
-    other collectives than it has.
+    How programs are drawn: `random_programs.py`. With `--pad` every dim of the arguments is stored padded, to a
+    multiple of that number. The exit code is 1 if a program differs from one device under its plan, cannot be
+    localized, or predicts other collectives than it has.
     """
     _prepare()
     for seed in options.seeds:
@@ -78,10 +81,11 @@ def programs(options: Options) -> Iterator[Tried]:
 
 
 def forms(options: Options) -> Iterator[Tried]:
-    """Draw gathers, scatters, dynamic slices and their updates, in every layout of index, window, batching and inserted dims.
+    """Draw gathers, scatters, dynamic slices and their updates, and compare each with one device.
 
-    How they are drawn: `indexed_forms.py`. The exit code is 1 if one differs from one device under a way to split it, cannot
-    be localized, or predicts other collectives than it has.
+    They come in every layout of index, window, batching and inserted dims. How they are drawn: `indexed_forms.py`. The
+    exit code is 1 if one differs from one device under a way to split it, cannot be localized, or predicts other
+    collectives than it has.
     """
     _prepare()
     for seed in options.seeds:
@@ -90,10 +94,10 @@ def forms(options: Options) -> Iterator[Tried]:
 
 
 def oracles(options: Options) -> Iterator[Tried]:
-    """Plan random small programs twice: by the search, and by an oracle that shares no code with it; both must find the same.
+    """Plan random small programs twice: by the search, and by an oracle that shares no code with it.
 
-    What is compared: `oracle.py`. The exit code is 1 if one program has another optimum, or states that the oracle has not.
-    The last line says which checks were made.
+    Both must find the same optimum. What is compared: `oracle.py`. The exit code is 1 if one program has another
+    optimum, or states that the oracle has not. The last line says which checks were made.
     """
     done = Counter[str]()
     for seed in options.seeds:
@@ -108,10 +112,11 @@ def oracles(options: Options) -> Iterator[Tried]:
 
 
 def pipelines(options: Options) -> Iterator[dict[str, Any]]:
-    """Whole plans of example models against one device: every schedule, several stages and micro-batches, some steps each.
+    """Compare whole plans of example models with one device.
 
-    Printed are what the plan says (idle share, transfers), and how far the results of the steps are from those of one
-    device. The exit code is 1 where one differs, or schedules that sum in one order do not give the same bits.
+    Each model runs some steps under every schedule, with several stages and micro-batches. Printed are what the plan
+    says (idle share, transfers), and how far the results of the steps are from those of one device. The exit code is 1
+    where one differs, or schedules that sum in one order do not give the same bits.
     """
     request_host_devices(8, os.environ)
     for name in options.models:

@@ -1,7 +1,8 @@
 """Plans that nobody would choose: drawn among all that are legal, localized, run, and compared with one device.
 
-A plan is drawn by solving the model's own choice problem with random costs: what is legal stays as it is, what is good does not. So
-every strategy of every op is met, beside every other that the problem allows, and every way of resharding in between. Moods:
+A plan is drawn by solving the model's own choice problem with random costs: what is legal stays as it is, what is good
+does not. So every strategy of every op is met, beside every other that the problem allows, and every way of resharding
+in between. Moods:
 
     any    every state of a node is as likely as every other
     near   as well, but changing a sharding costs too: fewer collectives, longer stretches in one sharding
@@ -64,7 +65,10 @@ class Drawable:
     choice: Choice
 
     def plan(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> ShardingPlan:
-        """Returns a random legal plan, in which the node `wanted[0]` is in its state `wanted[1]`, and annotates the module with it."""
+        """Returns a random legal plan, and annotates the module with it.
+
+        In that plan the node `wanted[0]` is in its state `wanted[1]`.
+        """
         return self.write(self.answer(seed, mood, wanted))
 
     def answer(self, seed: int, mood: str, wanted: tuple[int, int] | None = None) -> Answer:
@@ -110,9 +114,14 @@ def random_costs(choice: Choice, seed: int, mood: str) -> Problem:
     def redraw(table: Floats, bias: Floats) -> Floats:
         return np.where(np.isfinite(table), random.random(table.shape) + bias, np.inf)
 
-    nodes = [redraw(problem.tables[t], _bias(node, mood)) for t, node in zip(problem.node_table, choice.nodes, strict=True)]
+    nodes = [
+        redraw(problem.tables[t], _bias(node, mood)) for t, node in zip(problem.node_table, choice.nodes, strict=True)
+    ]
     tables = [problem.tables[t] for t in problem.edge_table]
-    edges = [redraw(t, np.zeros(t.shape)) * (t > 0) if mood == "near" else np.where(np.isfinite(t), 0.0, np.inf) for t in tables]
+    edges = [
+        redraw(t, np.zeros(t.shape)) * (t > 0) if mood == "near" else np.where(np.isfinite(t), 0.0, np.inf)
+        for t in tables
+    ]
     first = np.arange(len(nodes) + len(edges))
     ends = (problem.edge_u, problem.edge_v)
     return Problem((*nodes, *edges), first[: len(nodes)], *ends, first[len(nodes) :], coordinates=problem.coordinates)
@@ -151,7 +160,10 @@ class OneDevice:
         The local program must have the collectives that the plan foresees, and no other unless it has some of its own.
         """
         local = localized_copy(module, _FILE)
-        assert own_collectives or predicted_stats(plan) == module_stats(local), (predicted_stats(plan), module_stats(local))
+        assert own_collectives or predicted_stats(plan) == module_stats(local), (
+            predicted_stats(plan),
+            module_stats(local),
+        )
         executable = compile_module(wrap_manual(local), jax.devices()[: prod(plan.sizes)])
         found = worst(differences(executable.signature, _run(executable, self.inputs), self.results))
         assert found is not None
@@ -200,5 +212,7 @@ def try_plan(text: bytes, name: str, seed: int, mood: str, mesh: str, expected: 
     planned = random_plan(text, name, seed, mood, mesh)
     found = expected.difference(compile_planned(planned), tolerance(name))
     exact = planned.predicted == planned.localized
-    line = f"{ways_to_run(planned.plan)}; {planned.localized.total.num} collectives{'' if exact else ', OTHERS PREDICTED'}"
+    line = (
+        f"{ways_to_run(planned.plan)}; {planned.localized.total.num} collectives{'' if exact else ', OTHERS PREDICTED'}"
+    )
     return found.passes and exact, f"{line}; worst result {found.value.label}, relative error {found.max_rel:.2g}"

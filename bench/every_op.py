@@ -19,7 +19,8 @@ ROW, COLUMN, SCALAR, INDEX, TOKEN = tensor((16,)), tensor((8,)), tensor(()), ten
 class Case:
     """A program around one op.
 
-    `refused` is the id of the error that it gets. `not_run` says why its plans are not run: XLA's CPU cannot, or nothing could tell.
+    `refused` is the id of the error that it gets. `not_run` says why its plans are not run: XLA's CPU cannot, or
+    nothing could tell.
     """
 
     text: str
@@ -27,7 +28,15 @@ class Case:
     not_run: str = ""
 
 
-def case(body: str, arguments: dict[str, str], results: dict[str, str], *, refused: str = "", not_run: str = "", after: str = "") -> Case:
+def case(
+    body: str,
+    arguments: dict[str, str],
+    results: dict[str, str],
+    *,
+    refused: str = "",
+    not_run: str = "",
+    after: str = "",
+) -> Case:
     """A program of `body` on arguments and with results of these types; `after` stands after `@main`."""
     return Case(function(body, arguments, results) + after, refused, not_run)
 
@@ -59,12 +68,20 @@ def binary_region(op: str, kind: str = SCALAR) -> str:
 def compare_region(direction: str, kind: str = SCALAR) -> str:
     """The region of a sort or selection."""
     return region(
-        {"x": kind, "y": kind}, f"%z = stablehlo.compare {direction}, %x, %y : ({kind}, {kind}) -> tensor<i1>", "%z", "tensor<i1>"
+        {"x": kind, "y": kind},
+        f"%z = stablehlo.compare {direction}, %x, %y : ({kind}, {kind}) -> tensor<i1>",
+        "%z",
+        "tensor<i1>",
     )
 
 
-THIRD = f"%n = stablehlo.constant dense<3> : {INDEX} %p = stablehlo.compare LT, %i, %n : ({INDEX}, {INDEX}) -> tensor<i1>"
-NEXT = f"%o = stablehlo.constant dense<1> : {INDEX} %j = stablehlo.add %i, %o : {INDEX} %y = stablehlo.multiply %x, %b : {F32}"
+THIRD = (
+    f"%n = stablehlo.constant dense<3> : {INDEX} %p = stablehlo.compare LT, %i, %n : ({INDEX}, {INDEX}) -> tensor<i1>"
+)
+NEXT = (
+    f"%o = stablehlo.constant dense<1> : {INDEX} %j = stablehlo.add %i, %o : {INDEX} "
+    f"%y = stablehlo.multiply %x, %b : {F32}"
+)
 COUNTED = f"""%first = stablehlo.constant dense<0> : {INDEX}
 %0:2 = "stablehlo.while"(%first, %a) (
 {region({"i": INDEX, "x": F32}, THIRD, "%p", "tensor<i1>")},
@@ -81,7 +98,8 @@ OTHER = region(
 ZERO = "%zero = stablehlo.constant dense<0.0> : tensor<f32>\n"
 GATHER = (
     "#stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>",
-    "#stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>",
+    "#stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], "
+    "index_vector_dim = 1>",
 )
 BATCH_NORM = "{epsilon = 1.0e-3 : f32, feature_index = 1 : i64}"
 CONVOLUTION = (
@@ -93,7 +111,12 @@ CHANNEL = "#stablehlo.channel_handle<handle = 1, type = {}>"
 HALVES = "!quant.uniform<i8:f32, 0.5>"
 
 ELEMENTWISE = {
-    **plain("stablehlo", "abs cbrt ceil cosine exponential exponential_minus_one floor log log_plus_one logistic negate", [F32], F32),
+    **plain(
+        "stablehlo",
+        "abs cbrt ceil cosine exponential exponential_minus_one floor log log_plus_one logistic negate",
+        [F32],
+        F32,
+    ),
     **plain("stablehlo", "round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh", [F32], F32),
     **plain("stablehlo", "atan2 divide maximum minimum multiply power remainder subtract add", [F32, F32], F32),
     **plain("stablehlo", "and or xor shift_left shift_right_arithmetic shift_right_logical", [I32, I32], I32),
@@ -103,12 +126,17 @@ ELEMENTWISE = {
     "complex": one("stablehlo", "complex", [F32, F32], C64),
     "convert": one("stablehlo", "convert", [F32], I32),
     "bitcast_convert": one("stablehlo", "bitcast_convert", [F32], tensor((8, 16, 2), "i16")),
-    "reduce_precision": one("stablehlo", "reduce_precision", [F32], F32, "{exponent_bits = 5 : i32, mantissa_bits = 3 : i32}"),
+    "reduce_precision": one(
+        "stablehlo", "reduce_precision", [F32], F32, "{exponent_bits = 5 : i32, mantissa_bits = 3 : i32}"
+    ),
     "clamp": one("stablehlo", "clamp", [SCALAR, F32, F32], F32),
-    "compare": one("stablehlo", "compare", [F32, F32], I1, "{comparison_direction = #stablehlo<comparison_direction LT>}"),
+    "compare": one(
+        "stablehlo", "compare", [F32, F32], I1, "{comparison_direction = #stablehlo<comparison_direction LT>}"
+    ),
     "select": one("stablehlo", "select", [I1, F32, F32], F32),
     "map": case(
-        f'%0 = "stablehlo.map"(%a, %b) ({binary_region("multiply")}) {{dimensions = array<i64: 0, 1>}} : ({F32}, {F32}) -> {F32}',
+        f'%0 = "stablehlo.map"(%a, %b) ({binary_region("multiply")}) {{dimensions = array<i64: 0, 1>}} '
+        f": ({F32}, {F32}) -> {F32}",
         {"a": F32, "b": F32},
         {"0": F32},
     ),
@@ -126,9 +154,17 @@ MOVEMENTS = {
     "broadcast": one("stablehlo", "broadcast", [ROW], F32, "{broadcast_sizes = array<i64: 8>}"),
     "broadcast_in_dim": one("stablehlo", "broadcast_in_dim", [ROW], F32, "{broadcast_dimensions = array<i64: 1>}"),
     "concatenate": one("stablehlo", "concatenate", [F32, F32], tensor((8, 32)), "{dimension = 1 : i64}"),
-    "constant": case(f"%c = stablehlo.constant dense<2.0> : {F32}\n%0 = stablehlo.add %a, %c : {F32}", {"a": F32}, {"0": F32, "c": F32}),
-    "iota": case(f"%i = stablehlo.iota dim = 1 : {F32}\n%0 = stablehlo.add %a, %i : {F32}", {"a": F32}, {"0": F32, "i": F32}),
-    "dynamic_slice": one("stablehlo", "dynamic_slice", [F32, INDEX, INDEX], tensor((4, 16)), "{slice_sizes = array<i64: 4, 16>}"),
+    "constant": case(
+        f"%c = stablehlo.constant dense<2.0> : {F32}\n%0 = stablehlo.add %a, %c : {F32}",
+        {"a": F32},
+        {"0": F32, "c": F32},
+    ),
+    "iota": case(
+        f"%i = stablehlo.iota dim = 1 : {F32}\n%0 = stablehlo.add %a, %i : {F32}", {"a": F32}, {"0": F32, "i": F32}
+    ),
+    "dynamic_slice": one(
+        "stablehlo", "dynamic_slice", [F32, INDEX, INDEX], tensor((4, 16)), "{slice_sizes = array<i64: 4, 16>}"
+    ),
     "dynamic_update_slice": one("stablehlo", "dynamic_update_slice", [F32, tensor((4, 16)), INDEX, INDEX], F32),
     "gather": one(
         "stablehlo",
@@ -148,7 +184,8 @@ MOVEMENTS = {
         "pad",
         [F32, SCALAR],
         tensor((12, 16)),
-        "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: 3, 0>, interior_padding = array<i64: 0, 0>}",
+        "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: 3, 0>, "
+        "interior_padding = array<i64: 0, 0>}",
     ),
     "reshape": one("stablehlo", "reshape", [F32], tensor((4, 2, 16))),
     "reverse": one("stablehlo", "reverse", [F32], F32, "{dimensions = array<i64: 0>}"),
@@ -168,13 +205,15 @@ MOVEMENTS = {
     ),
     "transpose": one("stablehlo", "transpose", [F32], tensor((16, 8)), "{permutation = array<i64: 1, 0>}"),
     "optimization_barrier": case(
-        f"%0:2 = stablehlo.optimization_barrier %a, %b : {F32}, {ROW}\n%1 = stablehlo.tanh %0#0 : {F32}\n%2 = stablehlo.tanh %0#1 : {ROW}",
+        f"%0:2 = stablehlo.optimization_barrier %a, %b : {F32}, {ROW}\n%1 = stablehlo.tanh %0#0 : {F32}\n"
+        f"%2 = stablehlo.tanh %0#1 : {ROW}",
         {"a": F32, "b": ROW},
         {"1": F32, "2": ROW},
     ),
     "tuple": case(
         f'%t = "stablehlo.tuple"(%a, %b) : ({F32}, {ROW}) -> tuple<{F32}, {ROW}>\n'
-        f'%0 = "stablehlo.get_tuple_element"(%t) {{index = 0 : i32}} : (tuple<{F32}, {ROW}>) -> {F32}\n%1 = stablehlo.tanh %0 : {F32}',
+        f'%0 = "stablehlo.get_tuple_element"(%t) {{index = 0 : i32}} : (tuple<{F32}, {ROW}>) -> {F32}\n'
+        f"%1 = stablehlo.tanh %0 : {F32}",
         {"a": F32, "b": ROW},
         {"1": F32},
     ),
@@ -192,16 +231,23 @@ PRODUCTS = {
         "lhs_contracting_dimensions = [2], rhs_contracting_dimensions = [1]>}",
     ),
     "einsum": one("stablehlo", "einsum", [F32, tensor((16, 4))], tensor((8, 4)), '{einsum_config = "ij,jk->ik"}'),
-    "unary_einsum": one("stablehlo", "unary_einsum", [F32], tensor((16, 8)), '{einsum_config = "ij->ji"}', not_run="XLA has no such op"),
+    "unary_einsum": one(
+        "stablehlo", "unary_einsum", [F32], tensor((16, 8)), '{einsum_config = "ij->ji"}', not_run="XLA has no such op"
+    ),
     "convolution": one(
-        "stablehlo", "convolution", [tensor((4, 6, 6, 8)), tensor((3, 3, 8, 4))], tensor((4, 4, 4, 4)), f"{{{CONVOLUTION}}}"
+        "stablehlo",
+        "convolution",
+        [tensor((4, 6, 6, 8)), tensor((3, 3, 8, 4))],
+        tensor((4, 4, 4, 4)),
+        f"{{{CONVOLUTION}}}",
     ),
     "cholesky": case(
         "%t = stablehlo.dot_general %a, %a, batching_dims = [0] x [0], contracting_dims = [2] x [2] : "
         f"({tensor((4, 8, 8))}, {tensor((4, 8, 8))}) -> {tensor((4, 8, 8))}\n"
         f"%i = stablehlo.iota dim = 1 : {tensor((4, 8, 8))}\n%j = stablehlo.iota dim = 2 : {tensor((4, 8, 8))}\n"
         f"%e = stablehlo.compare EQ, %i, %j : ({tensor((4, 8, 8))}, {tensor((4, 8, 8))}) -> {tensor((4, 8, 8), 'i1')}\n"
-        f"%d = stablehlo.convert %e : ({tensor((4, 8, 8), 'i1')}) -> {tensor((4, 8, 8))}\n%p = stablehlo.add %t, %d : {tensor((4, 8, 8))}\n"
+        f"%d = stablehlo.convert %e : ({tensor((4, 8, 8), 'i1')}) -> {tensor((4, 8, 8))}\n"
+        f"%p = stablehlo.add %t, %d : {tensor((4, 8, 8))}\n"
         f'%0 = "stablehlo.cholesky"(%p) {{lower = true}} : ({tensor((4, 8, 8))}) -> {tensor((4, 8, 8))}\n'
         f"%k = stablehlo.compare GE, %i, %j : ({tensor((4, 8, 8))}, {tensor((4, 8, 8))}) -> {tensor((4, 8, 8), 'i1')}\n"
         f"%z = stablehlo.constant dense<0.0> : {tensor((4, 8, 8))}\n"
@@ -213,10 +259,12 @@ PRODUCTS = {
         f"%i = stablehlo.iota dim = 1 : {tensor((4, 8, 8))}\n%j = stablehlo.iota dim = 2 : {tensor((4, 8, 8))}\n"
         f"%e = stablehlo.compare EQ, %i, %j : ({tensor((4, 8, 8))}, {tensor((4, 8, 8))}) -> {tensor((4, 8, 8), 'i1')}\n"
         f"%d = stablehlo.convert %e : ({tensor((4, 8, 8), 'i1')}) -> {tensor((4, 8, 8))}\n"
-        f"%f = stablehlo.constant dense<4.0> : {tensor((4, 8, 8))}\n%g = stablehlo.multiply %d, %f : {tensor((4, 8, 8))}\n"
+        f"%f = stablehlo.constant dense<4.0> : {tensor((4, 8, 8))}\n"
+        f"%g = stablehlo.multiply %d, %f : {tensor((4, 8, 8))}\n"
         f"%p = stablehlo.add %a, %g : {tensor((4, 8, 8))}\n"
         '%0 = "stablehlo.triangular_solve"(%p, %b) {left_side = true, lower = true, unit_diagonal = false, '
-        f"transpose_a = #stablehlo<transpose NO_TRANSPOSE>}} : ({tensor((4, 8, 8))}, {tensor((4, 8, 12))}) -> {tensor((4, 8, 12))}",
+        f"transpose_a = #stablehlo<transpose NO_TRANSPOSE>}} "
+        f": ({tensor((4, 8, 8))}, {tensor((4, 8, 12))}) -> {tensor((4, 8, 12))}",
         {"a": tensor((4, 8, 8)), "b": tensor((4, 8, 12))},
         {"0": tensor((4, 8, 12))},
     ),
@@ -225,30 +273,35 @@ PRODUCTS = {
 
 REDUCTIONS = {
     "reduce": case(
-        f'{ZERO}%0 = "stablehlo.reduce"(%a, %zero) ({binary_region("add")}) {{dimensions = array<i64: 1>}} : ({F32}, {SCALAR}) -> {COLUMN}',
+        f'{ZERO}%0 = "stablehlo.reduce"(%a, %zero) ({binary_region("add")}) {{dimensions = array<i64: 1>}} '
+        f": ({F32}, {SCALAR}) -> {COLUMN}",
         {"a": F32},
         {"0": COLUMN},
     ),
     "reduce_window": case(
         f'{ZERO}%0 = "stablehlo.reduce_window"(%a, %zero) ({binary_region("add")}) '
-        f"{{window_dimensions = array<i64: 1, 4>, window_strides = array<i64: 1, 4>}} : ({F32}, {SCALAR}) -> {tensor((8, 4))}",
+        f"{{window_dimensions = array<i64: 1, 4>, window_strides = array<i64: 1, 4>}} "
+        f": ({F32}, {SCALAR}) -> {tensor((8, 4))}",
         {"a": F32},
         {"0": tensor((8, 4))},
     ),
     "select_and_scatter": case(
         f'{ZERO}%0 = "stablehlo.select_and_scatter"(%a, %b, %zero) ({compare_region("GE")}, {binary_region("add")}) '
-        f"{{window_dimensions = array<i64: 1, 4>, window_strides = array<i64: 1, 4>}} : ({F32}, {tensor((8, 4))}, {SCALAR}) -> {F32}",
+        f"{{window_dimensions = array<i64: 1, 4>, window_strides = array<i64: 1, 4>}} "
+        f": ({F32}, {tensor((8, 4))}, {SCALAR}) -> {F32}",
         {"a": F32, "b": tensor((8, 4))},
         {"0": F32},
     ),
     "sort": case(
-        f'%0 = "stablehlo.sort"(%a) ({compare_region("LT")}) {{dimension = 1 : i64, is_stable = true}} : ({F32}) -> {F32}',
+        f'%0 = "stablehlo.sort"(%a) ({compare_region("LT")}) {{dimension = 1 : i64, is_stable = true}} '
+        f": ({F32}) -> {F32}",
         {"a": F32},
         {"0": F32},
     ),
     "batch_norm_inference": one("stablehlo", "batch_norm_inference", [F32, ROW, ROW, ROW, ROW], F32, BATCH_NORM),
     "batch_norm_training": case(
-        f'%0:3 = "stablehlo.batch_norm_training"(%a, %b, %c) {BATCH_NORM} : ({F32}, {ROW}, {ROW}) -> ({F32}, {ROW}, {ROW})',
+        f'%0:3 = "stablehlo.batch_norm_training"(%a, %b, %c) {BATCH_NORM} '
+        f": ({F32}, {ROW}, {ROW}) -> ({F32}, {ROW}, {ROW})",
         {"a": F32, "b": ROW, "c": ROW},
         {"0#0": F32, "0#1": ROW, "0#2": ROW},
     ),
@@ -261,17 +314,31 @@ REDUCTIONS = {
 }
 
 CONTROL = {
-    "case": case(f'%0 = "stablehlo.case"(%p) ({BRANCH}, {OTHER}) : ({INDEX}) -> {F32}', {"p": INDEX, "a": F32, "b": F32}, {"0": F32}),
-    "if": case(f'%0 = "stablehlo.if"(%p) ({BRANCH}, {OTHER}) : (tensor<i1>) -> {F32}', {"p": "tensor<i1>", "a": F32, "b": F32}, {"0": F32}),
+    "case": case(
+        f'%0 = "stablehlo.case"(%p) ({BRANCH}, {OTHER}) : ({INDEX}) -> {F32}',
+        {"p": INDEX, "a": F32, "b": F32},
+        {"0": F32},
+    ),
+    "if": case(
+        f'%0 = "stablehlo.if"(%p) ({BRANCH}, {OTHER}) : (tensor<i1>) -> {F32}',
+        {"p": "tensor<i1>", "a": F32, "b": F32},
+        {"0": F32},
+    ),
     "while": case(COUNTED, {"a": F32, "b": F32}, {"0#1": F32}),
     "composite": case(
         f'%0 = stablehlo.composite "some.twice" %a {{decomposition = @twice}} : ({F32}) -> {F32}',
         {"a": F32},
         {"0": F32},
-        after=f"\nfunc.func private @twice(%x: {F32}) -> {F32} {{\n%y = stablehlo.add %x, %x : {F32}\nreturn %y : {F32}\n}}",
+        after=(
+            f"\nfunc.func private @twice(%x: {F32}) -> {F32} {{\n%y = stablehlo.add %x, %x : {F32}\n"
+            f"return %y : {F32}\n}}"
+        ),
     ),
     "custom_call": case(
-        f"%0 = stablehlo.custom_call @nobody_knows(%a) : ({F32}) -> {F32}", {"a": F32}, {"0": F32}, not_run="there is no such function"
+        f"%0 = stablehlo.custom_call @nobody_knows(%a) : ({F32}) -> {F32}",
+        {"a": F32},
+        {"0": F32},
+        not_run="there is no such function",
     ),
     "rng": case(
         f"%0 = stablehlo.rng %a, %b, %s, distribution = UNIFORM : (tensor<f32>, tensor<f32>, tensor<2xi64>) -> {F32}",
@@ -288,34 +355,41 @@ CONTROL = {
 
 TOKENS = {
     "after_all": case(
-        f"%t = stablehlo.create_token : {TOKEN}\n%u = stablehlo.after_all %t, %t : {TOKEN}\n%0 = stablehlo.tanh %a : {F32}",
+        f"%t = stablehlo.create_token : {TOKEN}\n%u = stablehlo.after_all %t, %t : {TOKEN}\n"
+        f"%0 = stablehlo.tanh %a : {F32}",
         {"a": F32},
         {"0": F32},
     ),
-    "create_token": case(f"%t = stablehlo.create_token : {TOKEN}\n%0 = stablehlo.tanh %a : {F32}", {"a": F32}, {"0": F32}),
+    "create_token": case(
+        f"%t = stablehlo.create_token : {TOKEN}\n%0 = stablehlo.tanh %a : {F32}", {"a": F32}, {"0": F32}
+    ),
     "infeed": case(
         f"%t = stablehlo.create_token : {TOKEN}\n"
-        f'%0:2 = "stablehlo.infeed"(%t) {{infeed_config = ""}} : ({TOKEN}) -> ({F32}, {TOKEN})\n%1 = stablehlo.add %0#0, %a : {F32}',
+        f'%0:2 = "stablehlo.infeed"(%t) {{infeed_config = ""}} : ({TOKEN}) -> ({F32}, {TOKEN})\n'
+        f"%1 = stablehlo.add %0#0, %a : {F32}",
         {"a": F32},
         {"1": F32},
         refused=UNSUPPORTED,
     ),
     "outfeed": case(
-        f'%t = stablehlo.create_token : {TOKEN}\n%u = "stablehlo.outfeed"(%a, %t) {{outfeed_config = ""}} : ({F32}, {TOKEN}) -> {TOKEN}',
+        f"%t = stablehlo.create_token : {TOKEN}\n"
+        f'%u = "stablehlo.outfeed"(%a, %t) {{outfeed_config = ""}} : ({F32}, {TOKEN}) -> {TOKEN}',
         {"a": F32},
         {"a": F32},
         refused=UNSUPPORTED,
     ),
     "send": case(
         f"%t = stablehlo.create_token : {TOKEN}\n"
-        f'%u = "stablehlo.send"(%a, %t) {{channel_handle = {CHANNEL.format(2)}, is_host_transfer = true}} : ({F32}, {TOKEN}) -> {TOKEN}',
+        f'%u = "stablehlo.send"(%a, %t) {{channel_handle = {CHANNEL.format(2)}, is_host_transfer = true}} '
+        f": ({F32}, {TOKEN}) -> {TOKEN}",
         {"a": F32},
         {"a": F32},
         refused=UNSUPPORTED,
     ),
     "recv": case(
         f"%t = stablehlo.create_token : {TOKEN}\n"
-        f'%0:2 = "stablehlo.recv"(%t) {{channel_handle = {CHANNEL.format(3)}, is_host_transfer = true}} : ({TOKEN}) -> ({F32}, {TOKEN})',
+        f'%0:2 = "stablehlo.recv"(%t) {{channel_handle = {CHANNEL.format(3)}, is_host_transfer = true}} '
+        f": ({TOKEN}) -> ({F32}, {TOKEN})",
         {"a": F32},
         {"0#0": F32},
         refused=UNSUPPORTED,
@@ -324,7 +398,11 @@ TOKENS = {
 
 COLLECTIVES = {
     "all_gather": one("stablehlo", "all_gather", [F32], tensor((16, 16)), f"{{all_gather_dim = 0 : i64, {GROUP}}}"),
-    "all_reduce": case(f'%0 = "stablehlo.all_reduce"(%a) ({binary_region("add")}) {{{GROUP}}} : ({F32}) -> {F32}', {"a": F32}, {"0": F32}),
+    "all_reduce": case(
+        f'%0 = "stablehlo.all_reduce"(%a) ({binary_region("add")}) {{{GROUP}}} : ({F32}) -> {F32}',
+        {"a": F32},
+        {"0": F32},
+    ),
     "all_to_all": one(
         "stablehlo",
         "all_to_all",
@@ -333,7 +411,9 @@ COLLECTIVES = {
         f"{{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = 2 : i64, {GROUP}}}",
     ),
     "collective_broadcast": one("stablehlo", "collective_broadcast", [F32], F32, f"{{{GROUP}}}"),
-    "collective_permute": one("stablehlo", "collective_permute", [F32], F32, "{source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}"),
+    "collective_permute": one(
+        "stablehlo", "collective_permute", [F32], F32, "{source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}"
+    ),
     "cross-replica-sum": one("stablehlo", "cross-replica-sum", [F32], F32, f"{{{GROUP}}}"),
     "partition_id": case(f"%0 = stablehlo.partition_id : {tensor((), 'ui32')}", {"a": F32}, {"0": tensor((), "ui32")}),
     "reduce_scatter": case(
@@ -350,7 +430,12 @@ ANY = "tensor<?x16xf32>"
 SIZES = tensor((2,), "i64")
 DYNAMIC_OPS = {
     "dynamic_broadcast_in_dim": one(
-        "stablehlo", "dynamic_broadcast_in_dim", [ROW, SIZES], ANY, "{broadcast_dimensions = array<i64: 1>}", refused=DYNAMIC
+        "stablehlo",
+        "dynamic_broadcast_in_dim",
+        [ROW, SIZES],
+        ANY,
+        "{broadcast_dimensions = array<i64: 1>}",
+        refused=DYNAMIC,
     ),
     "dynamic_conv": one(
         "stablehlo",
@@ -384,7 +469,8 @@ DYNAMIC_OPS = {
 }
 
 INSIDE = (
-    f'{{ ^bb0(%x: {F32}): %y = "stablehlo.collective_permute"(%x) {{source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}} : '
+    f'{{ ^bb0(%x: {F32}): %y = "stablehlo.collective_permute"(%x) '
+    f"{{source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>}} : "
     f"({F32}) -> {F32} stablehlo.return %y : {F32} }}"
 )
 ASYNC = {
@@ -413,25 +499,45 @@ STABLEHLO = {
 
 CHLO = {
     **plain("chlo", "_asin_acos_kernel", [C64], C64),
-    **plain("chlo", "acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma sinh square tan", [F32], F32),
+    **plain(
+        "chlo",
+        "acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma sinh square tan",
+        [F32],
+        F32,
+    ),
     **plain("chlo", "conj", [C64], C64),
     **plain("chlo", "is_inf is_neg_inf is_pos_inf", [F32], I1),
     **plain("chlo", "next_after polygamma zeta", [F32, F32], F32),
     **plain("chlo", "mulhi", [I32, I32], I32),
     **plain(
-        "chlo", "broadcast_add broadcast_atan2 broadcast_divide broadcast_maximum broadcast_minimum broadcast_multiply", [F32, ROW], F32
+        "chlo",
+        "broadcast_add broadcast_atan2 broadcast_divide broadcast_maximum broadcast_minimum broadcast_multiply",
+        [F32, ROW],
+        F32,
     ),
-    **plain("chlo", "broadcast_next_after broadcast_polygamma broadcast_power broadcast_remainder broadcast_subtract", [F32, ROW], F32),
+    **plain(
+        "chlo",
+        "broadcast_next_after broadcast_polygamma broadcast_power broadcast_remainder broadcast_subtract",
+        [F32, ROW],
+        F32,
+    ),
     **plain("chlo", "broadcast_zeta", [F32, ROW], F32),
     **plain("chlo", "broadcast_and broadcast_or broadcast_xor", [I32, tensor((16,), "i32")], I32),
     **plain(
-        "chlo", "broadcast_shift_left broadcast_shift_right_arithmetic broadcast_shift_right_logical", [I32, tensor((16,), "i32")], I32
+        "chlo",
+        "broadcast_shift_left broadcast_shift_right_arithmetic broadcast_shift_right_logical",
+        [I32, tensor((16,), "i32")],
+        I32,
     ),
-    "broadcast_compare": one("chlo", "broadcast_compare", [F32, ROW], I1, "{comparison_direction = #chlo<comparison_direction LT>}"),
+    "broadcast_compare": one(
+        "chlo", "broadcast_compare", [F32, ROW], I1, "{comparison_direction = #chlo<comparison_direction LT>}"
+    ),
     "broadcast_complex": one("chlo", "broadcast_complex", [F32, ROW], C64),
     "broadcast_select": one("chlo", "broadcast_select", [I1, F32, F32], F32, refused=UNSUPPORTED),
     "constant": case(
-        f'%c = "chlo.constant"() {{value = dense<2.0> : {F32}}} : () -> {F32}\n%0 = stablehlo.add %a, %c : {F32}', {"a": F32}, {"0": F32}
+        f'%c = "chlo.constant"() {{value = dense<2.0> : {F32}}} : () -> {F32}\n%0 = stablehlo.add %a, %c : {F32}',
+        {"a": F32},
+        {"0": F32},
     ),
     "constant_like": one("chlo", "constant_like", [F32], F32, "{value = 3.0 : f32}"),
     "ragged_dot": one(
@@ -439,14 +545,17 @@ CHLO = {
         "ragged_dot",
         [tensor((12, 8)), tensor((4, 8, 16)), tensor((4,), "i64")],
         tensor((12, 16)),
-        "{ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], "
+        "{ragged_dot_dimension_numbers = #chlo.ragged_dot<lhs_contracting_dimensions = [1], "
+        "rhs_contracting_dimensions = [1], "
         "lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>}",
         not_run="XLA's CPU has no such op",
     ),
     "scan": case(
         f'%0:2 = "chlo.scan"(%a, %b) ({{ ^bb0(%x: {COLUMN}, %y: {COLUMN}): %z = stablehlo.add %x, %y : {COLUMN} '
-        f"stablehlo.return %z, %z : {COLUMN}, {COLUMN} }}) {{dimension = 1 : i64, is_reverse = false, is_associative = true, "
-        f"operandSegmentSizes = array<i32: 1, 1>, resultSegmentSizes = array<i32: 1, 1>}} : ({F32}, {COLUMN}) -> ({F32}, {COLUMN})",
+        f"stablehlo.return %z, %z : {COLUMN}, {COLUMN} }}) "
+        f"{{dimension = 1 : i64, is_reverse = false, is_associative = true, "
+        f"operandSegmentSizes = array<i32: 1, 1>, resultSegmentSizes = array<i32: 1, 1>}} "
+        f": ({F32}, {COLUMN}) -> ({F32}, {COLUMN})",
         {"a": F32, "b": COLUMN},
         {"0#0": F32, "0#1": COLUMN},
         refused=DYNAMIC,
@@ -459,7 +568,9 @@ CHLO = {
 }
 
 
-def convolved(image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...], features: int, batches: int) -> Case:
+def convolved(
+    image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...], features: int, batches: int
+) -> Case:
     """A convolution along one dim, in groups."""
     return one(
         "stablehlo",
@@ -477,7 +588,8 @@ def reduced(op: str, start: float, kind: str = F32, result: str = COLUMN) -> Cas
     text = start if "f32" in kind else str(bool(start)).lower()
     return case(
         f"%s = stablehlo.constant dense<{text}> : {scalar}\n"
-        f'%0 = "stablehlo.reduce"(%a, %s) ({binary_region(op, scalar)}) {{dimensions = array<i64: 1>}} : ({kind}, {scalar}) -> {result}',
+        f'%0 = "stablehlo.reduce"(%a, %s) ({binary_region(op, scalar)}) {{dimensions = array<i64: 1>}} '
+        f": ({kind}, {scalar}) -> {result}",
         {"a": kind},
         {"0": result},
     )
@@ -487,7 +599,8 @@ def windowed(attributes: str, result: tuple[int, ...]) -> Case:
     """A maximum over windows."""
     return case(
         f"%low = stablehlo.constant dense<0xFF800000> : {SCALAR}\n"
-        f'%0 = "stablehlo.reduce_window"(%a, %low) ({binary_region("maximum")}) {{{attributes}}} : ({F32}, {SCALAR}) -> {tensor(result)}',
+        f'%0 = "stablehlo.reduce_window"(%a, %low) ({binary_region("maximum")}) {{{attributes}}} '
+        f": ({F32}, {SCALAR}) -> {tensor(result)}",
         {"a": F32},
         {"0": tensor(result)},
     )
@@ -497,10 +610,14 @@ I32_ROWS = tensor((12, 1), "i32")
 SUM = region({}, f"%y = stablehlo.add %a, %b : {F32}", "%y", F32)
 VARIANTS = {
     "case: element by element": case(
-        f'%0 = "stablehlo.case"(%p) ({BRANCH}, {SUM}, {BRANCH}) : ({INDEX}) -> {F32}', {"p": INDEX, "a": F32, "b": F32}, {"0": F32}
+        f'%0 = "stablehlo.case"(%p) ({BRANCH}, {SUM}, {BRANCH}) : ({INDEX}) -> {F32}',
+        {"p": INDEX, "a": F32, "b": F32},
+        {"0": F32},
     ),
     "if: element by element": case(
-        f'%0 = "stablehlo.if"(%p) ({BRANCH}, {SUM}) : (tensor<i1>) -> {F32}', {"p": "tensor<i1>", "a": F32, "b": F32}, {"0": F32}
+        f'%0 = "stablehlo.if"(%p) ({BRANCH}, {SUM}) : (tensor<i1>) -> {F32}',
+        {"p": "tensor<i1>", "a": F32, "b": F32},
+        {"0": F32},
     ),
     "convolution: groups of features": convolved((4, 16, 8), (8, 4, 3), (4, 8, 8), 4, 1),
     "convolution: every feature by itself": convolved((4, 16, 8), (16, 1, 3), (4, 16, 8), 16, 1),
@@ -521,14 +638,16 @@ VARIANTS = {
         '%0:2 = "stablehlo.reduce"(%a, %i, %low, %n) ({ '
         f"^bb0(%x: {SCALAR}, %k: {INDEX}, %y: {SCALAR}, %l: {INDEX}): "
         f"%p = stablehlo.compare GT, %x, %y : ({SCALAR}, {SCALAR}) -> tensor<i1> "
-        f"%z = stablehlo.select %p, %x, %y : tensor<i1>, {SCALAR} %m = stablehlo.select %p, %k, %l : tensor<i1>, {INDEX} "
+        f"%z = stablehlo.select %p, %x, %y : tensor<i1>, {SCALAR} "
+        f"%m = stablehlo.select %p, %k, %l : tensor<i1>, {INDEX} "
         f"stablehlo.return %z, %m : {SCALAR}, {INDEX} }}) {{dimensions = array<i64: 1>}} : "
         f"({F32}, {I32}, {SCALAR}, {INDEX}) -> ({COLUMN}, {tensor((8,), 'i32')})",
         {"a": F32},
         {"0#0": COLUMN, "0#1": tensor((8,), "i32")},
     ),
     "reduce_window: windows that overlap": windowed(
-        "window_dimensions = array<i64: 1, 3>, window_strides = array<i64: 1, 1>, padding = dense<[[0, 0], [1, 1]]> : tensor<2x2xi64>",
+        "window_dimensions = array<i64: 1, 3>, window_strides = array<i64: 1, 1>, "
+        "padding = dense<[[0, 0], [1, 1]]> : tensor<2x2xi64>",
         (8, 16),
     ),
     "reduce_window: all before": windowed(
@@ -538,7 +657,8 @@ VARIANTS = {
         '%0:2 = "stablehlo.sort"(%a, %b) ({ '
         f"^bb0(%x: {SCALAR}, %y: {SCALAR}, %k: {INDEX}, %l: {INDEX}): "
         f"%p = stablehlo.compare LT, %x, %y : ({SCALAR}, {SCALAR}) -> tensor<i1> "
-        f"stablehlo.return %p : tensor<i1> }}) {{dimension = 0 : i64, is_stable = true}} : ({F32}, {I32}) -> ({F32}, {I32})",
+        f"stablehlo.return %p : tensor<i1> }}) {{dimension = 0 : i64, is_stable = true}} "
+        f": ({F32}, {I32}) -> ({F32}, {I32})",
         {"a": F32, "b": I32},
         {"0#0": F32, "0#1": I32},
     ),
@@ -554,14 +674,16 @@ VARIANTS = {
         "pad",
         [F32, SCALAR],
         tensor((8, 31)),
-        "{edge_padding_low = array<i64: 0, 0>, edge_padding_high = array<i64: 0, 0>, interior_padding = array<i64: 0, 1>}",
+        "{edge_padding_low = array<i64: 0, 0>, edge_padding_high = array<i64: 0, 0>, "
+        "interior_padding = array<i64: 0, 1>}",
     ),
     "pad: that shifts": one(
         "stablehlo",
         "pad",
         [F32, SCALAR],
         F32,
-        "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: -1, 0>, interior_padding = array<i64: 0, 0>}",
+        "{edge_padding_low = array<i64: 1, 0>, edge_padding_high = array<i64: -1, 0>, "
+        "interior_padding = array<i64: 0, 0>}",
     ),
     "slice: every second": one(
         "stablehlo",
@@ -578,7 +700,8 @@ VARIANTS = {
         {"0": F32},
     ),
     "scatter: the largest of rows": case(
-        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({binary_region("maximum")}) {{scatter_dimension_numbers = {GATHER[1]}}} : '
+        f'%0 = "stablehlo.scatter"(%a, %b, %c) ({binary_region("maximum")}) '
+        f"{{scatter_dimension_numbers = {GATHER[1]}}} : "
         f"({F32}, {I32_ROWS}, {tensor((12, 16))}) -> {F32}",
         {"a": F32, "b": I32_ROWS, "c": tensor((12, 16))},
         {"0": F32},
@@ -588,7 +711,8 @@ VARIANTS = {
         "gather",
         [tensor((4, 8, 16)), tensor((4, 12, 1), "i32")],
         tensor((4, 12, 16)),
-        "{slice_sizes = array<i64: 1, 1, 16>, dimension_numbers = #stablehlo.gather<offset_dims = [2], collapsed_slice_dims = [1], "
+        "{slice_sizes = array<i64: 1, 1, 16>, dimension_numbers = #stablehlo.gather<offset_dims = [2], "
+        "collapsed_slice_dims = [1], "
         "operand_batching_dims = [0], start_indices_batching_dims = [0], start_index_map = [1], index_vector_dim = 2>}",
     ),
     "scatter: in batches": case(

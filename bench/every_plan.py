@@ -1,9 +1,10 @@
 """What the search of whole plans chooses, against every plan of a small step, each made by itself.
 
-A plan is stages, the mesh of a rank (in one row, and of two axes in every order), micro-batches, schedule, and what is kept for the
-backward pass (all, half, nothing): each is made by `rhino-opt --auto-parallel` with all of it said, shardings and stages found for it, its
-memory proven. What is compared is the predicted step of what was written. More micro-batches than are named are not made here, though the
-search may choose them. Budgets are shares of what the plan chosen without a budget takes, after a row without one.
+A plan is stages, the mesh of a rank (in one row, and of two axes in every order), micro-batches, schedule, and what is
+kept for the backward pass (all, half, nothing): each is made by `rhino-opt --auto-parallel` with all of it said,
+shardings and stages found for it, its memory proven. What is compared is the predicted step of what was written. More
+micro-batches than are named are not made here, though the search may choose them. Budgets are shares of what the plan
+chosen without a budget takes, after a row without one.
 
 Exit code: 1 if one of these plans is faster than the chosen one by more than 0.1 %, or fits where none is said to.
 """
@@ -39,7 +40,10 @@ KEPT: Final = (1.0, 0.5, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A plan as written: what the command line said, predicted seconds and bytes of the device that holds most; or why there is none."""
+    """A plan as written, or why there is none.
+
+    It has the command line's request, the predicted seconds, and the predicted bytes of the device that holds most.
+    """
 
     words: str
     step_s: float
@@ -78,7 +82,9 @@ def make(file: Path, cluster: str, budget: float, words: Sequence[str]) -> Made:
     return Made(name, plan.predicted.step_s, plan.predicted.largest_peak_bytes)
 
 
-def compare(file: Path, cluster: str, budget: float, words: Sequence[tuple[str, ...]], jobs: int) -> tuple[Made, list[Made]]:
+def compare(
+    file: Path, cluster: str, budget: float, words: Sequence[tuple[str, ...]], jobs: int
+) -> tuple[Made, list[Made]]:
     """Returns the plan chosen under a budget, and those that are said, the fastest first."""
     chosen = make(file, cluster, budget, [f"--jobs={jobs}"])
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -88,7 +94,10 @@ def compare(file: Path, cluster: str, budget: float, words: Sequence[tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The plan chosen for a model under a budget of bytes (0: all there is), how many were made and fit, and the best."""
+    """The plan chosen for a model under a budget, how many plans were made, how many of them fit, and the best.
+
+    The budget is in bytes; 0 means all there is.
+    """
 
     model: str
     budget_bytes: float

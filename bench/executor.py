@@ -1,7 +1,7 @@
 """What the executor costs the host, what overlaps under it, and what a call or a step in one stage takes.
 
-Beside the time by the clock stands the time on a core of the thread that dispatches, which other work on the machine changes
-less. Where each rank has a thread of its own, that is the first rank's.
+Beside the time by the clock stands the time on a core of the thread that dispatches, which other work on the machine
+changes less. Where each rank has a thread of its own, that is the first rank's.
 """
 
 from __future__ import annotations
@@ -43,10 +43,16 @@ PARTS: Final = ("run", "step", "sum")
 TARGETS: Final = {"run": 60e-6, "step": 6e-3, "sum": 1.05}
 
 _SIDE: Final = 64
-"""Rows and columns of an activation of the sleeping programs; their product is what makes XLA queue a program instead of running it."""
+"""Rows and columns of an activation of the sleeping programs.
+
+Their product is what makes XLA queue a program instead of running it.
+"""
 
 _FORWARD_S, _BACKWARD_S = 0.02, 0.04
-_TRANSPORTS: Final[dict[str, Callable[..., Transport]]] = {"transfer server": SocketTransport, "streams": StreamTransport}
+_TRANSPORTS: Final[dict[str, Callable[..., Transport]]] = {
+    "transfer server": SocketTransport,
+    "streams": StreamTransport,
+}
 
 _PRODUCT: Final = "%y = stablehlo.dot_general %x, {}, contracting_dims = [1] x [0] : (TENSOR, TENSOR) -> TENSOR"
 PRODUCT: Final = (_PRODUCT.format("%x"), _PRODUCT.format("%g"))
@@ -62,14 +68,20 @@ class Given:
     arguments: list[np.ndarray]
 
 
-def chain(num_stages: int, num_micro_batches: int, layout: Layout, weights: int, bodies: tuple[str, str], num_devices: int = 1) -> Given:
+def chain(
+    num_stages: int, num_micro_batches: int, layout: Layout, weights: int, bodies: tuple[str, str], num_devices: int = 1
+) -> Given:
     """Returns a 1F1B step whose programs take `weights` weights each and have these bodies, forward and backward.
 
-    A forward takes its weights and `x`, and gives `y`; a backward takes the weights, `x` and the gradient `g`, and gives one. A body
-    computes `%y` of `%x`, or of `%x` and `%g`. Nothing is accumulated; each micro-batch's last gradient is thrown away.
+    A forward takes its weights and `x`, and gives `y`; a backward takes the weights, `x` and the gradient `g`, and
+    gives one. A body computes `%y` of `%x`, or of `%x` and `%g`. Nothing is accumulated; each micro-batch's last
+    gradient is thrown away.
     """
     names = [[f"w{stage}-{i}" for i in range(weights)] for stage in range(num_stages)]
-    parts = [StageProgram("setup", 0, 2, ("batch",), ("first",)), StageProgram("setup", num_stages - 1, 2, ("seed",), ("last",))]
+    parts = [
+        StageProgram("setup", 0, 2, ("batch",), ("first",)),
+        StageProgram("setup", num_stages - 1, 2, ("seed",), ("last",)),
+    ]
     for stage in range(num_stages):
         read = "first" if stage == 0 else f"x{stage}"
         parts.append(StageProgram("forward", stage, 0, (*names[stage], read), (f"x{stage + 1}",)))
@@ -83,8 +95,14 @@ def chain(num_stages: int, num_micro_batches: int, layout: Layout, weights: int,
         StepProgram("backward", "backward", (*[weight] * weights, layout, layout), (layout,)),
         StepProgram("start", "start", (layout,), (layout,)),
     )
-    arguments = (*(Argument(name, weight) for row in names for name in row), Argument("batch", layout), Argument("seed", layout))
-    staged = StagedStep(mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, tuple(parts), arguments, ("last",))
+    arguments = (
+        *(Argument(name, weight) for row in names for name in row),
+        Argument("batch", layout),
+        Argument("seed", layout),
+    )
+    staged = StagedStep(
+        mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, tuple(parts), arguments, ("last",)
+    )
     mesh = f'sdy.mesh @mesh = <["x"={num_devices}]>\n'
     modules = {
         "forward": mesh + module(["w"] * weights + ["x"], layout, bodies[0]),
@@ -151,8 +169,13 @@ def serial_ratio(given: Given, repeats: int) -> float:
         arguments = executor.place(given.arguments)
         runs = [one for one in executor.instructions if isinstance(one, Run)]
         programs = [executor.programs[one.program, given.step.slots[one.outputs[0]].rank].executable for one in runs]
-        inputs = [[executable.put(i, np.ones(value.shape, value.dtype)) for i, value in enumerate(executable.signature.arguments)]
-            for executable in programs]  # fmt: skip
+        inputs = [
+            [
+                executable.put(i, np.ones(value.shape, value.dtype))
+                for i, value in enumerate(executable.signature.arguments)
+            ]
+            for executable in programs
+        ]
         for _ in range(repeats + 1):
             start_s = time.perf_counter()
             executor.run(arguments)
@@ -165,7 +188,7 @@ def serial_ratio(given: Given, repeats: int) -> float:
 
 
 def processes_s(given: Given, num_processes: int, transport: str, repeats: int) -> float:
-    """Returns the time of a step of several processes as that of rank 0 sees it: from the first forward to the last backward."""
+    """Returns the time of a step of several processes, from first forward to last backward as rank 0 sees it."""
     team = share_ranks(given.step.num_ranks, num_processes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,7 +208,9 @@ def run_part(address: str, process: int, folder: Path) -> None:
     sleep_op.register()
     job = join(address, process, team)
     link = _TRANSPORTS[transport](job, team.process_of)
-    with Executor(given.step, given.modules, devices_of_ranks(given.step, jax.devices(), team.ranks[process]), link) as executor:
+    with Executor(
+        given.step, given.modules, devices_of_ranks(given.step, jax.devices(), team.ranks[process]), link
+    ) as executor:
         arguments = executor.place(given.arguments)
         took = []
         for _ in range(repeats + 1):
@@ -257,10 +282,11 @@ def _target(record: Record) -> str:
 
 
 def overlaps(options: Options) -> Iterator[Record]:
-    """How steps overlap: the time of a 1F1B step whose programs sleep, against the ideal (m + d - 1) (F + B) and all sleeps.
+    """How steps overlap: the time of a 1F1B step whose programs sleep, against the ideal and against all sleeps.
 
-    Dispatched by one thread and by one for each rank, in one process and in several, on one device a stage and on two;
-    `cheap` programs do nothing but sleep, and XLA runs those in the thread that launches them.
+    The ideal is (m + d - 1) (F + B). Steps are dispatched by one thread and by one for each rank, in one process and in
+    several, on one device a stage and on two; `cheap` programs do nothing but sleep, and XLA runs those in the thread
+    that launches them.
     """
     request_host_devices(NUM_DEVICES, os.environ)
     sleep_op.register()

@@ -30,8 +30,9 @@ from rhino.ir.program.named_tensors import argument_tensors
 class Case:
     """A model and where its experts split it: patterns of weights' names.
 
-    `columns` are split along their last dim, `rows` along the one before; `experts` along their first; `classes` are the last layer's.
-    `norms` are the ops, by location, of whose results [batch, sequence, ...] sequence parallelism speaks.
+    `columns` are split along their last dim, `rows` along the one before; `experts` along their first; `classes` are
+    the last layer's. `norms` are the ops, by location, of whose results [batch, sequence, ...] sequence parallelism
+    speaks.
     """
 
     model: str
@@ -86,7 +87,16 @@ CASES: Final[dict[str, Case]] = {
     "t5": Case("t5", {"layers": 1}, (*_ATTENTION, "*.up"), _ROWS, norms=_NORMS),
     "llama": Case(
         "llama",
-        {"layers": 1, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000, "seq": 2048, "batch": 8},
+        {
+            "layers": 1,
+            "hidden": 4096,
+            "heads": 32,
+            "kv_heads": 8,
+            "ffn": 14336,
+            "vocab": 32000,
+            "seq": 2048,
+            "batch": 8,
+        },
         (*_ATTENTION, "*.up", "*.gate", "*.head"),
         _ROWS,
         norms=_NORMS,
@@ -99,7 +109,10 @@ CASES: Final[dict[str, Case]] = {
 DATA: Final = ("dp", "zero-1", "zero-3")
 
 Role = Callable[[Case, str, Sequence[int], int], int | None]
-"""Of a case, the dotted name of an argument, its shape as other axes leave it and the axis's size: the dim that is split, or None."""
+"""Of a case, the dotted name of an argument, its shape as other axes leave it and the axis's size.
+
+The dim that is split, or None.
+"""
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -151,7 +164,10 @@ ROLES: Final[dict[str, Role]] = {
 
 
 def experts(case: Case, num_axes: int) -> Iterator[tuple[str, ...]]:
-    """Yields a role for each axis, outermost first: each role alone, and on two axes data parallelism outside of each other role too."""
+    """Yields the roles of the axes, outermost first.
+
+    Each role comes alone; on two axes each other role comes inside of data parallelism, too.
+    """
     own = case.roles()
     yield from ((role,) * num_axes for role in (*DATA, *own))
     if num_axes == 2:
@@ -159,12 +175,17 @@ def experts(case: Case, num_axes: int) -> Iterator[tuple[str, ...]]:
 
 
 def pins(case: Case, module: ir.Module, mesh: Mesh, roles: Sequence[str]) -> str:
-    """Returns what an expert says, as a file of constraints: every dim of every argument, and along which dim norms are split."""
+    """Returns what an expert says, as a file of constraints.
+
+    It says of every dim of every argument how it is split, and along which dim norms are.
+    """
     rows = []
     for tensor in argument_tensors(entry_function(module.operation), "expert"):
         left = list(tensor.shape)
         dims: list[list[str]] = [[] for _ in left]
-        for (axis, size), role in reversed(list(zip(mesh.axes, roles, strict=True))):  # ZeRO takes what models' axes leave
+        for (axis, size), role in reversed(
+            list(zip(mesh.axes, roles, strict=True))
+        ):  # ZeRO takes what models' axes leave
             dim = ROLES[role](case, tensor.names[0], left, size)
             if dim is not None and left[dim] % size == 0:
                 left[dim] //= size

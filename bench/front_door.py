@@ -4,9 +4,9 @@
     --gpt         a GPT's training step, tiny
     --stages      the same in two stages, against the executor alone
 
-The two functions take turns, and each begins every other pair, for a busy machine slows whatever runs. A time is from the call to its
-return: results are waited for between calls. Printed are the middle of all calls, and the middle of the ratios of pairs. Exits with 1
-where a ratio is above the limit.
+The two functions take turns, and each begins every other pair, for a busy machine slows whatever runs. A time is from
+the call to its return: results are waited for between calls. Printed are the middle of all calls, and the middle of the
+ratios of pairs. Exits with 1 where a ratio is above the limit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def measure(case: Case, num_calls: int) -> Times:
 
 
 def measure_stages(case: Case, num_calls: int) -> Times:
-    """Returns what calls of a step in two stages cost, against dispatching the same list of instructions with nothing around it."""
+    """Returns what calls of a step in two stages cost, against dispatching its list of instructions alone."""
     ours = rhino.parallelize(case.step, cluster="cpu8", donate_argnums=0, stages=2, mesh="4", micro_batches=4)
     plan = ours.plan(case.state, case.batch)
     devices = {rank.rank: rank.devices for rank in plan.ranks}
@@ -92,10 +92,14 @@ def measure_stages(case: Case, num_calls: int) -> Times:
             return results[:-1], results[-1]
 
         placed = [jax.device_put(jax.tree.map(jnp.copy, (case.state, case.batch)), plan.in_shardings) for _ in range(2)]
-        return take_turns(case.name, (ours, dispatched), [state for state, _ in placed], [batch for _, batch in placed], num_calls)
+        return take_turns(
+            case.name, (ours, dispatched), [state for state, _ in placed], [batch for _, batch in placed], num_calls
+        )
 
 
-def take_turns(name: str, functions: Sequence[Callable[..., Any]], states: list[Tree], batches: Sequence[Tree], num_calls: int) -> Times:
+def take_turns(
+    name: str, functions: Sequence[Callable[..., Any]], states: list[Tree], batches: Sequence[Tree], num_calls: int
+) -> Times:
     """Returns what calls of two functions cost, each with a state and a batch of its own."""
     times: tuple[list[float], list[float]] = ([], [])
     for call in range(num_calls + _WARM_UP):

@@ -1,8 +1,8 @@
 """What the kernels of a compiled program read and write, from XLA's HLO text.
 
-A kernel is a fusion, a library's call, or an op by itself, as often as the loops around it run. Of an operand it reads what it slices or
-gathers, else all of it, once; it writes its results, of an update in place the part that is updated. Of tuples that libraries give, the
-first is the result, the others are their workspace.
+A kernel is a fusion, a library's call, or an op by itself, as often as the loops around it run. Of an operand it reads
+what it slices or gathers, else all of it, once; it writes its results, of an update in place the part that is updated.
+Of tuples that libraries give, the first is the result, the others are their workspace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,22 @@ from typing import Final
 from rhino.ir.graph.hlo_collectives import Computation, Instruction, parse_hlo, shape_bytes, trips
 
 _CALLED: Final = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
-_FREE: Final = frozenset(["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "partition-id", "after-all"])
+_FREE: Final = frozenset(
+    ["parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "partition-id", "after-all"]
+)
 _LAYOUT: Final = frozenset({"copy", "transpose", "bitcast", "reshape"})
 _INDEX: Final = frozenset({"add", "subtract", "compare", "select", "clamp"})
 """What is done to an index, in fusions that do nothing else to numbers."""
 _SLICE, _UPDATE, _GATHER = "dynamic-slice", "dynamic-update-slice", "gather"
 
-KINDS: Final = ("products", "copies into stacks", "zeros", "copies of parts of stacks", "transposes and copies", "all else")
+KINDS: Final = (
+    "products",
+    "copies into stacks",
+    "zeros",
+    "copies of parts of stacks",
+    "transposes and copies",
+    "all else",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,11 @@ def _walk(computations: Mapping[str, Computation], name: str, times: int) -> Ite
 
 def _alone(op: Instruction, body: Computation) -> Computation:
     """Returns an op by itself as a fusion would have it."""
-    parameters = {name: Instruction(body[name].shape, "parameter", str(k), (), "") for k, name in enumerate(op.operands) if name in body}
+    parameters = {
+        name: Instruction(body[name].shape, "parameter", str(k), (), "")
+        for k, name in enumerate(op.operands)
+        if name in body
+    }
     return {**parameters, "": op}
 
 
@@ -85,7 +98,9 @@ def _moved(inside: Computation) -> tuple[int, int]:
 
     op_name = {id(op): name for name, op in inside.items()}
     sizes = {name: shape_bytes(op.shape) for name, op in inside.items() if op.opcode == "parameter"}
-    written = sum(shape_bytes(inside[op.operands[1]].shape) if op.opcode == _UPDATE else _result_bytes(op) for op in roots)
+    written = sum(
+        shape_bytes(inside[op.operands[1]].shape) if op.opcode == _UPDATE else _result_bytes(op) for op in roots
+    )
     return sum(read(name, size) for name, size in sizes.items()), written
 
 
@@ -109,7 +124,9 @@ def _roots(inside: Computation) -> list[Instruction]:
 def _kind(inside: Computation, read_bytes: int) -> str:
     """Returns what a kernel does, of KINDS."""
     does = {op.opcode for op in inside.values()} - _FREE
-    if "dot" in does or any("gemm" in op.attributes or "matmul" in op.attributes for op in inside.values() if op.opcode == "custom-call"):
+    if "dot" in does or any(
+        "gemm" in op.attributes or "matmul" in op.attributes for op in inside.values() if op.opcode == "custom-call"
+    ):
         return "products"
     if any(op.opcode == _UPDATE for op in _roots(inside)):
         return "copies into stacks"

@@ -1,7 +1,8 @@
 """Draw gathers, scatters, dynamic slices and their updates: every layout of index, window, batching and inserted dims.
 
-Each is a function of an operand, integers that go into its indices and, where it writes, updates; some of the indices are out of range.
-The program that consists of one such op is localized under a plan for each way to split the op on a mesh, and compared with one device.
+Each is a function of an operand, integers that go into its indices and, where it writes, updates; some of the indices
+are out of range. The program that consists of one such op is localized under a plan for each way to split the op on a
+mesh, and compared with one device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MESHES: Final = ("2", "3", "4", "6", "8", "2x2", "2x3", "2x4", "2x2x2")
 _SIZES: Final = (1, 2, 3, 4, 6, 8, 12)
 _MOST_ELEMENTS: Final = 2048
 _MOST_BY_I8: Final = 127
-"""An i8 index into a larger dim is compared with a size that has wrapped, and XLA (CPU, jaxlib 0.10.2) writes outside, on one device."""
+"""An i8 index into a larger dim is compared with a size that has wrapped, and XLA (CPU, jaxlib 0.10.2) writes outside,
+on one device."""
 _COLLAPSED, _BATCHING, _COVERED, _PART = "collapsed", "batching", "covered", "part"
 _BODIES: Final = {
     "f32": ("set", "kept", "add", "subtract", "multiply", "maximum", "minimum", "swapped"),
@@ -57,7 +59,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How indices address an operand: what each dim of it is to the op, and where its dims and those of the index tensor stand."""
+    """How indices address an operand.
+
+    That is what each of its dims is to the op, and where its dims and those of the index tensor stand.
+    """
 
     shape: Shape
     roles: tuple[str, ...]
@@ -95,7 +100,10 @@ def _draw_shape(random: np.random.Generator) -> Shape:
 def _draw_layout(random: np.random.Generator, wanted: Shape) -> _Layout:
     while True:
         shape = wanted or _draw_shape(random)
-        roles = tuple(str(role) for role in random.choice([_COLLAPSED, _BATCHING, _COVERED, _PART], len(shape), p=[0.35, 0.2, 0.3, 0.15]))
+        roles = tuple(
+            str(role)
+            for role in random.choice([_COLLAPSED, _BATCHING, _COVERED, _PART], len(shape), p=[0.35, 0.2, 0.3, 0.15])
+        )
         if all(role == _BATCHING for role in roles):
             continue
         layout = _placed(random, shape, roles)
@@ -104,7 +112,7 @@ def _draw_layout(random: np.random.Generator, wanted: Shape) -> _Layout:
 
 
 def _placed(random: np.random.Generator, shape: Shape, roles: tuple[str, ...]) -> _Layout:
-    """Returns a layout in which dims of the operand have these roles: what is indexed in which order, and where everything stands."""
+    """Returns a layout in which the operand's dims have these roles; the order and places of the dims are drawn."""
     window = tuple(
         size if role == _COVERED else int(random.integers(1, size + 1)) if role == _PART else 1
         for size, role in zip(shape, roles, strict=True)
@@ -112,7 +120,9 @@ def _placed(random: np.random.Generator, shape: Shape, roles: tuple[str, ...]) -
     addressable = [dim for dim, role in enumerate(roles) if role != _BATCHING]
     indexed = random.permutation(addressable)[: int(random.integers(1, len(addressable) + 1))].tolist()
     batching = [dim for dim, role in enumerate(roles) if role == _BATCHING]
-    free = [int(size) for size in random.choice([1, 2, 4, 8, 12], int(random.integers(0, 3)), p=[0.3, 0.2, 0.2, 0.2, 0.1])]
+    free = [
+        int(size) for size in random.choice([1, 2, 4, 8, 12], int(random.integers(0, 3)), p=[0.3, 0.2, 0.2, 0.2, 0.1])
+    ]
     dims, order = [*(shape[dim] for dim in batching), *free], random.permutation(len(batching) + len(free)).tolist()
     batches = [dims[number] for number in order]
     vector_dim = int(random.integers(0, len(batches) + 1))
@@ -158,7 +168,8 @@ def _draw_indices(random: np.random.Generator, layout: _Layout) -> str:
         return f"%k = stablehlo.constant dense<{_dense(added)}> : {held}\n"
     wide = tensor(shape, "i32")
     return (
-        f"%m = stablehlo.constant dense<{_dense(times)}> : {wide}\n%c = stablehlo.constant dense<{_dense(added)}> : {wide}\n"
+        f"%m = stablehlo.constant dense<{_dense(times)}> : {wide}\n"
+        f"%c = stablehlo.constant dense<{_dense(added)}> : {wide}\n"
         f"%im = stablehlo.multiply %i, %m : {wide}\n%j = stablehlo.add %im, %c : {wide}\n"
         f"%k = stablehlo.convert %j : ({wide}) -> {held}\n"
     )
@@ -169,8 +180,10 @@ def _gather(random: np.random.Generator, layout: _Layout) -> Form:
     indices = _draw_indices(random, layout)
     held, given = tensor(layout.shape, element), tensor(layout.slices, element)
     numbers = (
-        f"#stablehlo.gather<offset_dims = {list(layout.offset_dims)}, collapsed_slice_dims = {layout.dims(_COLLAPSED)}, "
-        f"operand_batching_dims = {layout.dims(_BATCHING)}, start_indices_batching_dims = {list(layout.index_batching)}, "
+        f"#stablehlo.gather<offset_dims = {list(layout.offset_dims)}, "
+        f"collapsed_slice_dims = {layout.dims(_COLLAPSED)}, "
+        f"operand_batching_dims = {layout.dims(_BATCHING)}, "
+        f"start_indices_batching_dims = {list(layout.index_batching)}, "
         f"start_index_map = {list(layout.indexed)}, index_vector_dim = {layout.vector_dim}>"
     )
     op = (
@@ -187,15 +200,23 @@ def _scatter(random: np.random.Generator, layout: _Layout) -> Form:
     indices = _draw_indices(random, layout)
     held, read = ([tensor(shape, one) for one in elements] for shape in (layout.shape, layout.slices))
     numbers = (
-        f"#stablehlo.scatter<update_window_dims = {list(layout.offset_dims)}, inserted_window_dims = {layout.dims(_COLLAPSED)}, "
-        f"input_batching_dims = {layout.dims(_BATCHING)}, scatter_indices_batching_dims = {list(layout.index_batching)}, "
+        f"#stablehlo.scatter<update_window_dims = {list(layout.offset_dims)}, "
+        f"inserted_window_dims = {layout.dims(_COLLAPSED)}, "
+        f"input_batching_dims = {layout.dims(_BATCHING)}, "
+        f"scatter_indices_batching_dims = {list(layout.index_batching)}, "
         f"scatter_dims_to_operand_dims = {list(layout.indexed)}, index_vector_dim = {layout.vector_dim}>"
     )
     attributes = f"{{scatter_dimension_numbers = {numbers}, indices_are_sorted = false, unique_indices = false}}"
     names, given, count = ("xiu", "%x, %k, %u", "") if len(elements) == 1 else ("xyiuv", "%x, %y, %k, %u, %v", ":2")
     kinds, made = ", ".join([*held, _made_type(indices), *read]), ", ".join(held)
-    op = f'%r{count} = "stablehlo.scatter"({given}) ({_region(random, elements)}) {attributes} : ({kinds}) -> ({made})\n'
-    operands = (*((layout.shape, one) for one in elements), (layout.index_shape, "i32"), *((layout.slices, one) for one in elements))
+    op = (
+        f'%r{count} = "stablehlo.scatter"({given}) ({_region(random, elements)}) {attributes} : ({kinds}) -> ({made})\n'
+    )
+    operands = (
+        *((layout.shape, one) for one in elements),
+        (layout.index_shape, "i32"),
+        *((layout.slices, one) for one in elements),
+    )
     return _form("stablehlo.scatter", names, operands, indices + op, tuple((layout.shape, one) for one in elements))
 
 
@@ -218,7 +239,9 @@ def _slice(random: np.random.Generator, is_update: bool, shape: Shape) -> Form:
         f"%k = stablehlo.add %i, %c : {tensor((rank,), 'i32')}\n"
     )
     for dim in range(rank):
-        made += f"%s{dim} = stablehlo.slice %k [{dim}:{dim + 1}] : ({tensor((rank,), 'i32')}) -> {tensor((1,), 'i32')}\n"
+        made += (
+            f"%s{dim} = stablehlo.slice %k [{dim}:{dim + 1}] : ({tensor((rank,), 'i32')}) -> {tensor((1,), 'i32')}\n"
+        )
         made += f"%d{dim} = stablehlo.reshape %s{dim} : ({tensor((1,), 'i32')}) -> {tensor((), 'i32')}\n"
     starts = ", ".join(f"%d{dim}" for dim in range(rank))
     held, part, kinds = tensor(shape, element), tensor(taken, element), ", ".join([tensor((), "i32")] * rank)
@@ -231,7 +254,9 @@ def _slice(random: np.random.Generator, is_update: bool, shape: Shape) -> Form:
     return _form("stablehlo.dynamic_slice", "xi", ((shape, element), index), made + op, ((taken, element),))
 
 
-def _form(op: str, names: str, operands: tuple[tuple[Shape, str], ...], body: str, results: tuple[tuple[Shape, str], ...]) -> Form:
+def _form(
+    op: str, names: str, operands: tuple[tuple[Shape, str], ...], body: str, results: tuple[tuple[Shape, str], ...]
+) -> Form:
     arguments = ", ".join(f"%{name}: {tensor(*kind)}" for name, kind in zip(names, operands, strict=True))
     kinds = ", ".join(tensor(*kind) for kind in results)
     returned = ", ".join(f"%r#{number}" for number in range(len(results))) if len(results) > 1 else "%r"
@@ -265,7 +290,10 @@ def _dense(numbers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
 
 
 def plans_that_split(text: str, op: str, mesh: str, seed: int = 0) -> Iterator[tuple[str, Drawable, int, int]]:
-    """Yields, for each way to split an op of that name on a mesh, its name, a program to draw a plan of, and the node and state to ask."""
+    """Yields each way to split an op of that name on a mesh.
+
+    It is a name, a program of which a plan can be drawn, and the node and the state that the plan must have.
+    """
     nodes = drawable(text, mesh).choice.nodes
     for number, node in enumerate(nodes):
         for place, state in enumerate(node.states):

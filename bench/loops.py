@@ -1,4 +1,4 @@
-"""What a loop over layers costs: the same training steps unrolled and scanned, as planned for, and as XLA compiles them."""
+"""What a loop over layers costs: the same training steps unrolled and scanned, as planned and as XLA compiles them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def _planned(name: str, target: str, scan: bool) -> tuple[float, dict[str, float
     return remarks.statistics["answer"].cost, seconds
 
 
-def _differences(where: str, flat: Mapping[str, float], loop: Mapping[str, float], scale: float, least: float) -> Iterator[Record]:
+def _differences(
+    where: str, flat: Mapping[str, float], loop: Mapping[str, float], scale: float, least: float
+) -> Iterator[Record]:
     """Yields what differs by `least` at least, the largest first, then all others together, and all."""
     rows = [
         {"where": where, "kind": kind, **{form: scale * one.get(kind, 0.0) for form, one in _forms(flat, loop)}}
@@ -86,10 +88,10 @@ def _sum(where: str, kind: str, rows: Sequence[Record]) -> Record:
 def compiled(options: Options) -> Iterator[Record]:
     """MiB that the kernels of a GPT of four layers (one device, batch 1) read and write in a step, by what they do.
 
-    Of the program that XLA makes for this machine's processor, "cpu", or for the GPU that a file describes: a
-    `GpuTargetConfigProto` as text. XLA's sources have some under `xla/backends/gpu/target_config/specs`. No GPU is needed,
-    but the packages `jax-cuda12-plugin` and `jax-cuda12-pjrt` of jaxlib's version, and `nvidia-cuda-nvcc-cu12`. Nothing is
-    tuned: every product is compiled by XLA itself where it can do that.
+    XLA compiles the program for this machine's processor, "cpu", or for the GPU that a file describes: a
+    `GpuTargetConfigProto` as text. XLA's sources have some under `xla/backends/gpu/target_config/specs`. No GPU is
+    needed, but the packages `jax-cuda12-plugin` and `jax-cuda12-pjrt` of jaxlib's version, and `nvidia-cuda-nvcc-cu12`.
+    Nothing is tuned: every product is compiled by XLA itself where it can do that.
     """
     for where in options.compiled:
         flat, loop = (_moved(where, scan) for scan in FORMS.values())

@@ -1,7 +1,7 @@
 """Memory as planned against memory as XLA assigns it, over models, meshes and budgets.
 
-For every model and mesh: planned with all the memory there is, then with ever less of it, in `--budgets` equal steps down
-to the least for which a plan was found, and on by tenths until none is. Per device:
+For every model and mesh: planned with all the memory there is, then with ever less of it, in `--budgets` equal steps
+down to the least for which a plan was found, and on by tenths until none is. Per device:
 
     budget     what the plan may take
     predicted  the peak that the plan foresees (`Answer.peak_bytes`)
@@ -9,9 +9,9 @@ to the least for which a plan was found, and on by tenths until none is. Per dev
     ratio      predicted / XLA
     step       predicted seconds of the step
 
-Models are those of models.py; by default the smallest and the `-mid` ones. Without `--cluster` it is one whose devices are
-slow and whose links are fast, so that everything is split where it can be; with a preset, small models are split by nothing
-but the budget.
+Models are those of models.py; by default the smallest and the `-mid` ones. Without `--cluster` it is one whose devices
+are slow and whose links are fast, so that everything is split where it can be; with a preset, small models are split by
+nothing but the budget.
 
 Exit code: 1 if a prediction is under XLA's, or more than 10 % over it, or if a tighter budget gives a faster step, or a
 plan is over its budget. bf16 is left out of that: XLA's CPU backend computes it in f32.
@@ -51,7 +51,7 @@ _CLOSE: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One plan: its budget (None: all there is), predicted peak, what XLA takes, and the predicted step. Bytes, seconds.
+    """One plan: its budget (None: all there is), predicted peak and what XLA takes in bytes, and the step in seconds.
 
     A budget that is refused has no figures.
     """
@@ -112,7 +112,9 @@ def rows(name: str, mesh: str, cluster: str, num_budgets: int) -> Iterator[Row]:
         if plan is not None:
             yield row(name, mesh, budget, plan)
     too_little = int(least / _CLOSE)
-    while (plan := planned(name, mesh, cluster, too_little)) is not None:  # what was refused was near what some plan takes
+    while (
+        plan := planned(name, mesh, cluster, too_little)
+    ) is not None:  # what was refused was near what some plan takes
         yield row(name, mesh, too_little, plan)
         too_little = int(too_little / _CLOSE)
     yield Row(name, mesh, too_little)

@@ -2,10 +2,11 @@
 
     python bench/mutate.py MODULE TEST... [--budget=30] [--seed=0] [--limit=SECONDS]
 
-MODULE is a file as strategies/cost/cost_model.py, each TEST what pytest takes. A mutant has one comparison, boolean, arithmetic operator,
-min or max, or condition turned into another, a number one more, or a statement left out; `--budget` of them are drawn by `--seed`. Each is
-tested in a copy of the repository, never in the working tree, until a test fails or the limit is reached (then it does not end, and has
-been noticed too). A survivor is a test that is missing, or a change that makes no difference: which it is, a reader has to tell.
+MODULE is a file as strategies/cost/cost_model.py, each TEST what pytest takes. A mutant has one comparison, boolean,
+arithmetic operator, min or max, or condition turned into another, a number one more, or a statement left out;
+`--budget` of them are drawn by `--seed`. Each is tested in a copy of the repository, never in the working tree, until a
+test fails or the limit is reached (then it does not end, and has been noticed too). A survivor is a test that is
+missing, or a change that makes no difference: which it is, a reader has to tell.
 
 Exit code: 0 if every mutant was noticed, 1 if one survived, 2 if the tests fail as it is or do not load the module.
 """
@@ -29,7 +30,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-_LEFT_OUT: Final = (".git", ".venv*", "__pycache__", "build", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+_LEFT_OUT: Final = (
+    ".git",
+    ".venv*",
+    "__pycache__",
+    "build",
+    "*.egg-info",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+)
 
 _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Eq: ast.NotEq,
@@ -55,11 +65,20 @@ _OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
-_SWAPPED: Final = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any", "reversed": "list"}
+_SWAPPED: Final = {
+    "min": "max",
+    "max": "min",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "any": "all",
+    "all": "any",
+    "reversed": "list",
+}
 
 _LEAST_S: Final = 30.0
 _TIMES: Final = 5
-"""A mutant's tests may take so many times what they take without one, and this many seconds at least, for processors are shared."""
+"""A mutant's tests may take so many times what they take without one, and this many seconds at least, for processors
+are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +172,17 @@ class Copy:
         (self.root / self.module).write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *self.tests]
         # A module and its mutant may be of one size and one second: bytecode of the one would be taken for the other's.
-        environment = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "JAX_PLATFORMS": "cpu",
+        }
         try:
-            return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, timeout=limit_s).returncode == 0
+            return (
+                subprocess.run(command, cwd=self.root, env=environment, capture_output=True, timeout=limit_s).returncode
+                == 0
+            )
         except subprocess.TimeoutExpired:
             return False
 
@@ -181,12 +208,16 @@ def link_packages(place: Path) -> None:
 
 def run(argv: Sequence[str], root: Path = ROOT) -> int:
     """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("module", metavar="MODULE")
     parser.add_argument("tests", metavar="TEST", nargs="+")
     parser.add_argument("--budget", type=int, default=30, metavar="N", help="how many mutants at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="for the tests of one mutant; default: five times what they take")
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="for the tests of one mutant; default: five times what they take"
+    )
     options = parser.parse_args(argv)
     text = (root / options.module).read_text(encoding="utf-8")
     every = mutants(text)
@@ -206,7 +237,10 @@ def run(argv: Sequence[str], root: Path = ROOT) -> int:
             if tree.passes(one.text, limit_s):
                 survivors += 1
                 print(f"{options.module}:{one.line}: survived: {one.before} -> {one.after}", flush=True)
-    print(f"{len(drawn)} of {len(every)} mutants of {options.module}: {len(drawn) - survivors} noticed, {survivors} survived")
+    print(
+        f"{len(drawn)} of {len(every)} mutants of {options.module}: {len(drawn) - survivors} noticed, "
+        f"{survivors} survived"
+    )
     return int(survivors > 0)
 
 

@@ -1,8 +1,9 @@
-"""What a step in one stage takes as the folder of a plan, beside the program of `--auto-shard` with the same mesh and micro-batches.
+"""What a step in one stage takes as a plan's folder, beside the program of `--auto-shard`.
 
-FILE is a training step as StableHLO. A folder that `rhino-opt --auto-parallel --plan` has written before is run too, if `--beside` names
-it; {m} stands for the number of micro-batches. All take their steps in turn, so that what else the machine does falls on each alike.
-Printed for each: its programs, step and peak as predicted, and what a step took: the least and the median of wall time, and the least of
+Both have the same mesh and micro-batches. FILE is a training step as StableHLO. A folder that `rhino-opt
+--auto-parallel --plan` has written before is run too, if `--beside` names it; {m} stands for the number of
+micro-batches. All take their steps in turn, so that what else the machine does falls on each alike. Printed for each:
+its programs, step and peak as predicted, and what a step took: the least and the median of wall time, and the least of
 the processors'. Every result of the last step is compared with that of `--auto-shard`.
 """
 
@@ -73,7 +74,9 @@ class Subject:
         }
 
 
-def steps_of(run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any], feedback: Mapping[int, int]) -> Iterator[Taken]:
+def steps_of(
+    run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any], feedback: Mapping[int, int]
+) -> Iterator[Taken]:
     """Yields steps; `run` returns when one has ended."""
     while True:
         start_s, processor_s = time.perf_counter(), time.process_time()
@@ -113,7 +116,9 @@ def of_program(name: str, module: Path, plan: Path, inputs: Sequence[Host], num_
 
     predicted = load_plan(plan).predicted
     arguments = [executable.put(number, one) for number, one in enumerate(inputs)]
-    return Subject(name, 1, predicted.step_s, predicted.largest_peak_bytes, steps_of(run, arguments, executable.signature.feedback))
+    return Subject(
+        name, 1, predicted.step_s, predicted.largest_peak_bytes, steps_of(run, arguments, executable.signature.feedback)
+    )
 
 
 def planned(*words: str) -> None:

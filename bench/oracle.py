@@ -1,10 +1,13 @@
-"""Plan random small programs twice: by the search, and by an oracle that shares no code with it; both must find the same.
+"""Plan random small programs twice: by the search, and by an oracle that shares no code with it.
 
-Programs and their notation are those of small_programs.py, costs and what may be chosen those of oracle_model.py, which reads docs/costs.md
-and docs/specs.md a second time, and the optimum that of oracle_solve.py. Machines are drawn, too. For each program the choice problem must
-have the same nodes with the same states, and the search the same cost and bound as the oracle by elimination, one by one and in batches;
-where it is forced to prices of edges and sweeps, and to prices of memory under budgets, the optimum lies between its bound and its cost.
-What a choice keeps in memory is asked of the search's problem, for the oracle has no second model of that.
+Both must find the same optimum.
+
+Programs and their notation are those of small_programs.py, costs and what may be chosen those of oracle_model.py, which
+reads docs/costs.md and docs/specs.md a second time, and the optimum that of oracle_solve.py. Machines are drawn, too.
+For each program the choice problem must have the same nodes with the same states, and the search the same cost and
+bound as the oracle by elimination, one by one and in batches; where it is forced to prices of edges and sweeps, and to
+prices of memory under budgets, the optimum lies between its bound and its cost. What a choice keeps in memory is asked
+of the search's problem, for the oracle has no second model of that.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class Checked:
 
 
 def draw_machine(seed: int, sizes: Sequence[int]) -> Machine:
-    """Returns a machine on which arithmetic, memory, links and fixed times all count, for tensors of some thousand bytes."""
+    """Returns a machine on which arithmetic, memory, links and fixed times all count for tensors of some kilobytes."""
     rng = np.random.default_rng([seed, 1])
 
     def between(low: float, high: float) -> float:
@@ -80,7 +83,9 @@ def cost_model(machine: Machine, dtype: str) -> CostModel:
     """Returns the machine as the search takes it."""
     device = Device(
         "drawn",
-        (("f32", machine.products_per_s), (dtype, machine.products_per_s)) if dtype != "f32" else (("f32", machine.products_per_s),),
+        (("f32", machine.products_per_s), (dtype, machine.products_per_s))
+        if dtype != "f32"
+        else (("f32", machine.products_per_s),),
         hbm_bytes=1 << 40,
         usable_hbm_fraction=1.0,
         hbm_bytes_per_s=2 * machine.memory_per_s,
@@ -161,10 +166,20 @@ def same_states(oracle: OracleProblem, choice: Choice, found: Checked) -> list[l
     if kinds[0] != kinds[1]:
         return None
     for number, (node, other) in enumerate(zip(choice.nodes, oracle.nodes, strict=True)):
-        ours = [(_specs(one.operand_specs, num_axes)[: len(other.states[0][0])], _specs(one.result_specs, num_axes)) for one in node.states]
+        ours = [
+            (_specs(one.operand_specs, num_axes)[: len(other.states[0][0])], _specs(one.result_specs, num_axes))
+            for one in node.states
+        ]
         same = len(set(ours)) == len(ours) and set(ours) == set(other.states) and len(other.states) == len(ours)
-        more, less = sorted(set(ours) - set(other.states), key=str)[:3], sorted(set(other.states) - set(ours), key=str)[:3]
-        found.expect("states", same, f"node {number} ({node.kind} {node.number}) has {more}, which the oracle has not, and not {less}")
+        more, less = (
+            sorted(set(ours) - set(other.states), key=str)[:3],
+            sorted(set(other.states) - set(ours), key=str)[:3],
+        )
+        found.expect(
+            "states",
+            same,
+            f"node {number} ({node.kind} {node.number}) has {more}, which the oracle has not, and not {less}",
+        )
         if not same:
             return None
         order.append([other.states.index(one) for one in ours])
@@ -208,7 +223,10 @@ def check_budgets(oracle: OracleProblem, choice: Choice, order: Sequence[Sequenc
         except TooLargeError:
             found.done["budget too large"] += 1
             continue
-        for path, limits in (("prices", Limits(exact_below_states=0)), ("prices, then MILP", Limits(exact_below_states=1000))):
+        for path, limits in (
+            ("prices", Limits(exact_below_states=0)),
+            ("prices, then MILP", Limits(exact_below_states=1000)),
+        ):
             hair = ROUNDING * free.cost
             match Search(problem, limits).run(budget):
                 case Infeasible():
@@ -216,14 +234,18 @@ def check_budgets(oracle: OracleProblem, choice: Choice, order: Sequence[Sequenc
                     found.done["nothing fits"] += 1
                 case Answer() as answer:
                     within = answer.bound - 1e-6 * free.cost <= least <= answer.cost + hair
-                    found.expect(path, within, f"{answer.bound} .. {answer.cost} within {budget}, the oracle finds {least}")
+                    found.expect(
+                        path, within, f"{answer.bound} .. {answer.cost} within {budget}, the oracle finds {least}"
+                    )
                     exact = answer.cost <= least * (1 + 2 * limits.gap)
                     found.done[f"{path}: optimal"] += exact
                     if limits.exact_below_states and int(problem.num_states().sum()) <= limits.exact_below_states:
                         found.expect("MILP", exact, f"{answer.cost} within {budget}, the oracle finds {least}")
                 case other:
                     found.done[f"{path}: nothing found"] += 1
-                    found.expect(path, other.bound - 1e-6 * free.cost <= least, f"bound {other.bound}, the oracle finds {least}")
+                    found.expect(
+                        path, other.bound - 1e-6 * free.cost <= least, f"bound {other.bound}, the oracle finds {least}"
+                    )
 
 
 def kept_bytes(choice: Choice, order: Sequence[Sequence[int]]) -> list[Kept]:
@@ -233,7 +255,13 @@ def kept_bytes(choice: Choice, order: Sequence[Sequence[int]]) -> list[Kept]:
         (problem.node_residents, [(node,) for node in range(problem.num_nodes)]),
         (problem.edge_residents, list(zip(problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True))),
     ):
-        rows = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
+        rows = zip(
+            residents.owner.tolist(),
+            residents.table.tolist(),
+            residents.start.tolist(),
+            residents.end.tolist(),
+            strict=True,
+        )
         for owner, number, first, last in rows:
             nodes = owners[owner]
             table = np.empty_like(problem.tables[number])

@@ -1,13 +1,15 @@
-"""A second reading of docs/costs.md and docs/specs.md: the choice problem of a small program, written without the search's code.
+"""The choice problem of a small program: a second reading of docs/costs.md and docs/specs.md.
 
-Nothing of Rhino is imported. A spec is a tuple with an entry for each axis, outermost first: "R" replicated, "P" a partial sum, or the dim
-that is split. What the pages say, and where it is here:
+It is written without the search's code. Nothing of Rhino is imported. A spec is a tuple with an entry for each axis,
+outermost first: "R" replicated, "P" a partial sum, or the dim that is split. What the pages say, and where it is here:
 
-- how an op may run: `_Runs`. Along each axis all of it, a block of one factor, or on partial sums where it is linear in these;
+- how an op may run: `_Runs`. Along each axis all of it, a block of one factor, or on partial sums where it is linear in
+  these;
 - what it takes: `Model.run_s`, the longer of arithmetic and memory, as often as loops run it;
 - what lies in memory: `_in_memory`. Arguments, results, and what somebody reads who computes nothing inside of a loop;
 - the way from spec to spec: `way`, and `Model.move_s` for the seconds of its collectives;
-- what is chosen: `problem_of`. How arguments are stored, how ops run, and how what several read, or loops carry, is stored.
+- what is chosen: `problem_of`. How arguments are stored, how ops run, and how what several read, or loops carry, is
+  stored.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ _IN_LOOPS = _ELEMENTWISE | {"transpose", "broadcast", "reshape", "constant"}
 
 @dataclass(frozen=True)
 class Axis:
-    """Devices in a row: seconds of a step, bytes per second in rings and where all talk to all, and what is measured by kind."""
+    """Devices in a row: seconds of a step, and bytes per second in rings and where all talk to all.
+
+    `measured` is what was measured by kind of collective.
+    """
 
     size: int
     step_s: float
@@ -59,7 +64,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one device, in operations and bytes per second, its fixed times, and the axes of the mesh, outermost first."""
+    """Rates of one device, its fixed times, and the axes of the mesh, outermost first.
+
+    Rates are operations and bytes per second.
+    """
 
     products_per_s: float
     others_per_s: float
@@ -82,7 +90,10 @@ class Node:
 
 @dataclass
 class Problem:
-    """Nodes, and the seconds between two of them [states of the first, states of the second], the first with the lower number."""
+    """Nodes, and the seconds between two of them [states of the first, states of the second].
+
+    The first of the two has the lower number.
+    """
 
     nodes: list[Node]
     edges: dict[tuple[int, int], Floats]
@@ -93,7 +104,10 @@ class Problem:
 
 @dataclass
 class _Rule:
-    """Factors: of each dim of operands and of the result, the most significant first; their sizes; those that are summed, and how."""
+    """The factors of each dim of operands and of the result, the most significant first.
+
+    With them come their sizes, which of them are summed, and how.
+    """
 
     operands: list[list[list[int]]]
     result: list[list[int]]
@@ -141,7 +155,10 @@ def _product_rule(op: Op, left: Shape, right: Shape) -> _Rule:
 
 
 def _reshape_rule(before: Shape, after: Shape) -> _Rule:
-    """Elements stay in order: dims on either side that span the same elements share factors, those of the side that has more dims."""
+    """Returns the rule of a reshape: dims on either side that span the same elements share factors.
+
+    Elements stay in order, and the factors are those of the side that has more dims.
+    """
     sizes: list[int] = []
     sides: list[list[list[int]]] = [[], []]
     at = [0, 0]
@@ -194,10 +211,19 @@ class _Runs:
         if self.op.shapes[0]:
             for together in _LINEAR.get(self.op.name, []):
                 if all(self.operands[n] for n in together):
-                    yield _longer(needs, ["P" if n in together else "R" for n in range(len(needs))]), (*comes, "P"), left, shares, is_sum
+                    yield (
+                        _longer(needs, ["P" if n in together else "R" for n in range(len(needs))]),
+                        (*comes, "P"),
+                        left,
+                        shares,
+                        is_sum,
+                    )
 
     def places(self, factor: int, left: Sequence[int]) -> list[Entry] | None:
-        """Returns the dim that a factor splits of each operand and of the result; None where it does not split a dim in blocks."""
+        """Returns the dim that a factor splits of each operand and of the result.
+
+        It is None where the factor does not split a dim in blocks.
+        """
         found: list[Entry] = []
         for dims in (*self.rule.operands, self.rule.result):
             at = next((dim for dim, factors in enumerate(dims) if factor in factors), None)
@@ -217,7 +243,9 @@ def storages(shape: Shape, axes: Sequence[int], sums: Sequence[bool]) -> list[Sp
     """Returns every spec of a tensor; partial along the axes where that is allowed."""
     found: list[Spec] = []
     for spec in product(*[["R", *(["P"] if may else []), *range(len(shape))] for may in sums]):
-        parts = [prod(size for size, entry in zip(axes, spec, strict=True) if entry == dim) for dim in range(len(shape))]
+        parts = [
+            prod(size for size, entry in zip(axes, spec, strict=True) if entry == dim) for dim in range(len(shape))
+        ]
         if all(extent % count == 0 for extent, count in zip(shape, parts, strict=True)):
             found.append(spec)
     return found
@@ -229,7 +257,10 @@ Layout = tuple[tuple[int, ...], ...]
 
 
 def way(rank: int, have: Spec, want: Spec) -> list[tuple[str, tuple[int, ...], Layout, Layout]] | None:
-    """Returns the collectives from one spec to another, each with the axes of each dim before and after it (docs/search.md, Ways)."""
+    """Returns the collectives from one spec to another, each with the axes of each dim before and after it.
+
+    They are those of docs/search.md, Ways.
+    """
     axes = range(len(have))
     if any(want[a] == "P" != have[a] for a in axes):
         return None
@@ -319,7 +350,9 @@ def _in_memory(program: SmallProgram) -> tuple[list[bool], list[bool]]:
         elif op_of.name == "reshape" and value not in program.returns:
             own.append(False)
         else:
-            again = op_of.name in ("constant", "broadcast", "reshape") or (op_of.name not in _COSTLY and not summed[value])
+            again = op_of.name in ("constant", "broadcast", "reshape") or (
+                op_of.name not in _COSTLY and not summed[value]
+            )
             own.append(op_of.name not in _IN_LOOPS or taken[value] or (uses[value] > 1 and not again))
     lies = list(own)
     for source, view in views:
@@ -349,7 +382,9 @@ class Model:
         if key not in self.known:
             steps = way(len(shape), have, want)
             whole = prod(shape) * self.element_bytes
-            self.known[key] = inf if steps is None else sum(self.step_s(kind, along, whole, *ends) for kind, along, *ends in steps)
+            self.known[key] = (
+                inf if steps is None else sum(self.step_s(kind, along, whole, *ends) for kind, along, *ends in steps)
+            )
         return self.known[key]
 
     def step_s(self, kind: str, along: tuple[int, ...], whole: int, before: Layout, after: Layout) -> float:
@@ -369,7 +404,10 @@ class Model:
         return seconds
 
     def ring_s(self, kind: str, axis: Axis, payload: float) -> float:
-        """Returns the seconds of a collective along one axis: rounds of n - 1 steps, in each of which every device sends an n-th."""
+        """Returns the seconds of a collective along one axis.
+
+        A round has n - 1 steps, in each of which every device sends an n-th.
+        """
         if kind in axis.measured:
             fixed, rate = axis.measured[kind]
             return fixed + payload / rate
@@ -377,14 +415,24 @@ class Model:
         rounds = 2 if kind == "all_reduce" else 1
         return rounds * (axis.size - 1) * (axis.step_s + payload / axis.size / rate)
 
-    def run_s(self, op: Op, run: _Run, operands: Sequence[Shape], lies: Sequence[bool], is_kept: bool, work: float) -> float:
+    def run_s(
+        self, op: Op, run: _Run, operands: Sequence[Shape], lies: Sequence[bool], is_kept: bool, work: float
+    ) -> float:
         """Returns the seconds of an op; a scalar's sum is taken at once."""
         machine, shape = self.machine, op.shapes[0]
         if op.name == "reshape":
             return 0.0
-        rate = machine.products_per_s if op.name == "product" else machine.costly_per_s if op.name in _COSTLY else machine.others_per_s
+        rate = (
+            machine.products_per_s
+            if op.name == "product"
+            else machine.costly_per_s
+            if op.name in _COSTLY
+            else machine.others_per_s
+        )
         moved = self.bytes_of(shape, run.comes) * is_kept
-        moved += sum(self.bytes_of(one, need) for one, need, there in zip(operands, run.needs, lies, strict=True) if there)
+        moved += sum(
+            self.bytes_of(one, need) for one, need, there in zip(operands, run.needs, lies, strict=True) if there
+        )
         seconds = max(work / run.shares / rate, moved / machine.memory_per_s) + machine.kernel_s * is_kept
         return seconds + (0.0 if shape else self.way_s(shape, run.comes, ("R",) * len(self.sizes)))
 
@@ -410,7 +458,10 @@ class _Builder:
         self.own, self.lies = _in_memory(program)
         self.problem = Problem([], {})
         self.giver: list[tuple[int, int] | None] = []
-        """By value: the node that says how it lies, and which of its results it is; None where it is computed wherever it is needed."""
+        """By value: the node that says how it lies, and which of its results it is.
+
+        None where it is computed wherever it is needed.
+        """
         self.num_uses = [0] * len(self.shapes)
         for values in (*(op.reads for op in program.ops), program.returns):
             for value in values:
@@ -445,7 +496,9 @@ class _Builder:
                 _, first = loops.pop()
                 for place, value in enumerate(op.reads):
                     self.edge(value, self.giver[first + place], 0, times)
-            elif op.name == "constant" or (op.name in _IN_LOOPS and all(free[v] or not self.shapes[v] for v in op.reads)):
+            elif op.name == "constant" or (
+                op.name in _IN_LOOPS and all(free[v] or not self.shapes[v] for v in op.reads)
+            ):
                 self.giver.append(None)
                 free.append(True)
             else:
@@ -463,7 +516,10 @@ class _Builder:
         return len(self.problem.nodes) - 1
 
     def loop(self, op: Op) -> None:
-        """What a loop carries lies in one way throughout; what begins as zeros of its own may stay a partial sum until behind it."""
+        """Adds a loop: what it carries is stored in one way throughout.
+
+        What begins as zeros of its own may stay a partial sum until after the loop.
+        """
         first = len(self.giver)
         for shape, start in zip(op.shapes, op.reads, strict=True):
             is_sum = start in self.zeros and self.num_uses[start] == 1

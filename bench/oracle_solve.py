@@ -1,4 +1,7 @@
-"""The least cost of a choice problem by plain variable elimination, and under a budget by going through choices in order of their cost."""
+"""The least cost of a choice problem, by plain variable elimination.
+
+Under a budget, choices are gone through in order of their cost.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class TooLargeError(Exception):
 
 @dataclass(frozen=True)
 class Removed:
-    """A node that was removed: the nodes it was joined to, and the cost of its states and theirs, with all that was removed before it."""
+    """A node that was removed, the nodes it was joined to, and the cost of its states and theirs.
+
+    The cost contains all that was removed before it.
+    """
 
     node: int
     others: tuple[int, ...]
@@ -42,9 +48,14 @@ class Kept:
 
 
 def eliminate(problem: Problem) -> tuple[float, list[Removed]]:
-    """Returns the least cost of a choice, and the nodes as they were removed, the one that makes the smallest table first."""
+    """Returns the least cost of a choice, and the nodes in the order of their removal.
+
+    The node that makes the smallest table is removed first.
+    """
     sizes = [len(node.states) for node in problem.nodes]
-    factors: list[dict[tuple[int, ...], Floats]] = [{(number,): node.seconds} for number, node in enumerate(problem.nodes)]
+    factors: list[dict[tuple[int, ...], Floats]] = [
+        {(number,): node.seconds} for number, node in enumerate(problem.nodes)
+    ]
     for pair, costs in problem.edges.items():
         for node in pair:
             factors[node][pair] = costs
@@ -88,10 +99,12 @@ def _spread(costs: Floats, part: Sequence[int], scope: Sequence[int]) -> Floats:
 
 
 def least_within(problem: Problem, kept: Sequence[Kept], num_times: int, budget: float) -> float:
-    """Returns the least cost of a choice that keeps no more than `budget` bytes at any time; infinite where there is none.
+    """Returns the least cost of a choice that keeps no more than `budget` bytes at any time.
 
-    Nodes are chosen in the opposite order of their removal, so that what a choice of some will cost at least is known exactly; the
-    cheapest is gone on with first, and what is already over the budget is dropped.
+    It is infinite where there is none.
+
+    Nodes are chosen in the opposite order of their removal, so that what a choice of some will cost at least is known
+    exactly; the cheapest is gone on with first, and what is already over the budget is dropped.
     """
     least, removed = eliminate(problem)
     if least == inf:
@@ -122,5 +135,8 @@ def least_within(problem: Problem, kept: Sequence[Kept], num_times: int, budget:
             index = tuple(slice(None) if node == step.node else chosen[node] for node in one.nodes)
             after[:, one.first : one.last + 1] += (one.table[index] - one.table.min())[:, None]
         for state in np.flatnonzero(np.isfinite(costs) & (after.max(axis=1, initial=0.0) <= budget)).tolist():
-            heappush(heap, (cost + float(costs[state] - costs.min()), depth - 1, next(serial), (*states, state), after[state]))
+            heappush(
+                heap,
+                (cost + float(costs[state] - costs.min()), depth - 1, next(serial), (*states, state), after[state]),
+            )
     return inf

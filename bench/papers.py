@@ -6,15 +6,16 @@ Aceso's Table 2 on 32 V100s, batch 1024 in 16 bits. `--cases=gpt-1024 --no-exper
 deep step's search takes, and `--devices` for what it takes on more of them.
 
 An expert's plan is pipeline stages, data and tensor parallel ranks in each, micro-batches, and how the state of data
-parallel ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role says
-of each parameter is that of `experts.py`; what it leaves open is filled by our search, and the stages are the best cut of a
-line, which is generous. An expert's plan that is proven to take longer than the best of them so far, or than `NEAR` times
-ours, is not planned to its end. Of ours, the shardings of the best shape are searched for as far as where a plan is made,
-which is further than where shapes are compared.
+parallel ranks is kept: all in each of them, or optimizer's state (ZeRO-1) or everything (ZeRO-3) divided. What a role
+says of each parameter is that of `experts.py`; what it leaves open is filled by our search, and the stages are the best
+cut of a line, which is generous. An expert's plan that is proven to take longer than the best of them so far, or than
+`NEAR` times ours, is not planned to its end. Of ours, the shardings of the best shape are searched for as far as where
+a plan is made, which is further than where shapes are compared.
 
 Printed: the plan, its predicted step and share of the devices' peak (MFU), predicted peak memory, seconds of the search
 (wall, and processor seconds of all processes), shapes planned, the best expert, and our step over its; where no expert
-comes near ours, what none of them is below. On stderr stands how far a row is, with the processor seconds since the start.
+comes near ours, what none of them is below. On stderr stands how far a row is, with the processor seconds since the
+start.
 
 Exit code: 1 if an expert's plan is faster than ours by more than 0.1 %.
 """
@@ -59,7 +60,7 @@ NEAR: Final = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a paper: a model of `examples/export.py` with its preset and options, `roles` of `experts.py`, and its devices."""
+    """A row of a paper: a preset of `examples/export.py` with options, roles of `experts.py`, and devices."""
 
     preset: str
     roles: str
@@ -74,7 +75,15 @@ def _rows() -> dict[str, Row]:
     found = {name: Row(name, "gpt", count) for name, count in gpt.items()}
     found |= {name: Row(name, "moe", count) for name, count in moe.items()}
     found |= {name: Row(name, "wide-resnet", count) for name, count in wide.items()}
-    large = (("layers", 40), ("hidden", 5120), ("heads", 40), ("ffn", 20480), ("seq", 2048), ("batch", 1024), ("dtype", "f16"))
+    large = (
+        ("layers", 40),
+        ("hidden", 5120),
+        ("heads", 40),
+        ("ffn", 20480),
+        ("seq", 2048),
+        ("batch", 1024),
+        ("dtype", "f16"),
+    )
     found["aceso-gpt-13b"] = Row("gpt", "gpt", 32, large)
     found["aceso-t5-11b"] = Row("t5-11b", "t5", 32, (("dtype", "f16"),))
     return found
@@ -131,7 +140,8 @@ class Found:
 class Result:
     """What a case came to; `ended` says whether the search came to its end.
 
-    `experts` are those that were planned to their end and fit, best first; no other is below `near_s`, which is 0 where none was looked at.
+    `experts` are those that were planned to their end and fit, best first; no other is below `near_s`, which is 0 where
+    none was looked at.
     """
 
     case: str
@@ -161,7 +171,9 @@ class Result:
 
 def found(who: str, one: Estimate) -> Found:
     """Returns an estimate as a plan of `who`."""
-    return Found(who, f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape), one.step_s, max(one.peak_bytes))
+    return Found(
+        who, f"{one.shape}, {one.schedule}" if one.schedule else str(one.shape), one.step_s, max(one.peak_bytes)
+    )
 
 
 def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
@@ -176,23 +188,28 @@ def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
 
 
 def made(setup: Setup, best: Estimate) -> Estimate:
-    """Returns the best plan as it would be made: its shardings are searched for further than where shapes are compared."""
+    """Returns the best plan as it would be made: its shardings are searched further than where shapes are compared."""
     outcome = Evaluator(setup, limits=Limits()).outcome(best.shape)
     return outcome.quickest if isinstance(outcome, Estimate) and outcome.quickest.step_s < best.step_s else best
 
 
-def experts(case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, near_s: float, ours: Explored) -> Iterator[Found]:
-    """Yields the best plan of each expert that is below `near_s` and all before it, or was planned to its end all the same.
+def experts(
+    case: Case, module: ir.Module, setup: Setup, space: Space, folder: Path, near_s: float, ours: Explored
+) -> Iterator[Found]:
+    """Yields the best plan of each expert, if it is below `near_s` and below all before it.
 
-    Those of as many stages as ours and of most data parallelism come first: the better the best of them, the sooner others end. What an
-    expert says leaves less to choose, so that bounds of our search hold for experts.
+    Plans that were planned to their end all the same come, too. Those of as many stages as ours and of most data
+    parallelism come first: the better the best of them, the sooner others end. What an expert says leaves less to
+    choose, so that bounds of our search hold for experts.
     """
     likely = ours.ranked[0].shape.stages if ours.ranked else 1
     for stages in sorted(space.meshes, key=lambda count: (count != likely, count)):
         size = load_cluster(setup.cluster).num_devices // stages
         for data in [count for count in range(size, 0, -1) if size % count == 0]:
             for kept in ("dp", "zero-1", "zero-3")[: 3 if data > 1 else 1]:
-                roles = [(count, role) for count, role in ((data, kept), (size // data, "tp")) if count > 1] or [(1, "dp")]
+                roles = [(count, role) for count, role in ((data, kept), (size // data, "tp")) if count > 1] or [
+                    (1, "dp")
+                ]
                 if not case.columns and any(role == "tp" for _, role in roles):
                     continue
                 for one in _expert(case, module, setup, space, folder, stages, roles, near_s, ours):
@@ -325,7 +342,10 @@ QUESTION: Final = Question(
     (
         option("--cases", list(PAPERS), "the papers' rows, or gpt-1024"),
         option("--clusters", ["m8"], "of m8, s1"),
-        ("--devices", {"type": lambda text: list(map(int, text.split(","))), "help": "in place of the papers' numbers"}),
+        (
+            "--devices",
+            {"type": lambda text: list(map(int, text.split(","))), "help": "in place of the papers' numbers"},
+        ),
         option("--jobs", os.cpu_count() or 1, "processes that search"),
         option("--no-experts", False, "only search"),
     ),

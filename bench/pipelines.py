@@ -73,7 +73,10 @@ def run(made: StagedPlan, inputs: Sequence[Host], num_steps: int) -> list[list[H
 def executed_steps(
     executor: Executor, signature: Signature, inputs: Sequence[Argument], num_steps: int
 ) -> Iterator[tuple[float, Sequence[Argument]]]:
-    """Yields the wall seconds and the results of each step, which the next step takes where they take over arguments."""
+    """Yields the wall seconds and the results of each step.
+
+    The next step takes the results where they take over arguments.
+    """
     arguments: list[Argument] = list(inputs)
     for _ in range(num_steps):
         since = time.perf_counter()
@@ -87,7 +90,10 @@ def executed_steps(
 def difference(made: StagedPlan, steps: Sequence[Sequence[Host]], expected: Reference, name: str) -> Difference:
     """Returns the worst difference of all results of all steps."""
     signature = signature_of(made.plan)
-    found = [worst(differences(signature, got, want, tolerance(name))) for got, want in zip(steps, expected.results, strict=True)]
+    found = [
+        worst(differences(signature, got, want, tolerance(name)))
+        for got, want in zip(steps, expected.results, strict=True)
+    ]
     result = worst(one for one in found if one is not None)
     assert result is not None
     return result

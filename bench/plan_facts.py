@@ -1,4 +1,7 @@
-"""What a plan's file says, in one form for all versions of the format: for comparisons of plans that two states of Rhino wrote."""
+"""What a plan's file says, in one form for all versions of the format.
+
+It serves comparisons of plans that two states of Rhino wrote.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +68,17 @@ def _of_old_file(data: Facts) -> Facts:
         "predicted": [predicted["at_least_s"], predicted["budget_bytes"], [predicted["kept_bytes"]]],
         "parts": [predicted["compute_s"], predicted["communication_s"], data["form"]],
         "ops": [data["source"]["ops"], data["annotations"]["words"], data["annotations"]["ops"]],
-        "costs": [data["works"], data["costs"], memory["alive"], [memory["num_times"], memory["peak_time"], memory["peak_op"]]],
+        "costs": [
+            data["works"],
+            data["costs"],
+            memory["alive"],
+            [memory["num_times"], memory["peak_time"], memory["peak_op"]],
+        ],
         "curve": memory["curve"],
-        "arguments": [[*row[:4], (row[4] if len(row) > 4 else None), (row[5] if len(row) > 5 else [])] for row in data["arguments"]],
+        "arguments": [
+            [*row[:4], (row[4] if len(row) > 4 else None), (row[5] if len(row) > 5 else [])]
+            for row in data["arguments"]
+        ],
         "results": [row[:4] for row in data["results"]],
     }
 
@@ -85,7 +96,10 @@ def _of_manifest(data: Facts) -> Facts:
         "link_latency_s": about["link_latency_s"],
         "link_bytes_per_s": about["link_bytes_per_s"],
         "nonnegative_arguments": about["nonnegative_arguments"],
-        "arguments": [(one["name"], f"{one['dtype']}[{','.join(map(str, one['shape']))}]", one.get("alias")) for one in data["arguments"]],
+        "arguments": [
+            (one["name"], f"{one['dtype']}[{','.join(map(str, one['shape']))}]", one.get("alias"))
+            for one in data["arguments"]
+        ],
         "results": len(data["results"]),
     }
 

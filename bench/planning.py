@@ -1,4 +1,4 @@
-"""A model planned as `rhino-opt --auto-shard` plans it, in every form that can be run, with what the plan says of itself."""
+"""A model planned as `rhino-opt --auto-shard` plans it, in every form that can be run, and what the plan predicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INT_RANGE: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A module with its shardings, the program of each device, the plan that both were made from, and the answer that it was."""
+    """A module with its shardings, the program of each device, the plan of both, and the search's answer."""
 
     annotated: ir.Module
     local: ir.Module
@@ -72,7 +72,10 @@ def planned(module: ir.Module, name: str, remarks: Remarks) -> Planned:
 
 
 def plan_step(text: bytes, name: str, cluster: str, budget: str = "", mesh: str = "") -> Planned:
-    """Returns the training step in `text` planned for a cluster (preset or file) and a mesh; `budget` is bytes per device, as "16GiB"."""
+    """Returns the training step in `text` planned for a cluster (preset or file) and a mesh.
+
+    `budget` is bytes per device, as "16GiB".
+    """
     module, remarks = sharded(text, name, auto_shard(cluster, mesh, budget))
     return planned(module, name, remarks)
 
@@ -87,7 +90,10 @@ class Reference:
     def difference(self, form: Executable, tolerance: float | None = None) -> Difference:
         """Returns how far the same steps on `form` are from these: the worst result of all steps."""
         steps = run_on(form, self.inputs, len(self.results))
-        found = [worst(differences(form.signature, got, want, tolerance)) for got, want in zip(steps, self.results, strict=True)]
+        found = [
+            worst(differences(form.signature, got, want, tolerance))
+            for got, want in zip(steps, self.results, strict=True)
+        ]
         result = worst(difference for difference in found if difference is not None)
         assert result is not None
         return result

@@ -1,12 +1,12 @@
 """How good the plans of the search are: against those that an expert would write down by hand.
 
-Each model has layers of a real size, but few of them. What an expert's pins leave open (experts.py) is filled by the same search under
-the same cost model and memory, which is generous to the expert.
+Each model has layers of a real size, but few of them. What an expert's pins leave open (experts.py) is filled by the
+same search under the same cost model and memory, which is generous to the expert.
 
-Printed for each target: the predicted step, its proven bound and gap, the predicted peak, the payload of all collectives
-in each device's program, the best expert and what it takes, and our step over its. An expert that does not fit loses.
-With `--share`, the budget of each row is that share of the peak that our plan takes of its own accord, so that memory binds.
-On stderr stands what every expert's plan takes, or why there is none.
+Printed for each target: the predicted step, its proven bound and gap, the predicted peak, the payload of all
+collectives in each device's program, the best expert and what it takes, and our step over its. An expert that does not
+fit loses. With `--share`, the budget of each row is that share of the peak that our plan takes of its own accord, so
+that memory binds. On stderr stands what every expert's plan takes, or why there is none.
 
 Exit code: 1 if an expert's plan is faster than ours by more than 0.1 %, or fits where we find none.
 """
@@ -35,14 +35,19 @@ from rhino.passes.sharding.localize import localized_copy
 from rhino.strategies.solver.answer import Answer
 
 TOLERANCE: Final = 1e-3
-"""By how much, relatively, an expert may be faster: below it lies the gap that a search may leave where memory binds."""
+"""By how much, relatively, an expert may be faster.
+
+Below it lies the gap that a search may leave where memory binds.
+"""
 
 TARGETS: Final = ["v100x8:8", "v100x8:2x4", "v100x8x2:2x8", "h100x8:8", "h100x8:2x4"]
 _NO_PLAN: Final = ("RHI-SOLVE-001", "RHI-SOLVE-002")
 
 
 def search(text: bytes, name: str, target: str, budget: str = "", constraints: str = "") -> tuple[ir.Module, Remarks]:
-    """Returns a step with its shardings, and what the search says of them, for a target `cluster:mesh` and a file of constraints.
+    """Returns a step with its shardings, and what the search says of them.
+
+    The target is `cluster:mesh`, and `constraints` the text of a file of constraints.
 
     Raises:
         RhinoError: RHI-SOLVE-001 where it does not fit, and whatever else `rhino-opt --auto-shard` says.
@@ -56,7 +61,10 @@ def search(text: bytes, name: str, target: str, budget: str = "", constraints: s
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a plan takes, or why there is none. `sent_bytes` is the payload of all collectives in each device's program."""
+    """What a plan takes, or why there is none.
+
+    `sent_bytes` is the payload of all collectives in each device's program.
+    """
 
     step_s: float = float("inf")
     bound_s: float = float("inf")
@@ -74,7 +82,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model on one target: our plan, and those of experts by what they say along each axis. No `budget`: all memory there is."""
+    """One model on one target: our plan, and those of experts by what they say along each axis.
+
+    Without `budget` it may take all memory there is.
+    """
 
     model: str
     target: str
@@ -108,7 +119,10 @@ def found(name: str, target: str, budget: str, constraints: str = "", *, localiz
 
 
 def measure(name: str, target: str, budget: str, share: float, wanted: Sequence[str]) -> Row:
-    """Returns the row of one model on one target; `wanted` are experts by name, all if empty, `share` as in `--share`, 0 for none."""
+    """Returns the row of one model on one target.
+
+    `wanted` names the experts, and all are taken if it is empty. `share` is that of `--share`, and 0 is none.
+    """
     if share:
         budget = str(int(share * found(name, target, budget).peak_bytes))
     case, mesh = CASES[name], parse_mesh(target.partition(":")[2])

@@ -1,9 +1,10 @@
 """Draw programs out of many ops, localize plans of them that nobody would choose, and compare with one device.
 
-A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a program. Many of the
-ops are those of every_op.py, each op of StableHLO that is read in its forms, or forms of indexed_forms.py. Plans are drawn as in
-drawn_plans.py. Where a result differs, each op is compared with what one device makes of its operands: rounding that has grown, as a
-comparison makes it, is no fault, but reported. Every dim of the arguments may be stored padded, to a multiple of a number.
+A program is a list of numbers: each step takes an op and values made so far, where they fit, so that every list is a
+program. Many of the ops are those of every_op.py, each op of StableHLO that is read in its forms, or forms of
+indexed_forms.py. Plans are drawn as in drawn_plans.py. Where a result differs, each op is compared with what one device
+makes of its operands: rounding that has grown, as a comparison makes it, is no fault, but reported. Every dim of the
+arguments may be stored padded, to a multiple of a number.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def _part(i: Inputs) -> Array | None:
 
 
 def _repeat(i: Inputs) -> Array:
-    return jnp.broadcast_to(jnp.expand_dims(i.a, i.dim), (*i.a.shape[: i.dim], (4, 3)[i.number // 3 % 2], *i.a.shape[i.dim :]))
+    return jnp.broadcast_to(
+        jnp.expand_dims(i.a, i.dim), (*i.a.shape[: i.dim], (4, 3)[i.number // 3 % 2], *i.a.shape[i.dim :])
+    )
 
 
 def _slice(i: Inputs) -> Array:
@@ -133,10 +136,15 @@ def _dynamic_slice(i: Inputs) -> Array:
 
 
 def _dynamic_update(i: Inputs) -> Array | None:
-    """Not with a part of itself: for that XLA's CPU (jaxlib 0.10.2) was seen to read what it has overwritten, on one device."""
+    """Writes over a part of a value, but not with a part of itself.
+
+    For the latter, XLA's CPU (jaxlib 0.10.2) was seen to read what it has overwritten, on one device.
+    """
     if i.alike is i.a:
         return None
-    return lax.dynamic_update_slice_in_dim(i.a, lax.slice_in_dim(i.alike, 0, max(i.a.shape[i.dim] // 2, 1), 1, i.dim), i.indices[1], i.dim)
+    return lax.dynamic_update_slice_in_dim(
+        i.a, lax.slice_in_dim(i.alike, 0, max(i.a.shape[i.dim] // 2, 1), 1, i.dim), i.indices[1], i.dim
+    )
 
 
 def _rows(i: Inputs) -> Array:
@@ -235,8 +243,33 @@ def _any_form_in_a_loop(i: Inputs) -> Array:
 
 OPS: Final[tuple[Callable[[Inputs], Array | None], ...]] = (
     *(_element, _pair, _pair, _select, _reduce, _normalize, _product, _product, _product, _transpose, _merge, _part),
-    *(_repeat, _slice, _every_second, _pad, _join, _reverse, _roll, _dynamic_slice, _dynamic_update, _rows, _scatter, _one_hot),
-    *(_cumulate, _sort, _largest, _window, _pool_gradient, _convolve, _convolve_gradient, _dropout, _loop, _scan, _branch),
+    *(
+        _repeat,
+        _slice,
+        _every_second,
+        _pad,
+        _join,
+        _reverse,
+        _roll,
+        _dynamic_slice,
+        _dynamic_update,
+        _rows,
+        _scatter,
+        _one_hot,
+    ),
+    *(
+        _cumulate,
+        _sort,
+        _largest,
+        _window,
+        _pool_gradient,
+        _convolve,
+        _convolve_gradient,
+        _dropout,
+        _loop,
+        _scan,
+        _branch,
+    ),
     *[_any_op] * 12,
     *[_any_form] * 6,
     _any_form_in_a_loop,
@@ -244,7 +277,10 @@ OPS: Final[tuple[Callable[[Inputs], Array | None], ...]] = (
 
 
 def program(steps: Sequence[Step]) -> str:
-    """Returns the program of some steps as StableHLO: its results are the values that no step reads, and every third one."""
+    """Returns the program of some steps as StableHLO.
+
+    Its results are the values that no step reads, and every third one.
+    """
 
     def run(arguments: list[Array], indices: Array) -> list[Array]:
         values, read = list(arguments), set[int]()

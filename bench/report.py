@@ -1,7 +1,8 @@
-"""What the commands of this folder share: options, a table that grows row by row, the figures as JSON, and the exit code.
+"""What the commands of this folder share: options, a table that grows row by row, JSON, and the exit code.
 
-A command asks one question or several, by name. The table is on stdout; what the figures were taken on, how far a run is, and what is not
-as it should be are on stderr. A fault makes the exit code 1, an error of Rhino's the code of its kind.
+A command asks one question or several, by name. The table is on stdout; what the figures were taken on, how far a run
+is, and what is not as it should be are on stderr. A fault makes the exit code 1, an error of Rhino's the code of its
+kind.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Options = argparse.Namespace
 class Question:
     """What can be measured: `records` yields dataclasses or dictionaries, each a row of the table by `columns`.
 
-    `text` names the columns whose cells are words; the first one is too. `is_across` makes each record a column of the table, which is
-    then printed at the end. `faults` yields what is wrong with all records, `summary` says what they come to.
+    `text` names the columns whose cells are words; the first one is too. `is_across` makes each record a column of the
+    table, which is then printed at the end. `faults` yields what is wrong with all records, `summary` says what they
+    come to.
     """
 
     about: str
@@ -46,9 +48,10 @@ class Question:
 
 
 def option(flag: str, default: object, about: str, at: str = ",") -> Option:
-    """Returns an option of the type of its default: of a list parts between `at`, of a range `first:end`, of False a switch.
+    """Returns an option of the type of its default.
 
-    An empty list stands for all there is, or none: its help has to say which.
+    A list is written as parts between `at`, a range as `first:end`, and False makes a switch. An empty list stands for
+    all there is, or none: its help has to say which.
     """
     match default:
         case False:
@@ -145,7 +148,10 @@ def _transposed(cells: Sequence[Cell], records: Iterable[Any]) -> list[list[str]
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], text: Iterable[str] | None = None) -> Iterator[str]:
-    """Yields the lines of a Markdown table; columns named in `text`, or the first, are of words, all others of numbers."""
+    """Yields the lines of a Markdown table.
+
+    Columns named in `text`, or else the first one, hold words, and all others numbers.
+    """
     words = set(head[:1] if text is None else text)
     yield f"| {' | '.join(head)} |"
     yield f"| {' | '.join('---' if name in words else '---:' for name in head)} |"
@@ -176,7 +182,10 @@ def _processor() -> str:
 
 
 def key(name: str, form: str = "") -> Cell:
-    """Returns the cell of a record's field in a format of Python's, or of "s" or "bytes"; empty where it is None or not there."""
+    """Returns the cell of a record's field in a format of Python's, or of "s" or "bytes".
+
+    The cell is empty where the field is None or missing.
+    """
     units: dict[str, Cell] = {"s": format_seconds, "bytes": format_bytes}
 
     def write(value: Any) -> str:  # noqa: ANN401 - a number or a text

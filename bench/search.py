@@ -47,7 +47,8 @@ Found = TypeVar("Found")
 def phases(options: Options) -> Iterator[Record]:
     """One search, phase by phase: what `rhino-opt --auto-shard FILE` does, with a clock between its steps.
 
-    Seconds of the wall: graph, candidates, reduce, solve and write as the search's own pass times them. Nothing is warm.
+    Seconds of the wall: graph, candidates, reduce, solve and write as the search's own pass times them. Nothing is
+    warm.
     """
     spent: dict[str, float] = {}
     since = time.perf_counter()
@@ -99,8 +100,8 @@ def timings(options: Options) -> Iterator[Record]:
 
     For every depth of a GPT, unrolled and scanned (one loop over the layers), or for what `--models` asks of
     examples/export.py: `phases`, and then the whole command `rhino-opt --auto-shard FILE -o OUT` with its peak memory.
-    Each is one run in a process of its own. Times are wall seconds, but for `processor`: those of all cores in the whole
-    command. `start` is what it takes beside the phases: Python, imports, and writing the file.
+    Each is one run in a process of its own. Times are wall seconds, but for `processor`: those of all cores in the
+    whole command. `start` is what it takes beside the phases: Python, imports, and writing the file.
     """
     for name, words in _asked(options).items():
         with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +191,10 @@ _TARGET: Final = (
 _GPTS: Final = (
     option("--layers", [2, 12, 24, 72], "depths of GPTs"),
     option("--forms", ["unrolled", "scanned"], "of the GPTs"),
-    *(option(f"--{name}", size, "of the GPTs") for name, size in (("hidden", 1024), ("seq", 1024), ("vocab", 51200), ("batch", 8))),
+    *(
+        option(f"--{name}", size, "of the GPTs")
+        for name, size in (("hidden", 1024), ("seq", 1024), ("vocab", 51200), ("batch", 8))
+    ),
     (
         "--models",
         {"action": "append", "metavar": "WORDS", "help": "instead of GPTs: words for examples/export.py; repeatable"},
@@ -214,8 +218,9 @@ STRUCTURED: Final = [
 def structures(options: Options) -> Iterator[Record]:
     """What the structure passes see in a model: critical nodes, cones, segments, and how many segments are alike.
 
-    Those of Rhino's Table 5 and TAP IV-C. Critical nodes are counted as in the paper, every op taking one unit of time, and
-    as segments are cut, products alone taking time. Times are wall seconds of one run of each decision on the graph.
+    They are those of Rhino's Table 5 and TAP IV-C. Critical nodes are counted as in the paper, every op taking one unit
+    of time, and as segments are cut, products alone taking time. Times are wall seconds of one run of each decision on
+    the graph.
     """
     gc.disable()  # as the tools do
     for model in options.models:

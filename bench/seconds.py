@@ -1,14 +1,14 @@
-"""How right the cost model is after `rhino-profile`: predicted against measured step time and memory, on host CPU devices.
+"""How right the cost model is after `rhino-profile`: predicted against measured step time and memory, on host CPUs.
 
-For each number of devices the machine is measured (`--profiles` keeps the cluster files, and takes those that are there),
-and pairs of a model and a plan are compiled and run: what the search finds, what experts would pin (`experts.py`),
-everything whole on every device, gradients accumulated over micro-batches, and pipelines under the executor. Steps of all
-pairs are timed in turn, for several rounds; the lower quartile of a pair's steps counts, as in a profile. Memory is the
-peak of a device as XLA has assigned buffers; of a pipeline, what the list of instructions keeps on a rank, with XLA's
-temporaries of the program that runs.
+For each number of devices the machine is measured (`--profiles` keeps the cluster files, and takes those that are
+there), and pairs of a model and a plan are compiled and run: what the search finds, what experts would pin
+(`experts.py`), everything whole on every device, gradients accumulated over micro-batches, and pipelines under the
+executor. Steps of all pairs are timed in turn, for several rounds; the lower quartile of a pair's steps counts, as in a
+profile. Memory is the peak of a device as XLA has assigned buffers; of a pipeline, what the list of instructions keeps
+on a rank, with XLA's temporaries of the program that runs.
 
-Nothing else should run on the machine, but with `--rounds=0`, which times nothing. Exit code: 1 if the rank correlation over
-all pairs is less than 0.9, if there are fewer than 20, or if a peak is predicted to be less than XLA's.
+Nothing else should run on the machine, but with `--rounds=0`, which times nothing. Exit code: 1 if the rank correlation
+over all pairs is less than 0.9, if there are fewer than 20, or if a peak is predicted to be less than XLA's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ _STEPS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A model and how it is planned: `plan` is "search", "whole", experts' roles, "accumulate M" or "pipeline S M schedule"."""
+    """A model and how it is planned.
+
+    `plan` is "search", "whole", experts' roles, "accumulate M" or "pipeline S M schedule".
+    """
 
     model: str
     num_devices: int
@@ -126,7 +129,10 @@ def pairs() -> tuple[Pair, ...]:
 
 @dataclass(eq=False)
 class Ready:
-    """A pair that is compiled: what it was predicted to come to, and what runs so many steps and returns the seconds of each."""
+    """A compiled pair, with what was predicted for it.
+
+    `steps` runs so many steps and returns the seconds of each.
+    """
 
     pair: Pair
     predicted_s: float
@@ -180,12 +186,15 @@ def _constraints(pair: Pair, module: ir.Module) -> str:
     if pair.plan == "whole":
         tensors = argument_tensors(entry_function(module.operation), pair.model)
         return "\n".join(
-            f"[[pin]]\nname = '{tensor.names[0]}'\nsharding = '[{', '.join('{}' for _ in tensor.shape)}]'" for tensor in tensors
+            f"[[pin]]\nname = '{tensor.names[0]}'\nsharding = '[{', '.join('{}' for _ in tensor.shape)}]'"
+            for tensor in tensors
         )
     if not set(words) <= set(ROLES):
         return ""
     family = pair.model.removesuffix("-mid")
-    case = {"bert": CASES["dnabert"], "vgg": CASES["vgg-1m"], "resnet": CASES["wide-resnet"], **CASES}.get(family, Case(family, {}))
+    case = {"bert": CASES["dnabert"], "vgg": CASES["vgg-1m"], "resnet": CASES["wide-resnet"], **CASES}.get(
+        family, Case(family, {})
+    )
     return pins(case, module, mesh, words * (len(mesh.axes) if len(words) == 1 else 1))
 
 
@@ -313,7 +322,9 @@ QUESTION: Final = Question(
     (
         option("--devices", [2, 4, 8], "numbers of host devices"),
         option("--pairs", "", "only pairs whose name has this in it"),
-        option("--profiles", "", "folder of cluster files cpuN.toml, made where they are missing (default measure anew)"),
+        option(
+            "--profiles", "", "folder of cluster files cpuN.toml, made where they are missing (default measure anew)"
+        ),
         option("--rounds", 3, "how often all pairs are run in turn; 0 times nothing: only what they take of memory"),
     ),
     ("devices", "mesh", "plan"),

@@ -1,7 +1,8 @@
 """Programs whose work is to sleep, so that what overlaps can be seen on a machine with few cores.
 
-JAX ships no op that sleeps. This registers one with XLA's stock FFI, as a Python function behind a C pointer: `custom_call @rhino_nap`
-takes a number of microseconds (i32), sleeps so long without Python's lock, and gives the number back.
+JAX ships no op that sleeps. This registers one with XLA's stock FFI, as a Python function behind a C pointer:
+`custom_call @rhino_nap` takes a number of microseconds (i32), sleeps so long without Python's lock, and gives the
+number back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ CUSTOM_CALL: Final = f"stablehlo.custom_call @{TARGET}(%us) {{api_version = 4 : 
 """The op, its operand being `%us`."""
 
 _METADATA: Final = 1
-"""The kind of FFI extension by which XLA asks for the version; all that follows is `xla/ffi/api/c_api.h` of jaxlib 0.10.2."""
+"""The kind of FFI extension by which XLA asks for the version.
+
+All that follows is `xla/ffi/api/c_api.h` of jaxlib 0.10.2.
+"""
 
 _VERSION: Final = (0, 3)
 
@@ -91,4 +95,6 @@ def register() -> None:
     """Makes the op known to XLA's CPU backend, for the life of the process."""
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    jax.ffi.register_ffi_target(TARGET, capsule(ctypes.cast(_nap, ctypes.c_void_p), b"xla._CUSTOM_CALL_TARGET", None), platform="cpu")
+    jax.ffi.register_ffi_target(
+        TARGET, capsule(ctypes.cast(_nap, ctypes.c_void_p), b"xla._CUSTOM_CALL_TARGET", None), platform="cpu"
+    )

@@ -1,7 +1,8 @@
-"""Small programs in a notation of their own, drawn at random, and written as StableHLO: what the oracle plans for, and the search.
+"""Small programs in a notation of their own, drawn at random, and written as StableHLO.
 
-Values are numbered: arguments first, then what each op makes. A loop is an op "loop", whose results are what it carries; the ops of its
-body stand behind it, and read these results as what a trip begins with; a "next" ends it, with what the next trip takes.
+Both the oracle and the search plan them. Values are numbered: arguments first, then what each op makes. A loop is an op
+"loop", whose results are what it carries; the ops of its body stand behind it, and read these results as what a trip
+begins with; a "next" ends it, with what the next trip takes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _MOST_ELEMENTS: Final = 1 << 20
 class Op:
     """One op: what it reads, the shapes of what it makes, and the dims that it is about.
 
-    `dims` are, of a "product", pairs of contracted dims of both operands, behind as many pairs of batch dims as `count`; of a "sum" or
-    "largest" the dims that go; of a "transpose" where each result dim comes from; of a "broadcast" where each operand dim goes. `count` is
-    how often a "loop" runs, and what each element of a "constant" is.
+    `dims` are, of a "product", pairs of contracted dims of both operands, behind as many pairs of batch dims as
+    `count`; of a "sum" or "largest" the dims that go; of a "transpose" where each result dim comes from; of a
+    "broadcast" where each operand dim goes. `count` is how often a "loop" runs, and what each element of a "constant"
+    is.
     """
 
     name: str
@@ -41,7 +43,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class SmallProgram:
-    """A program on one type of elements: its arguments' shapes, its ops, what it returns, and which argument each result takes over."""
+    """A program on one type of elements.
+
+    It has its arguments' shapes, its ops, what it returns, and which argument each result takes over.
+    """
 
     dtype: str
     arguments: tuple[Shape, ...]
@@ -100,7 +105,9 @@ class _Writer:
         elif op.name == "next":
             begun, _ = self.loops.pop()
             self.lines.append(f"%j{begun} = stablehlo.add %i{begun}, %c1 : tensor<i32>")
-            self.lines.append(f"stablehlo.return {', '.join([f'%j{begun}', *read])} : tensor<i32>, {self.kinds(op.reads)} }}")
+            self.lines.append(
+                f"stablehlo.return {', '.join([f'%j{begun}', *read])} : tensor<i32>, {self.kinds(op.reads)} }}"
+            )
             for value, name in enumerate(self.names):
                 if name.startswith(f"%v{begun}_"):
                     self.names[value] = f"%w{begun}#{1 + int(name.rpartition('_')[2])}"
@@ -111,7 +118,9 @@ class _Writer:
     def begin(self, number: int, op: Op, read: Sequence[str]) -> None:
         self.loops.append((number, op))
         carried = [f"%v{number}_{place}" for place in range(len(read))]
-        pairs = ", ".join(f"{name} = {source}" for name, source in zip([f"%i{number}", *carried], ["%c0", *read], strict=True))
+        pairs = ", ".join(
+            f"{name} = {source}" for name, source in zip([f"%i{number}", *carried], ["%c0", *read], strict=True)
+        )
         self.lines += [
             f"%n{number} = stablehlo.constant dense<{op.count}> : tensor<i32>",
             f"%w{number}:{1 + len(read)} = stablehlo.while({pairs}) : tensor<i32>, {self.kinds(op.reads)} cond {{",
@@ -131,9 +140,14 @@ class _Writer:
                 return f"stablehlo.constant dense<{op.count}.0> : {result}"
             case "product":
                 pairs = [op.dims[at : at + 2] for at in range(0, len(op.dims), 2)]
-                batch, contracted = ([list(side) for side in zip(*part, strict=True)] for part in (pairs[: op.count], pairs[op.count :]))
+                batch, contracted = (
+                    [list(side) for side in zip(*part, strict=True)] for part in (pairs[: op.count], pairs[op.count :])
+                )
                 batching = f"batching_dims = {batch[0]} x {batch[1]}, " if batch else ""
-                return f"stablehlo.dot_general {operands}, {batching}contracting_dims = {contracted[0]} x {contracted[1]} : {types}"
+                return (
+                    f"stablehlo.dot_general {operands}, "
+                    f"{batching}contracting_dims = {contracted[0]} x {contracted[1]} : {types}"
+                )
             case "sum" | "largest":
                 start, by = ("0.0", "add") if op.name == "sum" else (_LEAST[self.program.dtype], "maximum")
                 name = f"%z{len(self.lines)}"
@@ -153,7 +167,10 @@ _LEAST: Final = {"f32": "0xFF800000", "bf16": "0xFF80"}
 
 
 def without_dead(program: SmallProgram) -> SmallProgram:
-    """Returns the program without ops that no result needs, as the search is given it. Of a loop all is needed, or nothing."""
+    """Returns the program without ops that no result needs, as the search is given it.
+
+    A loop is needed as a whole, or not at all.
+    """
     first, number = list[int](), len(program.arguments)
     for op in program.ops:
         first.append(number)
@@ -177,7 +194,10 @@ def without_dead(program: SmallProgram) -> SmallProgram:
         *(first[place] + offset for place in sorted(stays) for offset in range(len(program.ops[place].shapes))),
     ]
     new = {value: number for number, value in enumerate(kept)}
-    ops = [replace(program.ops[place], reads=tuple(new[value] for value in program.ops[place].reads)) for place in sorted(stays)]
+    ops = [
+        replace(program.ops[place], reads=tuple(new[value] for value in program.ops[place].reads))
+        for place in sorted(stays)
+    ]
     return replace(program, ops=tuple(ops), returns=tuple(new[value] for value in program.returns))
 
 
@@ -192,7 +212,10 @@ def draw(seed: int) -> tuple[SmallProgram, tuple[int, ...]]:
 
 
 def draw_layers(seed: int, num_layers: int) -> tuple[SmallProgram, tuple[int, ...]]:
-    """Returns a program of alike layers, each with weights of its own that it may update, and the sizes of a mesh of one axis or two."""
+    """Returns a program of alike layers, and the sizes of a mesh of one axis or two.
+
+    Each layer has weights of its own, which it may update.
+    """
     rng = np.random.default_rng(seed)
     mesh = MESHES[seed % 4]
     drawn = _Draw(rng, mesh)
@@ -239,13 +262,17 @@ class _Draw:
         if rng.random() < 0.15:
             returns.append(0)
         dtype = str(rng.choice(list(_TYPES)))
-        return without_dead(SmallProgram(dtype, tuple(self.arguments), tuple(self.ops), tuple(returns), self.taken_over(returns)))
+        return without_dead(
+            SmallProgram(dtype, tuple(self.arguments), tuple(self.ops), tuple(returns), self.taken_over(returns))
+        )
 
     def taken_over(self, returns: Sequence[int]) -> tuple[int | None, ...]:
         """Returns the arguments whose buffers results take over: of what the program makes, each once."""
         found: list[int | None] = []
         for number, value in enumerate(returns):
-            fitting = [n for n, shape in enumerate(self.arguments) if shape == self.shapes[value] and shape and n not in found]
+            fitting = [
+                n for n, shape in enumerate(self.arguments) if shape == self.shapes[value] and shape and n not in found
+            ]
             own = value >= len(self.arguments) and value not in returns[:number] and value not in self.constants()
             found.append(int(self.rng.choice(fitting)) if own and fitting and self.rng.random() < 0.6 else None)
         return tuple(found)
@@ -267,14 +294,19 @@ class _Draw:
     def shape(self, rank: int) -> Shape:
         return tuple(int(extent) for extent in self.rng.choice(self.extents, rank))
 
-    def add(self, name: str, reads: Sequence[int], shapes: Sequence[Shape], dims: Sequence[int] = (), count: int = 0) -> None:
+    def add(
+        self, name: str, reads: Sequence[int], shapes: Sequence[Shape], dims: Sequence[int] = (), count: int = 0
+    ) -> None:
         self.ops.append(Op(name, tuple(reads), tuple(shapes), tuple(map(int, dims)), count))
         self.read |= set(reads)
         self.visible += range(len(self.shapes), len(self.shapes) + len(shapes))
         self.shapes += shapes
 
     def part(self, name: str, value: int, start: int, weight: int) -> int:
-        """Adds a part of a layer, and returns what comes of it: two products, a function, shares of rows, or the sum with its start."""
+        """Adds a part of a layer, and returns its result.
+
+        A part is two products, a function, shares of rows, or the sum with its start.
+        """
         shape = self.shapes[value]
         match name:
             case "product":
@@ -298,7 +330,16 @@ class _Draw:
     def step(self) -> None:
         """Adds an op that fits what there is; tries again where one does not."""
         kinds: tuple[Callable[[int], bool], ...] = (
-            *(self.product, self.product, self.product, self.element, self.pair, self.pair, self.reduction, self.transpose),
+            *(
+                self.product,
+                self.product,
+                self.product,
+                self.element,
+                self.pair,
+                self.pair,
+                self.reduction,
+                self.transpose,
+            ),
             *(self.broadcast, self.reshape),
         )
         for _ in range(50):
@@ -357,7 +398,11 @@ class _Draw:
         shape = self.shapes[value]
         if len(shape) < 2:
             return False
-        dims = [*range(1, len(shape)), 0] if self.rng.random() < 0.5 else [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+        dims = (
+            [*range(1, len(shape)), 0]
+            if self.rng.random() < 0.5
+            else [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+        )
         self.add("transpose", [value], [tuple(shape[dim] for dim in dims)], dims)
         return True
 
@@ -404,6 +449,9 @@ class _Draw:
         self.visible = [*before, *carried]
 
     def after(self, value: int, first: int) -> int:
-        """Returns what the next trip takes for a carried value, of what the loop and its body make: one like it, that value at times."""
+        """Returns what the next trip takes for a carried value, of what the loop and its body make.
+
+        It is a value of the same shape, at times the carried value itself.
+        """
         alike = [other for other in self.visible if other >= first and self.shapes[other] == self.shapes[value]]
         return alike[-1] if self.rng.random() < 0.8 else value

@@ -1,7 +1,8 @@
-"""Ops that JAX does not write, inside programs that it traces: each a function of StableHLO text, called on float32 arrays.
+"""Ops that JAX does not write, inside programs that it traces.
 
-While JAX traces, a custom call stands for each; `spliced` puts calls of functions in their place. A function's name says all that it is
-made of, so nothing has to be kept in between.
+Each is a function in StableHLO text, called on float32 arrays. While JAX traces, a custom call stands for each;
+`spliced` puts calls of functions in their place. A function's name says all that it is made of, so nothing has to be
+kept in between.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def call_case(number: int, values: list[Array], integers: Array) -> Array:
 
 
 def call_form(number: int, operand: Array, integers: Array) -> Array:
-    """Returns the results of the drawn form `number` (indexed_forms.py) of an operand's shape, joined to one array [n]."""
+    """Returns the results of the drawn form `number` (indexed_forms.py) of an operand's shape, as one array [n]."""
     symbol = "_".join(["form", str(number), *map(str, operand.shape)])
     form = _form_of(symbol)
     values = [operand] * len(form.results) + [_apart(integers)] * len(form.operands)
@@ -72,7 +73,8 @@ def _call(symbol: str, given: list[Array], results: tuple[tuple[Shape, str], ...
 def _apart(integers: Array) -> Array:
     """Returns floats that have nothing to do with what they are written over.
 
-    An update that is computed of what it is written over reads what has been written, on one device too (XLA's CPU, jaxlib 0.10.2).
+    An update that is computed of what it is written over reads what has been written, on one device too (XLA's CPU,
+    jaxlib 0.10.2).
     """
     return jnp.sin(integers.astype(jnp.float32))
 
@@ -90,7 +92,10 @@ def _definition(symbol: str) -> str:
     number = int(symbol.removeprefix("case_"))
     text, operands, results = _signature(number)
     return _wrapper(
-        symbol, re.sub(r"@(\w+)(?=[(\s}])", lambda found: f"@{symbol}_{'op' if found[1] == 'main' else found[1]}", text), operands, results
+        symbol,
+        re.sub(r"@(\w+)(?=[(\s}])", lambda found: f"@{symbol}_{'op' if found[1] == 'main' else found[1]}", text),
+        operands,
+        results,
     )
 
 
@@ -105,12 +110,15 @@ def _signature(number: int) -> tuple[str, tuple[tuple[Shape, str], ...], tuple[t
     text = CASES[number].text
     kind = entry_function(ir.Module.parse(text, make_context())).type
     operands, results = (
-        tuple((tuple(one.shape), str(one.element_type)) for one in map(ir.RankedTensorType, side)) for side in (kind.inputs, kind.results)
+        tuple((tuple(one.shape), str(one.element_type)) for one in map(ir.RankedTensorType, side))
+        for side in (kind.inputs, kind.results)
     )
     return text.replace("func.func @main", "func.func private @main"), operands, results
 
 
-def _wrapper(symbol: str, text: str, operands: tuple[tuple[Shape, str], ...], results: tuple[tuple[Shape, str], ...]) -> str:
+def _wrapper(
+    symbol: str, text: str, operands: tuple[tuple[Shape, str], ...], results: tuple[tuple[Shape, str], ...]
+) -> str:
     """Returns a function of float32 and int32 around one of other types.
 
     Barriers stand on both sides: XLA's own faults where two ops meet (docs/localize.md) are those of one device, too.
@@ -121,11 +129,17 @@ def _wrapper(symbol: str, text: str, operands: tuple[tuple[Shape, str], ...], re
     arguments = ", ".join(f"%a{n}: {kind}" for n, kind in enumerate(plain))
     lines = [f"func.func private @{symbol}({arguments}) -> ({', '.join(given)}) {{"]
     for n, kind in enumerate(plain):
-        lines += [f"%b{n} = stablehlo.optimization_barrier %a{n} : {kind}", *_converted(f"%b{n}", f"%c{n}", kind, inner[n])]
+        lines += [
+            f"%b{n} = stablehlo.optimization_barrier %a{n} : {kind}",
+            *_converted(f"%b{n}", f"%c{n}", kind, inner[n]),
+        ]
     called, count = ", ".join(f"%c{n}" for n in range(len(plain))), len(results)
     lines.append(f"%r:{count} = func.call @{symbol}_op({called}) : ({', '.join(inner)}) -> ({', '.join(outer)})")
     for n in range(count):
-        lines += [*_converted(f"%r#{n}", f"%d{n}", outer[n], given[n]), f"%e{n} = stablehlo.optimization_barrier %d{n} : {given[n]}"]
+        lines += [
+            *_converted(f"%r#{n}", f"%d{n}", outer[n], given[n]),
+            f"%e{n} = stablehlo.optimization_barrier %d{n} : {given[n]}",
+        ]
     lines += [f"return {', '.join(f'%e{n}' for n in range(count))} : {', '.join(given)}", "}", text]
     return "\n".join(lines)
 
@@ -136,7 +150,9 @@ def _converted(value: str, name: str, kind: str, wanted: str) -> list[str]:
     if wanted.replace("complex<", "").replace(">>", ">") == kind != wanted:
         return [f"{name} = stablehlo.complex {value}, {value} : {wanted}"]
     if half != kind:
-        real, imaginary = (f"{name}_{part} = stablehlo.{part} {value} : ({kind}) -> {half}" for part in ("real", "imag"))
+        real, imaginary = (
+            f"{name}_{part} = stablehlo.{part} {value} : ({kind}) -> {half}" for part in ("real", "imag")
+        )
         return [real, imaginary, f"{name} = stablehlo.add {name}_real, {name}_imag : {half}"]
     return [f"{name} = stablehlo.convert {value} : ({kind}) -> {wanted}"]
 

@@ -1,15 +1,20 @@
-"""How training steps are cut in pipeline stages: the search against splits along a line, and its time against the tolerance.
+"""How training steps are cut in pipeline stages: the search against splits along a line.
 
-A model is a name and what `examples/export.py` takes; rhino-micro-batch takes its batch in parts. For every number of stages three cuts:
+Its time is measured against the tolerance, too.
+
+A model is a name and what `examples/export.py` takes; rhino-micro-batch takes its batch in parts. For every number of
+stages three cuts:
 
     equal layers   the line of ops, folded where the backward pass begins, in stretches of equal work
-    best line      the same line in the stretches that cost least within the tolerance, exactly; of all lines that the search tries
+    best line      the same line in the stretches that cost least within the tolerance, exactly; of all lines
+                   that the search tries
     search         strategies/pipeline/stages/cut.py
 
-each with the bytes that move between stages per step, in how many transfers, and the most work of a stage over its even share. What is
-least is the seconds that they take of a link; `gap` is by how much any choice in the search's windows can cost less, at most. Seconds are
-those of the processor, which other processes on the machine change little, for the decision alone; `stage-times` gives them for a GPT
-of 72 layers. The exit code is 1 if a search costs more than the best line by more than it gives for a better balance.
+each with the bytes that move between stages per step, in how many transfers, and the most work of a stage over its even
+share. What is least is the seconds that they take of a link; `gap` is by how much any choice in the search's windows
+can cost less, at most. Seconds are those of the processor, which other processes on the machine change little, for the
+decision alone; `stage-times` gives them for a GPT of 72 layers. The exit code is 1 if a search costs more than the best
+line by more than it gives for a better balance.
 """
 
 from __future__ import annotations
@@ -75,11 +80,16 @@ def figures(staging: Staging, stage: Ints) -> Record:
     device = staging.problem.device(stage)
     work = staging.problem.device_work(device)
     moved, transfers = staging.moved(device)
-    return {"cost_s": staging.problem.cost(device), "moved_bytes": moved, "transfers": transfers, "work": float(work.max() / work.mean())}
+    return {
+        "cost_s": staging.problem.cost(device),
+        "moved_bytes": moved,
+        "transfers": transfers,
+        "work": float(work.max() / work.mean()),
+    }
 
 
 def line_cuts(staging: Staging, limit_s: float) -> tuple[Record, Record]:
-    """Returns the figures of the equal split that costs least, and of the best cut of a line within the limit of work."""
+    """Returns the figures of the equal split that costs least, and of the best cut of a line within the work limit."""
     equal, best, problem = [], [], staging.problem
     for line in [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]:
         parts = stretches(problem, line)
@@ -94,7 +104,9 @@ def _cost(record: Record) -> float:
     return float(record["cost_s"])
 
 
-def measure(name: str, graph: Graph, parts: TrainingPhases, num_stages: int, micro_batches: int, tolerance: float) -> Record:
+def measure(
+    name: str, graph: Graph, parts: TrainingPhases, num_stages: int, micro_batches: int, tolerance: float
+) -> Record:
     """Returns the figures of one model, number of stages and tolerance."""
     since = time.process_time()
     link = mesh_axes(load_cluster(CLUSTER), (num_stages,))[0].link

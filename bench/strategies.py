@@ -1,9 +1,10 @@
 """What the strategies for whole plans find, and what finding it takes.
 
-Cases are models of `examples/export.py` on a cluster (`CASES` in this file). A shape is planned once, in this process, for all strategies,
-and again for one that wants to know more of it than that it is slow; each then counts the shapes that it asked for, and the processor
-seconds that those took. Printed for each case and strategy: the estimated
-step, its ratio to that of `best`, the shape, how many shapes were planned, after how many the best was there, and processor seconds.
+Cases are models of `examples/export.py` on a cluster (`CASES` in this file). A shape is planned once, in this process,
+for all strategies, and again for one that wants to know more of it than that it is slow; each then counts the shapes
+that it asked for, and the processor seconds that those took. Printed for each case and strategy: the estimated step,
+its ratio to that of `best`, the shape, how many shapes were planned, after how many the best was there, and processor
+seconds.
 
 Exit code: 1 if a strategy finds a better plan than `best`, or `aceso` one that is more than 2 % worse.
 """

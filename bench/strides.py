@@ -1,10 +1,10 @@
 """What a fused projection sends: in separate weights, fused, and fused and seen as blocks.
 
-Training steps of batch 1 on eight devices. Their weights are pinned as Megatron splits them: a projection into heads or hidden features
-along what it gives, one back along what it takes; everything else is the search's to choose. With `--free` all is. Counted is what stands
-in each device's program (`rhino-localize`): payload per step and device, and in how many collectives; beside it the predicted time of a
-step. `fused` splits the fused weight as it is, a device having a part of the queries alone; `viewed` splits each of its blocks, after
-`rhino-materialize-strides`.
+Training steps of batch 1 on eight devices. Their weights are pinned as Megatron splits them: a projection into heads or
+hidden features along what it gives, one back along what it takes; everything else is the search's to choose. With
+`--free` all is. Counted is what stands in each device's program (`rhino-localize`): payload per step and device, and in
+how many collectives; beside it the predicted time of a step. `fused` splits the fused weight as it is, a device having
+a part of the queries alone; `viewed` splits each of its blocks, after `rhino-materialize-strides`.
 
 Exit code: 1 if a viewed model with pinned weights sends more bytes than the one with separate weights.
 """
@@ -34,8 +34,14 @@ COLUMNS: Final = ("separate", "fused", "viewed")
 
 _AXIS: Final = "x"
 _WEIGHT: Final = re.compile(r"state\.params\[.*\['(\w+)'\]$")
-_SPLIT_DIM: Final = {**dict.fromkeys(("q", "k", "v", "qkv", "gate", "up", "gate_up"), -1), **dict.fromkeys(("out", "down"), -2)}
-"""The dim along which Megatron splits a weight, from the end: 4.1 and 4.2 of Megatron-LM (Shoeybi et al., 2019), for stacked layers too."""
+_SPLIT_DIM: Final = {
+    **dict.fromkeys(("q", "k", "v", "qkv", "gate", "up", "gate_up"), -1),
+    **dict.fromkeys(("out", "down"), -2),
+}
+"""The dim along which Megatron splits a weight, from the end.
+
+4.1 and 4.2 of Megatron-LM (Shoeybi et al., 2019), for stacked layers too.
+"""
 
 
 def viewed(text: bytes, name: str) -> ir.Module:
@@ -44,7 +50,7 @@ def viewed(text: bytes, name: str) -> ir.Module:
 
 
 def planned(text: bytes, name: str, cluster: str, *, views: bool, pinned: bool) -> Planned:
-    """Returns a training step planned for a cluster: first seen as blocks if `views`, and with its weights pinned if `pinned`."""
+    """Returns a training step planned for a cluster, as blocks if `views`, and with its weights pinned if `pinned`."""
     module = viewed(text, name) if views else _run(text, name, "rhino-normalize")
     if pinned:
         pin(module)
@@ -89,7 +95,10 @@ def cases(layers: int, hidden: int, seq: int) -> dict[str, tuple[bytes, bytes]]:
 def plans(steps: tuple[bytes, bytes], name: str, cluster: str, *, pinned: bool) -> list[Planned]:
     """Returns the plan of each column."""
     separate, fused = steps
-    return [planned(text, name, cluster, views=views, pinned=pinned) for text, views in ((separate, False), (fused, False), (fused, True))]
+    return [
+        planned(text, name, cluster, views=views, pinned=pinned)
+        for text, views in ((separate, False), (fused, False), (fused, True))
+    ]
 
 
 def records(options: Options) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,13 @@
-"""What is chosen as memory is taken away: whole plans of one model under ever smaller budgets, as `rhino-opt --auto-parallel` finds them.
+"""What `rhino-opt --auto-parallel` chooses as memory is taken away: one model under ever smaller budgets.
 
-The case is one of `papers.py`, on so many devices of one of its platforms. The first budget is what the cluster's devices have; each
-next one is that share of what the plan before takes, down to where no plan fits. Printed for each: the plan; on how many of a rank's
-devices, in the mean, parameters and the rest of the state (the optimizer's) are split; step and peak; and why it is no longer the plan
-before: what that needs, or what else it loses by. Where the search says nothing of it, for it had no need to look, it is made again.
+The case is one of `papers.py`, on so many devices of one of its platforms. The first budget is what the cluster's
+devices have; each next one is that share of what the plan before takes, down to where no plan fits. Printed for each:
+the plan; on how many of a rank's devices, in the mean, parameters and the rest of the state (the optimizer's) are
+split; step and peak; and why it is no longer the plan before: what that needs, or what else it loses by. Where the
+search says nothing of it, for it had no need to look, it is made again.
 
-Exit code: 1 if less memory gives a faster step (by more than 0.1 %), a plan is over its budget, or the plan before has no
-reason against it.
+Exit code: 1 if less memory gives a faster step (by more than 0.1 %), a plan is over its budget, or the plan before has
+no reason against it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def _shape(plan: dict[str, Any]) -> PlanConfig:
 
 
 def split_over(plan: Plan, *, parameters: bool) -> float:
-    """Returns on how many of a rank's devices the bytes of parameters, or of what else a step hands to the next, are split."""
+    """Returns over how many of a rank's devices the bytes of parameters, or of the rest of the state, are split.
+
+    The rest is what else a step hands to the next.
+    """
     mesh, on_device, everywhere = dict(plan.mesh.axes), 0, 0
     for one in plan.arguments:
         if one.alias is not None and bool(_PARAMETERS.search(one.path)) == parameters:
@@ -75,9 +79,15 @@ def split_over(plan: Plan, *, parameters: bool) -> float:
 
 
 def planned(file: Path, cluster: Path, budget: float, *words: str) -> str:
-    """Plans the step in `file` to the folder `plan` beside it; returns why there is no plan, empty where there is one."""
+    """Plans the step in `file` to the folder `plan` beside it; returns why there is no plan, empty where there is."""
     said = io.StringIO()
-    common = (str(file), "--auto-parallel", f"--cluster={cluster}", f"--budget={budget:.0f}", f"--plan={file.with_name('plan')}")
+    common = (
+        str(file),
+        "--auto-parallel",
+        f"--cluster={cluster}",
+        f"--budget={budget:.0f}",
+        f"--plan={file.with_name('plan')}",
+    )
     code = opt.run([*common, *words], io.BytesIO(), io.BytesIO(), said)
     return "" if code == ExitCode.OK else said.getvalue().strip()
 
@@ -91,13 +101,21 @@ def plans(file: Path, cluster: Path, share: float, steps: int, jobs: int) -> Ite
             yield none
             return
         plan = load_plan(folder)
-        kept = Kept(budget, json.loads(summary.read_text()), split_over(plan, parameters=True), split_over(plan, parameters=False))
+        kept = Kept(
+            budget,
+            json.loads(summary.read_text()),
+            split_over(plan, parameters=True),
+            split_over(plan, parameters=False),
+        )
         yield kept
         budget = share * kept.peak_bytes
 
 
 def reason(before: Kept, now: Kept) -> str:
-    """Returns why the plan before is not the plan any more, as the search for the plan now says; empty where that says nothing of it."""
+    """Returns why the plan before is not the plan any more, as the search for the plan now says.
+
+    It is empty where the search says nothing of it.
+    """
     if before.shape == now.shape:
         return f"as before it takes {format_bytes(before.peak_bytes)}"
     for row in now.data["refused"]:
@@ -121,7 +139,11 @@ def reason(before: Kept, now: Kept) -> str:
 def asked(before: Kept, now: Kept, file: Path, cluster: Path) -> str:
     """Returns what the plan before comes to under the budget now; it has one stage, or the schedule is that of 1F1B."""
     shape = before.shape
-    words = (f"--stages={shape.stages}", f"--mesh={'x'.join(map(str, shape.mesh))}", f"--micro-batches={shape.micro_batches}")
+    words = (
+        f"--stages={shape.stages}",
+        f"--mesh={'x'.join(map(str, shape.mesh))}",
+        f"--micro-batches={shape.micro_batches}",
+    )
     none = planned(file, cluster, now.budget, *words, *((f"--remat={1 - shape.keep:g}",) if shape.keep < 1 else ()))
     if none:
         return f"the one before, made again: {none.splitlines()[0].partition('] ')[2]}"

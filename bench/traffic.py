@@ -49,7 +49,8 @@ def splitting_cluster(memory_bytes_per_s: float = 1e9, link_bytes_per_s: float =
 def collectives(options: Options) -> Iterator[Record]:
     """What a sharded step sends: as planned, as localized, and as XLA compiles it in both forms.
 
-    For every model of examples/zoo.py, by kind of collective: how many, and their payload per step and device.
+    Counted are, for every model of examples/zoo.py and kind of collective, how many there are, and their payload per
+    step and device:
 
         plan       what the search foresaw
         local      what stands in each device's program (`rhino-opt --localize`)
@@ -57,8 +58,8 @@ def collectives(options: Options) -> Iterator[Record]:
         annotated  what XLA's partitioner makes of the shardings alone
 
     The last two are those of the CPU backend, which sends bf16 as f32, splits an all-to-all into a tuple, and may merge
-    collectives. Without `--cluster` it is one whose devices are slow and whose links are fast, so that even tiny models are
-    split. The exit code is 1 if plan and local differ in any number.
+    collectives. Without `--cluster` it is one whose devices are slow and whose links are fast, so that even tiny models
+    are split. The exit code is 1 if plan and local differ in any number.
     """
     request_host_devices(8, os.environ)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +79,9 @@ def _tallies(name: str, cluster: str, budget: str) -> dict[str, CollectiveStats]
 def _rows(name: str, columns: Mapping[str, CollectiveStats]) -> Iterator[Record]:
     """Yields a record for each kind that any column has, and one for all."""
     for kind in (*KINDS, "total"):
-        counts = {form: stats.total if kind == "total" else stats.counts.get(kind, Count()) for form, stats in columns.items()}
+        counts = {
+            form: stats.total if kind == "total" else stats.counts.get(kind, Count()) for form, stats in columns.items()
+        }
         if any(count.num for count in counts.values()):
             sent = {form: {"num": count.num, "num_bytes": count.num_bytes} for form, count in counts.items()}
             yield {"model": name, "collective": kind, **sent}
@@ -101,9 +104,9 @@ def paddings(options: Options) -> Iterator[Record]:
     """What a vocabulary costs that devices do not divide: as it is, padded by `rhino-pad`, and padded in the model.
 
     A training step of GPT with a tied embedding, planned for a cluster. Printed are how the embedding is stored, the
-    payload of the local program's collectives per step and device and how many there are, the predicted time and peak of
-    memory, and the masks that keep padding out of answers. The exit code is 1 if the padded step takes longer than the one
-    that is not, by prediction.
+    payload of the local program's collectives per step and device and how many there are, the predicted time and peak
+    of memory, and the masks that keep padding out of answers. The exit code is 1 if the padded step takes longer than
+    the one that is not, by prediction.
     """
     devices = load_cluster(options.cluster).num_devices
     odd, even = _gpt(options, options.vocab), _gpt(options, -(-options.vocab // devices) * devices)

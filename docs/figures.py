@@ -1,7 +1,7 @@
 """Write the figures of pages from the commands that give them.
 
     python docs/figures.py [PAGE ...]            runs the commands of these pages, or of all, and writes what they print
-    python docs/figures.py --check [PAGE ...]    says which figures are not what a command prints, and exits with 1 if one is not
+    python docs/figures.py --check [PAGE ...]    lists the figures that are out of date; exits with 1 if there are any
 
 In a page a command stands before what it prints, and `<!-- end -->` behind that:
 
@@ -9,8 +9,9 @@ In a page a command stands before what it prints, and `<!-- end -->` behind that
     ...
     <!-- end -->
 
-It is run by bash at the root of the repository, with the tools of this Python first on the path; `$OUT` is an empty folder of its own.
-Commands are to print the same on every machine: what is predicted. What is measured has a date, and stands in bench/README.md.
+It is run by bash at the root of the repository, with the tools of this Python first on the path; `$OUT` is an empty
+folder of its own. Commands are to print the same on every machine: what is predicted. What is measured has a date, and
+stands in bench/README.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _BLOCK: Final = re.compile(r"(?ms)^<!-- from: (.+?) -->\n(.*?)^<!-- end -->$")
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Returns the pages that hold figures of commands."""
-    return [page for page in sorted([*root.glob("*.md"), *root.glob("[!.]*/*.md")]) if _BLOCK.search(page.read_text(encoding="utf-8"))]
+    return [
+        page
+        for page in sorted([*root.glob("*.md"), *root.glob("[!.]*/*.md")])
+        if _BLOCK.search(page.read_text(encoding="utf-8"))
+    ]
 
 
 def printed(command: str, root: Path = ROOT) -> str:
@@ -44,7 +49,9 @@ def printed(command: str, root: Path = ROOT) -> str:
         environment = {**os.environ, "OUT": out, "PATH": tools, "JAX_PLATFORMS": "cpu"}
         script = ["bash", "-e", "-o", "pipefail", "-c", command]
         done = subprocess.run(script, cwd=root, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    lines = [line if line.startswith("|") or not line else f"    {line}" for line in done.stdout.strip("\n").splitlines()]
+    lines = [
+        line if line.startswith("|") or not line else f"    {line}" for line in done.stdout.strip("\n").splitlines()
+    ]
     return "\n" + "\n".join(lines) + "\n\n"
 
 

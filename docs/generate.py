@@ -9,7 +9,9 @@ What a page says has its home in the code: the parsers of the commands, the tabl
 from __future__ import annotations
 
 import argparse
+import io
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -19,11 +21,18 @@ from typing import Final
 from rhino.ir.diagnostics import IDS
 from rhino.passes.base import Pass, option_texts
 from rhino.passes.registry import PASSES, PIPELINES, NamedPipeline
-from rhino.tools import opt_options, plan, profile, run
+from rhino.tools import opt, opt_options, plan, profile, run
 
 REFERENCE: Final = Path(__file__).resolve().parent / "reference"
 PARSERS: Final = (opt_options._parser, run._parser, plan._parser, profile._parser)
 NOTE: Final = "<!-- Written by docs/generate.py: change the code, not this page. -->"
+LIT: Final = Path(__file__).resolve().parents[1] / "test" / "lit"
+_RUN: Final = re.compile(r"// RUN: rhino-opt ([^|]*?%s[^|>]*?)(?:2>\S+ )?\|.*\n(?:// RUN: .*\n)*((?:// .*\n)+)")
+
+MOST_LINES: Final = 120
+MOST_COLUMNS: Final = 230
+"""Of an example, so that it is read at a glance."""
+
 SECTIONS: Final = ("Reads", "Writes", "Errors", "Source")
 
 
@@ -44,7 +53,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def spelled(action: argparse.Action) -> str:
     """Returns how an option or argument is written."""
-    value = "" if action.nargs == 0 else action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    value = (
+        ""
+        if action.nargs == 0
+        else action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    )
     if not action.option_strings:
         return code(str(value or action.dest))
     return ", ".join(code(f"{name} {value}".rstrip()) for name in action.option_strings)
@@ -76,7 +89,8 @@ def commands() -> Iterator[str]:
     yield from (
         "# Commands",
         "",
-        "What each command takes. Passes and named pipelines are options of `rhino-opt` too: [passes.md](passes.md) has theirs.",
+        "What each command takes. Passes and named pipelines are options of `rhino-opt` too: "
+        "[passes.md](passes.md) has theirs.",
         "",
     )
     for parser in PARSERS:
@@ -102,7 +116,10 @@ def sections(doc: str) -> Iterator[str]:
 def options(texts: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     """Yields the table of the options of a pass or a pipeline, with their defaults and descriptions."""
     if texts:
-        yield from table(("option", "default", ""), [(code(name), code(default), text(help)) for name, (default, help) in texts.items()])
+        yield from table(
+            ("option", "default", ""),
+            [(code(name), code(default), text(help)) for name, (default, help) in texts.items()],
+        )
 
 
 def step(item: Pass | str) -> str:
@@ -117,21 +134,75 @@ def pipeline(name: str, one: NamedPipeline) -> Iterator[str]:
 
 def passes() -> Iterator[str]:
     """Yields the page on passes and pipelines."""
-    yield from ("# Passes", "", "Each is an option of [rhino-opt](commands.md#rhino-opt), and a word of a textual pipeline:", "")
-    yield from ("    --NAME          --NAME='option=value option=value'          --pass-pipeline='NAME{option=value option=value}'", "")
+    yield from (
+        "# Passes",
+        "",
+        "Each is an option of [rhino-opt](commands.md#rhino-opt), and a word of a textual pipeline:",
+        "",
+    )
+    yield from (
+        "    --NAME          --NAME='option=value option=value'          "
+        "--pass-pipeline='NAME{option=value option=value}'",
+        "",
+    )
     yield from ("## Pipelines", "", "The steps are those without further options; some options add others.", "")
     for name, one in PIPELINES.items():
         yield from pipeline(name, one)
     yield from ("## Single passes", "")
     for cls in PASSES:
         doc = sys.modules[cls.__module__].__doc__ or ""
-        yield from (f"### {cls.name}", "", doc.partition("\n\n")[0].replace("\n", " "), "", *sections(doc), *options(option_texts(cls)))
+        yield from (
+            f"### {cls.name}",
+            "",
+            doc.partition("\n\n")[0].replace("\n", " "),
+            "",
+            *sections(doc),
+            *options(option_texts(cls)),
+            *example(cls.name),
+        )
+
+
+def example(name: str) -> Iterator[str]:
+    """Yields the IR before and after a pass: of its smallest test that fits on a page, with what that shows."""
+    files = sorted((LIT / name).glob("*.mlir"), key=lambda file: (file.stat().st_size, file.name))
+    for file in files:
+        words = file.read_text(encoding="utf-8")
+        run_line = _RUN.match(words)
+        words = words.partition("// -----")[0]
+        if run_line is None or "expected-" in words:
+            continue
+        before = "\n".join(line for line in words.splitlines() if line.strip() and not line.lstrip().startswith("//"))
+        command_line = " ".join(run_line[1].replace("--split-input-file", "").split())
+        after = rewritten(command_line.replace("%s", "-"), before)
+        lines = [*before.splitlines(), *after.splitlines()]
+        if len(lines) > MOST_LINES or max(map(len, lines)) > MOST_COLUMNS or before.split() == after.split():
+            continue
+        yield from (
+            " ".join(run_line[2].replace("// ", "").split()),
+            "",
+            f"    rhino-opt {command_line.replace('%s', file.name)}",
+            "",
+        )
+        yield from ("```mlir", before, "```", "", "becomes", "", "```mlir", after, "```", "")
+        return
+
+
+def rewritten(command_line: str, module: str) -> str:
+    """Returns what `rhino-opt` with these words makes of a module; nothing where it refuses."""
+    out = io.BytesIO()
+    opt.run(shlex.split(command_line), io.BytesIO(module.encode()), out, io.StringIO())
+    return out.getvalue().decode().strip()
 
 
 def errors() -> Iterator[str]:
     """Yields the page on errors."""
     raisers = {error: [cls.name for cls in PASSES if error in cls.errors] for error in IDS}
-    yield from ("# Errors", "", "Every error that a user can cause has a place, an id, what is wrong, why, and how to fix it:", "")
+    yield from (
+        "# Errors",
+        "",
+        "Every error that a user can cause has a place, an id, what is wrong, why, and how to fix it:",
+        "",
+    )
     yield from (
         "    model.mlir:41:8: error: [RHI-READ-002] what was got and what was expected",
         "      note: why",
@@ -152,7 +223,11 @@ def errors() -> Iterator[str]:
             )
 
 
-PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {"commands.md": commands, "passes.md": passes, "errors.md": errors}
+PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "commands.md": commands,
+    "passes.md": passes,
+    "errors.md": errors,
+}
 
 
 def pages() -> dict[Path, str]:

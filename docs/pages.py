@@ -2,8 +2,8 @@
 
     python docs/pages.py [FOLDER]      writes build/docs/, or FOLDER; exits with 1 if something is wrong
 
-The pages are all Markdown files of the repository. Links to files and to headings are followed; those to other hosts are not. The
-reference pages have to be what the code says (`docs/generate.py`).
+The pages are all Markdown files of the repository. Links to files and to headings are followed; those to other hosts
+are not. The reference pages have to be what the code says (`docs/generate.py`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ FOLDERS: Final = (".", "bench", "docs", "docs/reference", "examples")
 PARSER: Final = MarkdownIt("commonmark").enable("table")
 STYLE: Final = (
     "body{max-width:60em;margin:2em auto;padding:0 1em;font:16px/1.5 sans-serif}code,pre{font:14px/1.4 monospace}"
-    "pre{background:#f4f4f4;padding:.8em;overflow:auto}table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .6em}"
+    "pre{background:#f4f4f4;padding:.8em;overflow:auto}table{border-collapse:collapse}"
+    "td,th{border:1px solid #ccc;padding:.2em .6em}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its path from the root, its tokens, the anchors of headings, by their place among the tokens, and those set by hand."""
+    """A page: its path from the root, its tokens and its anchors.
+
+    `headings` are the anchors of headings by their index among the tokens, `set_by_hand` those that the text itself
+    sets.
+    """
 
     path: str
     tokens: tuple[Token, ...]
@@ -120,7 +125,10 @@ def render(page: Page, pages: Mapping[str, Page]) -> str:
             target = Path(os.path.relpath(found, os.path.dirname(page.path))).with_suffix(".html").as_posix()
             token.attrSet("href", f"{target}#{anchor}" if anchor else target)
     body = PARSER.renderer.render(page.tokens, PARSER.options, {})
-    return f"<!doctype html>\n<meta charset=utf-8>\n<title>{html.escape(page.title)}</title>\n<style>{STYLE}</style>\n{body}"
+    return (
+        f"<!doctype html>\n<meta charset=utf-8>\n<title>{html.escape(page.title)}</title>\n"
+        f"<style>{STYLE}</style>\n{body}"
+    )
 
 
 def build(root: Path, folder: Path) -> list[str]:

@@ -3,8 +3,8 @@
     python docs/rooms.py            writes docs/rooms.svg and the table of rooms
     python docs/rooms.py --check    says whether they are up to date; exit code 1 if not
 
-A room is a folder below `ir/`, `strategies/`, `passes/` or `runtime/`. What it is for stands in its `__init__.py`, the lines are read from
-the imports; `ROOMS` alone is written here. `test/unit/project/test_imports.py` holds imports to it.
+A room is a folder below `ir/`, `strategies/`, `passes/` or `runtime/`. What it is for stands in its `__init__.py`, the
+lines are read from the imports; `ROOMS` alone is written here. `test/unit/project/test_imports.py` holds imports to it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 def neighbours(folder: str) -> dict[str, set[str]]:
     """Returns for each room of a folder which others of it that one imports from."""
     return {
-        room: {other for path in files(folder, room) for top, other in imported(path) if top == folder and other != room}
+        room: {
+            other for path in files(folder, room) for top, other in imported(path) if top == folder and other != room
+        }
         for room in ROOMS[folder]
     }
 
@@ -76,7 +78,10 @@ def direct(edges: dict[str, set[str]]) -> dict[str, set[str]]:
     def beyond(room: str) -> set[str]:
         return {far for near in edges[room] for far in {near, *beyond(near)}}
 
-    return {room: {near for near in found if not any(near in beyond(other) for other in found)} for room, found in edges.items()}
+    return {
+        room: {near for near in found if not any(near in beyond(other) for other in found)}
+        for room, found in edges.items()
+    }
 
 
 def about(folder: str, room: str) -> tuple[str, str]:
@@ -97,12 +102,20 @@ def drawing() -> str:
         for room, y in at.items():
             num = len(files(folder, room))
             boxes.append(
-                f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="4"><title>{escape(about(folder, room)[0])}</title></rect>'
+                f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="4">'
+                f"<title>{escape(about(folder, room)[0])}</title></rect>"
             )
-            boxes.append(f'<text x="{x + 10}" y="{y + 20}">{room}</text><text x="{x + _WIDTH - 8}" y="{y + 20}" class="num">{num}</text>')
+            boxes.append(
+                f'<text x="{x + 10}" y="{y + 20}">{room}</text>'
+                f'<text x="{x + _WIDTH - 8}" y="{y + 20}" class="num">{num}</text>'
+            )
         for room, found in direct(neighbours(folder)).items():
             for other in sorted(found):
-                start, end, reach = at[room] + _HEIGHT / 2, at[other] + _HEIGHT / 2, _LANE * (1 + rooms.index(room) - rooms.index(other))
+                start, end, reach = (
+                    at[room] + _HEIGHT / 2,
+                    at[other] + _HEIGHT / 2,
+                    _LANE * (1 + rooms.index(room) - rooms.index(other)),
+                )
                 edge = x + _WIDTH
                 lines.append(f'<path d="M{edge} {start} C{edge + reach} {start} {edge + reach} {end} {edge} {end}"/>')
     width = _MARGIN * 2 + len(ROOMS) * (_WIDTH + 90)
@@ -132,7 +145,10 @@ def main(argv: list[str]) -> int:
     wanted = {PAGE: f"{before}{_BEGIN}\n{table()}\n{_END}{after}", SVG: drawing()}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if argv == ["--check"]:
-        print("\n".join(f"stale: {path.relative_to(ROOT)}; run docs/rooms.py" for path in stale), end="\n" if stale else "")
+        print(
+            "\n".join(f"stale: {path.relative_to(ROOT)}; run docs/rooms.py" for path in stale),
+            end="\n" if stale else "",
+        )
         return 1 if stale else 0
     for path in stale:
         path.write_text(wanted[path], encoding="utf-8")

@@ -23,8 +23,8 @@ MASKED_SHARE: Final = 0.15  # Devlin et al., section 3.1
 class BERTConfig:
     """Sizes of a BERT.
 
-    `convs` is how many convolutions over the sequence, each over `window` tokens, come before the layers; `scan` rolls the layers into
-    one loop. The last token of the vocabulary is the mask.
+    `convs` is how many convolutions over the sequence, each over `window` tokens, come before the layers; `scan` rolls
+    the layers into one loop. The last token of the vocabulary is the mask.
     """
 
     layers: int = 2
@@ -51,8 +51,9 @@ class BERTConfig:
 PRESETS: Final = {
     "bert-base": BERTConfig(layers=12),
     "bert-large": BERTConfig(layers=24, hidden=1024, heads=16, ffn=4096),
-    # Rhino 7.4 and Table 3 say: 162 M parameters, batch 32 a device, transformers and convolutions, longer sequences. Tokens are runs of
-    # six bases, as in Ji et al. (2021), and five special ones. The other sizes are ours, and give that number of parameters.
+    # Rhino 7.4 and Table 3 say: 162 M parameters, batch 32 a device, transformers and convolutions, longer sequences.
+    # Tokens are runs of six bases, as in Ji et al. (2021), and five special ones. The other sizes are ours, and give
+    # that number of parameters.
     "dnabert": BERTConfig(layers=12, hidden=1024, heads=16, ffn=4096, vocab=4**6 + 5, seq=2048, convs=1),
 }
 
@@ -64,10 +65,17 @@ def init(cfg: BERTConfig, key: jax.Array) -> Params:
     return {
         "embed": normal(embed, cfg.vocab, d),
         "positions": normal(positions, cfg.seq, d),
-        "convs": [{"weight": he_normal(k, cfg.window, d, d), "bias": jnp.zeros(d)} for k in jax.random.split(convs, cfg.convs)],
+        "convs": [
+            {"weight": he_normal(k, cfg.window, d, d), "bias": jnp.zeros(d)} for k in jax.random.split(convs, cfg.convs)
+        ],
         "start": init_norm(d),
         "layers": init_layers(partial(init_block, cfg.block), cfg.layers, layers, cfg.scan),
-        "head": {"weight": normal(head, d, d), "bias": jnp.zeros(d), "norm": init_norm(d), "vocab_bias": jnp.zeros(cfg.vocab)},
+        "head": {
+            "weight": normal(head, d, d),
+            "bias": jnp.zeros(d),
+            "norm": init_norm(d),
+            "vocab_bias": jnp.zeros(cfg.vocab),
+        },
     }
 
 
@@ -90,7 +98,10 @@ def encode(cfg: BERTConfig, params: Params, tokens: jax.Array, key: jax.Array) -
 
 
 def loss(cfg: BERTConfig, params: Params, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
-    """Mean cross entropy of those `batch["tokens"]` [batch, seq] (int32) that `batch["masked"]` [batch, seq] (bool) hides."""
+    """Mean cross entropy of those `batch["tokens"]` [batch, seq] (int32) that are masked.
+
+    `batch["masked"]` [batch, seq] (bool) is true for the tokens that the model does not see.
+    """
     tokens, masked = batch["tokens"], batch["masked"]
     x = encode(cfg, params, jnp.where(masked, cfg.vocab - 1, tokens), key)
     head = params["head"]

@@ -1,7 +1,7 @@
-"""CLIP: a vision transformer and a text transformer that learn to find each image's text in the batch, and each text's image.
+"""CLIP: a vision transformer and a text transformer that learn which image and which text of a batch belong together.
 
-Source: Radford et al. (2021), figure 3 and section 2.4. As in the later layers of both, norms come first; the norm that CLIP has before
-the first layer for images is left out.
+Source: Radford et al. (2021), figure 3 and section 2.4. As in the later layers of both, norms come first; the norm that
+CLIP has before the first layer for images is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ class CLIPConfig:
     def vision(self) -> vit.ViTConfig:
         """The sizes of the image tower; its classes are the values that it ends in."""
         return vit.ViTConfig(
-            self.image, self.patch, self.image_layers, self.image_hidden, self.image_heads, 4 * self.image_hidden, self.embed
+            self.image,
+            self.patch,
+            self.image_layers,
+            self.image_hidden,
+            self.image_heads,
+            4 * self.image_hidden,
+            self.embed,
         )
 
     @property
@@ -56,7 +62,14 @@ class CLIPConfig:
 PRESETS: Final = {
     "clip-b32": CLIPConfig(batch=32768),
     "clip-l14": CLIPConfig(
-        patch=14, image_layers=24, image_hidden=1024, image_heads=16, text_hidden=768, text_heads=12, embed=768, batch=32768
+        patch=14,
+        image_layers=24,
+        image_hidden=1024,
+        image_heads=16,
+        text_hidden=768,
+        text_heads=12,
+        embed=768,
+        batch=32768,
     ),
 }
 

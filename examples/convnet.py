@@ -1,6 +1,7 @@
 """Convolutions, their normalisation and pooling (in plain JAX), shared by the models beside this file.
 
-Images are [batch, height, width, channels], sequences [batch, length, channels]; a convolution's weights end in [in, out].
+Images are [batch, height, width, channels], sequences [batch, length, channels]; a convolution's weights end in [in,
+out].
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ Only shapes are used, never values: GPT-6.7B exports on a laptop, in seconds.
     jax-export  `jax.export` blob: a portable artifact and how to call it      yes    yes       yes     yes
 
 Names are the locations of the arguments of `main`: `loc("state.params['embed']")`. Donation is an argument's attribute
-`tf.aliasing_output`: the result that takes over its buffer. Scopes are the locations of ops (`jax.named_scope`, file, line). Pytrees
-are the structures of arguments and results; in a `jax-export` blob the state is a plain tuple (params, mu, nu, step), so that the
-blob opens without this folder. `Exported.call` by itself donates nothing; `jax.jit(exported.call, donate_argnums=0)` does. The format
-needs the package `flatbuffers`.
+`tf.aliasing_output`: the result that takes over its buffer. Scopes are the locations of ops (`jax.named_scope`, file,
+line). Pytrees are the structures of arguments and results; in a `jax-export` blob the state is a plain tuple (params,
+mu, nu, step), so that the blob opens without this folder. `Exported.call` by itself donates nothing;
+`jax.jit(exported.call, donate_argnums=0)` does. The format needs the package `flatbuffers`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def write_jax_export(model: Model) -> bytes:
     exported = jax.export.export(jit_step(model), platforms=(PLATFORM,))(state, batch)
     # A blob cannot name `State`. The plain tuple has the same leaves in the same order, so only the trees change.
     plain = tuple(state)
-    exported = replace(exported, in_tree=jax.tree.structure(((plain, batch), {})), out_tree=jax.tree.structure((plain, 0)))
+    exported = replace(
+        exported, in_tree=jax.tree.structure(((plain, batch), {})), out_tree=jax.tree.structure((plain, 0))
+    )
     return bytes(exported.serialize())
 
 
@@ -173,7 +175,13 @@ def option(name: str) -> str:
 
 def show(value: object) -> str:
     """Returns the text of a field's value on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        ",".join(map(str, value))
+        if isinstance(value, tuple)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def show_changes(cfg: Config) -> str:
@@ -193,8 +201,12 @@ def make_parser(name: str, entry: Entry) -> argparse.ArgumentParser:
         text = f"default {show(getattr(default, field.name))}"
         sizes.add_argument(option(field.name), dest=field.name, type=parse, metavar=shown, help=text)
     presets = tuple(entry.presets)
-    parser.add_argument("--preset", type=one_of("preset", presets), help=f"start from {' | '.join(presets)}", default=None)
-    parser.add_argument("--format", type=one_of("format", tuple(FORMATS)), help=" | ".join(FORMATS) + " (default text)", default="text")
+    parser.add_argument(
+        "--preset", type=one_of("preset", presets), help=f"start from {' | '.join(presets)}", default=None
+    )
+    parser.add_argument(
+        "--format", type=one_of("format", tuple(FORMATS)), help=" | ".join(FORMATS) + " (default text)", default="text"
+    )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write, or - for stdout")
     return parser
 
@@ -207,15 +219,30 @@ def read_config(entry: Entry, args: argparse.Namespace) -> Config:
 
 def table() -> str:
     """Returns a line for each model and preset: name, millions of parameters, options that differ from the defaults."""
-    rows = [(name, entry, cfg) for model, entry in MODELS.items() for name, cfg in {model: entry.config(), **entry.presets}.items()]
-    return "\n".join(f"{name:22} {num_params(entry.model(cfg)) / 1e6:10,.1f} M  {show_changes(cfg)}".rstrip() for name, entry, cfg in rows)
+    rows = [
+        (name, entry, cfg)
+        for model, entry in MODELS.items()
+        for name, cfg in {model: entry.config(), **entry.presets}.items()
+    ]
+    return "\n".join(
+        f"{name:22} {num_params(entry.model(cfg)) / 1e6:10,.1f} M  {show_changes(cfg)}".rstrip()
+        for name, entry, cfg in rows
+    )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command line and returns the exit code: 0, or 1 if the output cannot be written (2, by argparse: bad usage)."""
-    top = argparse.ArgumentParser(prog="export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs the command line and returns the exit code.
+
+    The code is 0, or 1 if the output cannot be written (2, by argparse: bad usage).
+    """
+    top = argparse.ArgumentParser(
+        prog="export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     top.add_argument(
-        "model", nargs="?", type=one_of("model", tuple(MODELS)), help=" | ".join(MODELS) + "; the options of one: MODEL --help"
+        "model",
+        nargs="?",
+        type=one_of("model", tuple(MODELS)),
+        help=" | ".join(MODELS) + "; the options of one: MODEL --help",
     )
     top.add_argument("--list", action="store_true", help="print every model and preset, and exit")
     args = top.parse_args(argv[:1])

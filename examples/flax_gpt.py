@@ -4,7 +4,8 @@
     python examples/flax_gpt.py                                 (twenty steps on eight host devices)
     python examples/flax_gpt.py --preset=gpt-medium --cluster=h100x8 --plan-only
 
-Nothing here knows of devices: `parallelize` takes the step that jit takes, and `init` the function that makes its state.
+Nothing here knows of devices: `parallelize` takes the step that jit takes, and `init` the function that makes its
+state.
 """
 
 from __future__ import annotations
@@ -117,11 +118,15 @@ def train(cfg: GPTConfig, num_steps: int) -> Iterator[tuple[float, float]]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--preset", choices=tuple(PRESETS), default="tiny", help="the size (default tiny)")
     parser.add_argument("--steps", type=int, default=20, help="how many steps to train (default 20)")
     parser.add_argument("--cluster", default="cpu8", help="what to plan for, with --plan-only (default cpu8)")
-    parser.add_argument("--plan-only", action="store_true", help="say what the plan for the cluster is, and run nothing")
+    parser.add_argument(
+        "--plan-only", action="store_true", help="say what the plan for the cluster is, and run nothing"
+    )
     options = parser.parse_args(argv)
     cfg = PRESETS[options.preset]
     if options.plan_only:

@@ -4,8 +4,9 @@
     python examples/foreign_pipeline.py step.mlir --cluster=v100x8 -o step.reshards.mlir
     python examples/foreign_pipeline.py step.mlir --print-ir-after-all 2>&1 >/dev/null | grep 'IR Dump'
 
-What comes out has every sharding closed and every change of sharding as an op of its own (`sdy.reshard`, `sdy.all_reduce`): ready for
-whoever lowers Shardy. Printing, timing and verification between passes are MLIR's, for our passes as for its own.
+What comes out has every sharding closed and every change of sharding as an op of its own (`sdy.reshard`,
+`sdy.all_reduce`): ready for whoever lowers Shardy. Printing, timing and verification between passes are MLIR's, for our
+passes as for its own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def build(context: ir.Context, cluster: str, remarks: rhino.Remarks) -> passmana
 
 
 def shard(data: bytes, name: str, cluster: str, print_ir: bool = False) -> tuple[ir.Module, rhino.Remarks]:
-    """Returns the module in `data` after the pipeline, and the remarks; with `print_ir` stderr gets the IR after every pass."""
+    """Returns the module in `data` after the pipeline, and the remarks.
+
+    With `print_ir`, stderr gets the IR after every pass.
+    """
     context = rhino.make_context()
     module = rhino.read_module(data, name, context)
     remarks = rhino.Remarks(name)
@@ -59,14 +63,20 @@ def shard(data: bytes, name: str, cluster: str, print_ir: bool = False) -> tuple
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command line and returns the exit code: that of the error if there is one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("file", metavar="FILE", help="the StableHLO module to shard")
     parser.add_argument("--cluster", default="cpu8", help="a preset's name or a cluster file (default cpu8)")
-    parser.add_argument("--print-ir-after-all", action="store_true", help="print the module after every pass, on stderr")
+    parser.add_argument(
+        "--print-ir-after-all", action="store_true", help="print the module after every pass, on stderr"
+    )
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to write, or - for stdout (default)")
     options = parser.parse_args(argv)
     try:
-        module, remarks = shard(Path(options.file).read_bytes(), options.file, options.cluster, options.print_ir_after_all)
+        module, remarks = shard(
+            Path(options.file).read_bytes(), options.file, options.cluster, options.print_ir_after_all
+        )
     except rhino.RhinoError as error:
         print(error.render(), file=sys.stderr)
         return int(error.exit_code)

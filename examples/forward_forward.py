@@ -1,7 +1,7 @@
 """A forward-forward learner: each layer has a loss of its own, and no gradient passes between layers.
 
-A layer learns to be active on images that carry their own class, and quiet on images that carry another one. So a step has no backward pass
-through the layers: each can be trained as soon as it is reached.
+A layer learns to be active on images that carry their own class, and quiet on images that carry another one. So a step
+has no backward pass through the layers: each can be trained as soon as it is reached.
 
 Source: Hinton (2022), "The Forward-Forward Algorithm", sections 2 and 3.3.
 """
@@ -20,7 +20,9 @@ from training import Model
 
 @dataclass(frozen=True, slots=True)
 class ForwardForwardConfig:
-    """Sizes of the learner: `sizes` are the widths from the input on; `threshold` is how active (mean square) a layer is that cannot tell.
+    """Sizes of the learner: `sizes` are the widths from the input on.
+
+    A layer is undecided about the class where its activity (mean square) is `threshold`.
 
     The class stands in the first `classes` of the input's values, one of them 1 and the others 0.
     """
@@ -54,9 +56,12 @@ def activity(h: jax.Array) -> jax.Array:
 
 
 def loss(cfg: ForwardForwardConfig, layers: mlp.Layers, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
-    """Sum over layers of the mean logistic loss of telling `batch["x"]` with its class `y` from itself with `wrong`, another one.
+    """Sum over layers of the mean logistic loss of telling the right class of `batch["x"]` from a wrong one.
 
-    Both halves run as one batch. Only the direction of a layer's values goes on, or the next could read off how active it was.
+    The right class is `batch["y"]`, the wrong one `batch["wrong"]`.
+
+    Both halves run as one batch. Only the direction of a layer's values goes on, or the next could read off how active
+    it was.
     """
     del key
     h = jnp.concatenate([carry(cfg, batch["x"], batch["y"]), carry(cfg, batch["x"], batch["wrong"])])
@@ -75,7 +80,11 @@ def sample(cfg: ForwardForwardConfig, key: jax.Array) -> dict[str, jax.Array]:
     key_x, key_y, key_wrong = jax.random.split(key, 3)
     y = jax.random.randint(key_y, (cfg.batch,), 0, cfg.classes, jnp.int32)
     off = jax.random.randint(key_wrong, (cfg.batch,), 1, cfg.classes, jnp.int32)
-    return {"x": jax.random.normal(key_x, (cfg.batch, cfg.sizes[0]), jnp.float32), "y": y, "wrong": (y + off) % cfg.classes}
+    return {
+        "x": jax.random.normal(key_x, (cfg.batch, cfg.sizes[0]), jnp.float32),
+        "y": y,
+        "wrong": (y + off) % cfg.classes,
+    }
 
 
 def model(cfg: ForwardForwardConfig) -> Model:

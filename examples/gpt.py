@@ -17,8 +17,8 @@ from transformer import BlockConfig, block, init_block, init_layers, run_layers
 class GPTConfig:
     """Sizes of a GPT.
 
-    `scan` rolls the layers into one loop, `fused_qkv` makes one projection of three. `dtype` is what the layers compute in:
-    parameters, their updates, normalisation, softmax and the loss are float32 in all.
+    `scan` rolls the layers into one loop, `fused_qkv` makes one projection of three. `dtype` is what the layers compute
+    in: parameters, their updates, normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2
@@ -42,8 +42,8 @@ class GPTConfig:
         return BlockConfig(self.hidden, self.heads, self.ffn, self.dropout, causal=True, fused_qkv=self.fused_qkv)
 
 
-# Rhino Table 1. The batch is that of the full-parallelism tests; the SPMD-only tests use 4. Vocabulary and sequence length are
-# not in the table: the defaults above give its parameter counts.
+# Rhino Table 1. The batch is that of the full-parallelism tests; the SPMD-only tests use 4. Vocabulary and sequence
+# length are not in the table: the defaults above give its parameter counts.
 TABLE1: Final = {
     "gpt-medium": GPTConfig(layers=24, hidden=1024, heads=16, ffn=4096, batch=64),
     "gpt-large": GPTConfig(layers=24, hidden=1536, heads=16, ffn=6144, batch=64),

@@ -1,4 +1,7 @@
-"""What models of every kind share: initial weights, normalisation, dropout, compute types and the loss of a classifier."""
+"""Parts that models of every kind share.
+
+These are initial weights, normalisation, dropout, compute types and the loss of a classifier.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def normal(key: jax.Array, *shape: int) -> jax.Array:
 
 
 def he_normal(key: jax.Array, *shape: int) -> jax.Array:
-    """Returns float32 weights of `shape` [..., out] that keep the scale through a ReLU: variance 2 / inputs (He et al., 2015)."""
+    """Returns float32 weights of `shape` [..., out] that keep the scale through a ReLU.
+
+    Their variance is 2 / inputs (He et al., 2015).
+    """
     return jax.random.normal(key, shape, jnp.float32) * math.sqrt(2 / math.prod(shape[:-1]))
 
 

@@ -20,9 +20,9 @@ from transformer import attend, causal_mask, init_layers, run_layers
 class LlamaConfig:
     """Sizes of a LLaMA; each of the `kv_heads` keys and values is shared by heads / kv_heads queries.
 
-    `scan` rolls the layers into one loop, `remat` keeps only what goes from layer to layer for the backward pass, `fused_gate_up`
-    makes one projection of two. `rope_theta` is the base of the rotary positions' wave lengths. `dtype` is what the layers compute in:
-    parameters, their updates, normalisation, softmax and the loss are float32 in all.
+    `scan` rolls the layers into one loop, `remat` keeps only what goes from layer to layer for the backward pass,
+    `fused_gate_up` makes one projection of two. `rope_theta` is the base of the rotary positions' wave lengths. `dtype`
+    is what the layers compute in: parameters, their updates, normalisation, softmax and the loss are float32 in all.
     """
 
     layers: int = 2
@@ -41,7 +41,9 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden ({self.hidden}) is not divisible by twice the heads ({self.heads}): positions rotate pairs")
+            raise ValueError(
+                f"hidden ({self.hidden}) is not divisible by twice the heads ({self.heads}): positions rotate pairs"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) is not divisible by kv-heads ({self.kv_heads})")
 
@@ -61,7 +63,11 @@ def init_layer(cfg: LlamaConfig, key: jax.Array) -> Params:
     """Returns the parameters of one layer."""
     d, f, kv = cfg.hidden, cfg.ffn, cfg.kv_heads * cfg.head_dim
     q, k, v, out, gate, up, down = jax.random.split(key, 7)
-    gate_up = {"gate_up": normal(gate, d, 2 * f)} if cfg.fused_gate_up else {"gate": normal(gate, d, f), "up": normal(up, d, f)}
+    gate_up = (
+        {"gate_up": normal(gate, d, 2 * f)}
+        if cfg.fused_gate_up
+        else {"gate": normal(gate, d, f), "up": normal(up, d, f)}
+    )
     attention = {"q": normal(q, d, d), "k": normal(k, d, kv), "v": normal(v, d, kv), "out": normal(out, d, d)}
     return {"norm1": jnp.ones(d), **attention, "norm2": jnp.ones(d), **gate_up, "down": normal(down, f, d)}
 
@@ -119,7 +125,9 @@ def loss(cfg: LlamaConfig, params: Params, tokens: jax.Array, key: jax.Array) ->
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     params = cast(params, cfg.dtype)
     each = partial(layer, cfg, rotary_angles(cfg))
-    x = run_layers(jax.checkpoint(each) if cfg.remat else each, params["embed"][inputs], params["layers"], cfg.layers, key)
+    x = run_layers(
+        jax.checkpoint(each) if cfg.remat else each, params["embed"][inputs], params["layers"], cfg.layers, key
+    )
     return cross_entropy(rms_norm(params["final"], x) @ params["head"], targets).mean()
 
 

@@ -30,7 +30,9 @@ class MLPConfig:
 
 
 PRESETS: Final = {
-    "mlp-100k-classes": MLPConfig(sizes=(2048, 2048, 100_000), dropout=0.0),  # Nearly all of it is one matrix: split that one.
+    "mlp-100k-classes": MLPConfig(
+        sizes=(2048, 2048, 100_000), dropout=0.0
+    ),  # Nearly all of it is one matrix: split that one.
     "mlp-deep": MLPConfig(sizes=(2048,) * 33, task="regress", batch=1024),
 }
 
@@ -38,7 +40,9 @@ PRESETS: Final = {
 def init_layers(sizes: tuple[int, ...], key: jax.Array) -> Layers:
     """Returns weights that keep the scale through ReLU, and zero biases."""
     keys = jax.random.split(key, len(sizes) - 1)
-    return [{"weight": he_normal(k, m, n), "bias": jnp.zeros(n)} for k, (m, n) in zip(keys, pairwise(sizes), strict=True)]
+    return [
+        {"weight": he_normal(k, m, n), "bias": jnp.zeros(n)} for k, (m, n) in zip(keys, pairwise(sizes), strict=True)
+    ]
 
 
 def forward(rate: float, layers: Layers, x: jax.Array, key: jax.Array) -> jax.Array:

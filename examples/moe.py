@@ -1,8 +1,8 @@
 """Mixture-of-experts transformer in the manner of GShard, with the sizes of Rhino Table 2.
 
-The feed-forward part of every second layer is a set of experts. A token goes to its two best ones, and no expert takes more than its
-capacity: who comes later keeps only the residual. Dispatch and combine are dense einsums over [token, expert, place], so an expert's
-tokens can be moved to where it lives by one all-to-all.
+The feed-forward part of every second layer is a set of experts. A token goes to its two best ones, and no expert takes
+more than its capacity: who comes later keeps only the residual. Dispatch and combine are dense einsums over [token,
+expert, place], so an expert's tokens can be moved to where it lives by one all-to-all.
 
 Source: GShard (Lepikhin et al., 2020), section 2.2 and algorithm 1. Left out: a random drop of the second expert.
 """
@@ -24,7 +24,8 @@ from transformer import BlockConfig, attention, feed_forward, init_attention, in
 class MoEConfig:
     """Sizes of a mixture of experts; each sequence is one of GShard's groups.
 
-    `capacity` is an expert's share of places in units of an even one (2 x seq / experts); `balance` weighs the auxiliary loss.
+    `capacity` is an expert's share of places in units of an even one (2 x seq / experts); `balance` weighs the
+    auxiliary loss.
     """
 
     layers: int = 2
@@ -55,8 +56,8 @@ class MoEConfig:
         return max(1, round(self.capacity * 2 * self.seq / self.experts))
 
 
-# Rhino Table 2. The batch is that of the full-parallelism tests; the SPMD-only tests use 8. Vocabulary and sequence length are not in
-# the table: the defaults above, which are those of Alpa's MoE models, give its parameter counts.
+# Rhino Table 2. The batch is that of the full-parallelism tests; the SPMD-only tests use 8. Vocabulary and sequence
+# length are not in the table: the defaults above, which are those of Alpa's MoE models, give its parameter counts.
 TABLE2: Final = {
     "moe-8e-380m": MoEConfig(layers=8, batch=256),
     "moe-8e-760m": MoEConfig(layers=16, batch=256),
@@ -72,7 +73,10 @@ def init_experts(cfg: MoEConfig, key: jax.Array) -> Params:
     return {
         "ln2": init_norm(cfg.hidden),
         "gate": normal(gate, cfg.hidden, cfg.experts),
-        "experts": {"up": normal(up, cfg.experts, cfg.hidden, cfg.ffn), "down": normal(down, cfg.experts, cfg.ffn, cfg.hidden)},
+        "experts": {
+            "up": normal(up, cfg.experts, cfg.hidden, cfg.ffn),
+            "down": normal(down, cfg.experts, cfg.ffn, cfg.hidden),
+        },
     }
 
 
@@ -96,10 +100,11 @@ def init(cfg: MoEConfig, key: jax.Array) -> Params:
 
 
 def route(places: int, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights that combine the experts' answers, and the auxiliary loss, from `gates` [batch, seq, experts].
+    """Returns the weights that combine the experts' outputs, and the auxiliary loss; `gates` is [batch, seq, experts].
 
-    Shapes: weights [batch, seq, experts, places], zero but for a token's two experts, at its place there. First choices come before
-    all second ones, then who stands earlier in the sequence. The loss is 1 where all experts are chosen evenly, and more elsewhere.
+    Shapes: weights [batch, seq, experts, places], zero but for a token's two experts, at its place there. First choices
+    come before all second ones, then who stands earlier in the sequence. The loss is 1 where all experts are chosen
+    evenly, and more elsewhere.
     """
     num_experts = gates.shape[-1]
     first = jax.nn.one_hot(gates.argmax(-1), num_experts)
@@ -138,7 +143,7 @@ def layer(cfg: MoEConfig, carry: tuple[jax.Array, jax.Array], p: Params, key: ja
 
 
 def loss(cfg: MoEConfig, params: Params, tokens: jax.Array, key: jax.Array) -> jax.Array:
-    """Mean next-token cross entropy of `tokens` [batch, seq + 1] (int32), and the weighted auxiliary losses of the experts."""
+    """Mean next-token cross entropy of `tokens` [batch, seq + 1] (int32), plus the experts' weighted auxiliary loss."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     start = params["embed"][inputs] + params["positions"], jnp.zeros(())
     x, balance = run_layers(partial(layer, cfg), start, params["layers"], cfg.layers, key)

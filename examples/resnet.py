@@ -1,7 +1,7 @@
 """ResNet and Wide-ResNet (bottleneck blocks), from ResNet50 with 100,000 classes to the sizes of Rhino Table 4.
 
-Source: He et al. (2015), section 4.1, with the stride in the 3x3 convolution. A width factor widens that convolution alone, as in Alpa's
-Wide-ResNets.
+Source: He et al. (2015), section 4.1, with the stride in the 3x3 convolution. A width factor widens that convolution
+alone, as in Alpa's Wide-ResNets.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ PRESETS: Final = {
     # Whale 5.1.2: the batch is 128 a device, the last layer holds most of the parameters.
     "resnet50-100k-classes": ResNetConfig(classes=100_000),
     "resnet50-1m-classes": ResNetConfig(classes=1_000_000),
-    # Rhino Table 4 (layers, channels, width factor, batch), with Alpa's block and classes. They give Alpa's numbers of parameters, which
-    # are lower than Rhino's: 1.0, 2.0, 4.0 and 9.6 B. The paper does not say what its blocks are.
+    # Rhino Table 4 (layers, channels, width factor, batch), with Alpa's block and classes. They give Alpa's numbers of
+    # parameters, which are lower than Rhino's: 1.0, 2.0, 4.0 and 9.6 B. The paper does not say what its blocks are.
     "wr-1.3b": ResNetConfig(channels=320, width_factor=2, classes=1024, batch=4),
     "wr-2.6b": ResNetConfig(channels=448, width_factor=2, classes=1024, batch=4),
     "wr-6b": ResNetConfig(channels=640, width_factor=2, classes=1024, batch=4),
@@ -126,4 +126,6 @@ def loss(cfg: ResNetConfig, params: Params, batch: dict[str, jax.Array], _key: j
 
 def model(cfg: ResNetConfig) -> Model:
     """Returns the ResNet as a model to train."""
-    return Model("resnet", partial(init, cfg), partial(loss, cfg), partial(sample_images, cfg.batch, cfg.image, cfg.classes))
+    return Model(
+        "resnet", partial(init, cfg), partial(loss, cfg), partial(sample_images, cfg.batch, cfg.image, cfg.classes)
+    )

@@ -1,7 +1,7 @@
 """T5: an encoder and a decoder that reads it, positions as learned biases of the scores, RMS norms, no other biases.
 
-Source: Raffel et al. (2019), section 2.1, with the sizes of its section 3.7. Scores are divided by the root of the head's size, which T5
-leaves to the initial weights.
+Source: Raffel et al. (2019), section 2.1, with the sizes of its section 3.7. Scores are divided by the root of the
+head's size, which T5 leaves to the initial weights.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ FARTHEST: Final = 128  # distances from here on share a bucket
 
 @dataclass(frozen=True, slots=True)
 class T5Config:
-    """Sizes of a T5; `layers`, `scan` (roll the layers into one loop) and the rest hold for encoder and decoder, but `seq` differs.
+    """Sizes of a T5; encoder and decoder share all of them but `seq`.
 
-    `dtype` is what the layers compute in: parameters, their updates, normalisation, softmax and the loss are float32 in all.
+    `scan` rolls the layers into one loop.
+
+    `dtype` is what the layers compute in: parameters, their updates, normalisation, softmax and the loss are float32 in
+    all.
     """
 
     layers: int = 2
@@ -60,7 +63,11 @@ def init_attention(cfg: T5Config, key: jax.Array) -> Params:
 def init_feed_forward(cfg: T5Config, key: jax.Array) -> Params:
     """Returns the parameters of `feed_forward` and of the norm before it."""
     up, down = jax.random.split(key)
-    return {"norm": jnp.ones(cfg.hidden), "up": normal(up, cfg.hidden, cfg.ffn), "down": normal(down, cfg.ffn, cfg.hidden)}
+    return {
+        "norm": jnp.ones(cfg.hidden),
+        "up": normal(up, cfg.hidden, cfg.ffn),
+        "down": normal(down, cfg.ffn, cfg.hidden),
+    }
 
 
 def init_encoder_layer(cfg: T5Config, key: jax.Array) -> Params:
@@ -96,8 +103,8 @@ def init(cfg: T5Config, key: jax.Array) -> Params:
 def bucket(distance: jax.Array, both_ways: bool) -> jax.Array:
     """Returns the bucket of each distance (key's position less the query's, int32).
 
-    Half of the buckets hold one distance each, the others grow with it. Keys after the query have buckets of their own if they are seen
-    at all (`both_ways`), and else are taken for distance 0.
+    Half of the buckets hold one distance each, the others grow with it. Keys after the query have buckets of their own
+    if they are seen at all (`both_ways`), and else are taken for distance 0.
     """
     num = BUCKETS // 2 if both_ways else BUCKETS
     far, after = (jnp.abs(distance), jnp.where(distance > 0, num, 0)) if both_ways else (jnp.maximum(-distance, 0), 0)
@@ -114,7 +121,12 @@ def position_bias(table: jax.Array, seq: int, both_ways: bool) -> jax.Array:
 
 
 def attention(
-    cfg: T5Config, p: Params, x: jax.Array, source: jax.Array, mask: jax.Array | None = None, bias: jax.Array | None = None
+    cfg: T5Config,
+    p: Params,
+    x: jax.Array,
+    source: jax.Array,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     """Multi-head attention of `x` [batch, seq, hidden] over `source` [batch, source_seq, hidden]."""
 
@@ -125,7 +137,9 @@ def attention(
     return jnp.matmul(mixed.reshape(*x.shape[:2], -1), p["out"])
 
 
-def attend_self(cfg: T5Config, bias: jax.Array, mask: jax.Array | None, x: jax.Array, p: Params, key: jax.Array) -> jax.Array:
+def attend_self(
+    cfg: T5Config, bias: jax.Array, mask: jax.Array | None, x: jax.Array, p: Params, key: jax.Array
+) -> jax.Array:
     """The part of a layer that reads its own sequence, and the residual around it."""
     normed = rms_norm(p["norm"], x)
     return x + dropout(cfg.dropout, key, attention(cfg, p, normed, normed, mask, bias))
@@ -143,7 +157,9 @@ def encoder_layer(cfg: T5Config, bias: jax.Array, x: jax.Array, p: Params, key: 
     return feed_forward(cfg, x, p["feed"], key_feed)
 
 
-def decoder_layer(cfg: T5Config, bias: jax.Array, encoded: jax.Array, x: jax.Array, p: Params, key: jax.Array) -> jax.Array:
+def decoder_layer(
+    cfg: T5Config, bias: jax.Array, encoded: jax.Array, x: jax.Array, p: Params, key: jax.Array
+) -> jax.Array:
     """One layer over `x` [batch, decoder_seq, hidden] that also reads `encoded` [batch, encoder_seq, hidden]."""
     key_self, key_encoder, key_feed = jax.random.split(key, 3)
     x = attend_self(cfg, bias, causal_mask(cfg.decoder_seq), x, p["self"], key_self)
@@ -171,7 +187,10 @@ def predict(cfg: T5Config, params: Params, inputs: jax.Array, previous: jax.Arra
 
 
 def loss(cfg: T5Config, params: Params, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
-    """Mean next-token cross entropy of `batch["targets"]` [batch, decoder_seq + 1], given `batch["inputs"]` [batch, encoder_seq]."""
+    """Mean next-token cross entropy of `batch["targets"]` [batch, decoder_seq + 1].
+
+    The encoder reads `batch["inputs"]` [batch, encoder_seq].
+    """
     targets = batch["targets"]
     return cross_entropy(predict(cfg, params, batch["inputs"], targets[:, :-1], key), targets[:, 1:]).mean()
 

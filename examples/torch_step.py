@@ -1,11 +1,14 @@
-"""Start from PyTorch: export a training step of a `torch.nn.Module` to StableHLO, plan it, and train it on eight host devices.
+"""Start from PyTorch: export a training step of a `torch.nn.Module` to StableHLO, plan it, and train on eight devices.
 
     pip install -e '.[torch]'
-    python examples/torch_step.py                     (trains, and compares every loss with PyTorch's own)
-    python examples/torch_step.py -o out/torch.mlirbc (writes the step as a portable artifact, for rhino-opt and rhino-run)
+    python examples/torch_step.py                       trains, and compares every loss with PyTorch's own
+    python examples/torch_step.py -o out/torch.mlirbc   writes the step as a portable artifact, for rhino-opt, rhino-run
 
-`make_fx` traces the step, backward and update included; `torch.export` makes a program of it, and `torchax` makes StableHLO of that. The
-exporter gives a `jax.export.Exported`, so that JAX can call it: `rhino.parallelize` sees a function like any other.
+The eight devices are those of the host.
+
+`make_fx` traces the step, backward and update included; `torch.export` makes a program of it, and `torchax` makes
+StableHLO of that. The exporter gives a `jax.export.Exported`, so that JAX can call it: `rhino.parallelize` sees a
+function like any other.
 
 Checked with torch 2.12.1 and torchax 0.0.13. torch 2.13 has dropped ops that torchax 0.0.13 names when it is imported.
 """
@@ -45,7 +48,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, hidden)
         self.positions = nn.Parameter(torch.zeros(SEQ, hidden))
-        layer = nn.TransformerEncoderLayer(hidden, heads, ffn, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            hidden, heads, ffn, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(hidden, VOCAB)
 
@@ -57,7 +62,10 @@ class Decoder(nn.Module):
 
 
 class Step(nn.Module):
-    """A training step of a model, as the module that `torch.export` takes: new parameters and the loss, from old ones and a batch."""
+    """A training step of a model, as the module that `torch.export` takes.
+
+    It computes new parameters and the loss from old parameters and a batch.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -78,13 +86,19 @@ def start() -> tuple[Step, Tensors, torch.Tensor]:
     """Returns the step of a new model, its parameters and a batch."""
     torch.manual_seed(0)
     model = Decoder()
-    return Step(model), {name: p.detach() for name, p in model.named_parameters()}, torch.randint(0, VOCAB, (BATCH, SEQ + 1))
+    return (
+        Step(model),
+        {name: p.detach() for name, p in model.named_parameters()},
+        torch.randint(0, VOCAB, (BATCH, SEQ + 1)),
+    )
 
 
 def export_step(step: Step, params: Tensors, tokens: torch.Tensor) -> jax.export.Exported:
     """Returns the step as StableHLO, called with the flat inputs: `call([], ([*params, tokens],))`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecated uses between both packages, and of 64-bit integers, which become 32-bit ones
+        warnings.simplefilter(
+            "ignore"
+        )  # of deprecated uses between both packages, and of 64-bit integers, which become 32-bit ones
         from torchax.export import exported_program_to_stablehlo  # noqa: PLC0415 - warns when it is loaded
 
         with sdpa_kernel(SDPBackend.MATH):  # The backward pass of the fused one is an op that has no StableHLO.
@@ -125,9 +139,13 @@ def train(num_steps: int) -> list[tuple[float, float]]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--steps", type=int, default=10, help="how many steps to train (default 10)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the step there instead, as a StableHLO portable artifact")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the step there instead, as a StableHLO portable artifact"
+    )
     options = parser.parse_args(argv)
     if options.output:
         Path(options.output).write_bytes(export_step(*start()).mlir_module_serialized)

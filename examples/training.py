@@ -1,7 +1,8 @@
 """Turn a loss function into a whole training step (forward, backward, Adam), and write it as StableHLO.
 
-The models beside this file are plain JAX: a frozen configuration, `init(key)`, `loss(params, batch, key)` and `sample(key)`. This
-module adds what every one of them needs to be a training step, so that a model file holds the model alone.
+The models beside this file are plain JAX: a frozen configuration, `init(key)`, `loss(params, batch, key)` and
+`sample(key)`. This module adds what every one of them needs to be a training step, so that a model file holds the model
+alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class State(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that can be trained: how to start it, its loss, and how to draw a random batch. Every function takes a key last."""
+    """A model that can be trained: how to start it, its loss, and how to draw a random batch.
+
+    Every function takes a key last.
+    """
 
     name: str
     init: Callable[[jax.Array], Params]
@@ -56,7 +60,9 @@ class Model(NamedTuple):
 def init_state(model: Model, key: jax.Array) -> State:
     """Returns the state before the first step."""
     params = model.init(key)
-    return State(params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+    return State(
+        params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32)
+    )
 
 
 def make_step(model: Model, adam: Adam = ADAM, seed: int = 0) -> Callable[[State, Batch], tuple[State, jax.Array]]:

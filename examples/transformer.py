@@ -33,7 +33,11 @@ def init_attention(cfg: BlockConfig, key: jax.Array) -> Params:
     """Returns the parameters of `attention` and of the norm before it."""
     d = cfg.hidden
     q, k, v, out = jax.random.split(key, 4)
-    qkv = {"qkv": normal(q, d, 3 * d)} if cfg.fused_qkv else {"q": normal(q, d, d), "k": normal(k, d, d), "v": normal(v, d, d)}
+    qkv = (
+        {"qkv": normal(q, d, 3 * d)}
+        if cfg.fused_qkv
+        else {"q": normal(q, d, d), "k": normal(k, d, d), "v": normal(v, d, d)}
+    )
     return {"ln1": init_norm(d), **qkv, "out": normal(out, d, d)}
 
 
@@ -41,7 +45,13 @@ def init_feed_forward(cfg: BlockConfig, key: jax.Array) -> Params:
     """Returns the parameters of `feed_forward` and of the norm before it."""
     d, f = cfg.hidden, cfg.ffn
     up, down = jax.random.split(key)
-    return {"ln2": init_norm(d), "up": normal(up, d, f), "up_bias": jnp.zeros(f), "down": normal(down, f, d), "down_bias": jnp.zeros(d)}
+    return {
+        "ln2": init_norm(d),
+        "up": normal(up, d, f),
+        "up_bias": jnp.zeros(f),
+        "down": normal(down, f, d),
+        "down_bias": jnp.zeros(d),
+    }
 
 
 def init_block(cfg: BlockConfig, key: jax.Array) -> Params:
@@ -50,16 +60,25 @@ def init_block(cfg: BlockConfig, key: jax.Array) -> Params:
     return init_attention(cfg, key_attention) | init_feed_forward(cfg, key_feed_forward)
 
 
-def init_layers(init_layer: Callable[[jax.Array], Params], num: int, key: jax.Array, scan: bool = False) -> Params | list[Params]:
+def init_layers(
+    init_layer: Callable[[jax.Array], Params], num: int, key: jax.Array, scan: bool = False
+) -> Params | list[Params]:
     """Returns the parameters of `num` layers as a list, or (same values) stacked on a leading dimension for a scan."""
     keys = jax.random.split(key, num)
     return jax.vmap(init_layer)(keys) if scan else [init_layer(k) for k in keys]
 
 
 def run_layers(
-    layer: Callable[[Carry, Params, jax.Array], Carry], x: Carry, layers: Params | list[Params], num: int, key: jax.Array
+    layer: Callable[[Carry, Params, jax.Array], Carry],
+    x: Carry,
+    layers: Params | list[Params],
+    num: int,
+    key: jax.Array,
 ) -> Carry:
-    """Returns `x` after `num` layers, each with a key of its own: one loop over stacked parameters, unrolled over a list."""
+    """Returns `x` after `num` layers, each with a key of its own.
+
+    Stacked parameters run in one loop; a list of parameters is unrolled.
+    """
     keys = jax.random.split(key, num)
     if isinstance(layers, dict):
         return jax.lax.scan(lambda h, each: (layer(h, *each), None), x, (layers, keys))[0]
@@ -74,12 +93,14 @@ def causal_mask(seq: int) -> jax.Array:
     return jnp.tril(jnp.ones((seq, seq), bool))
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None, bias: jax.Array | None = None) -> jax.Array:
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None, bias: jax.Array | None = None
+) -> jax.Array:
     """Returns the average of `v`, weighted by a softmax (in float32) of the scores of `q` against `k`.
 
-    Shapes: `q` and the result [batch, queries, heads, ..., head_dim], `k` and `v` [batch, keys, heads, head_dim]. What stands between
-    heads and head_dim are queries that share their head's keys and values. `mask` [queries, keys] is false for what a query does not
-    see; `bias` [heads, queries, keys] is added to the scores.
+    Shapes: `q` and the result [batch, queries, heads, ..., head_dim], `k` and `v` [batch, keys, heads, head_dim]. What
+    stands between heads and head_dim are queries that share their head's keys and values. `mask` [queries, keys] is
+    false for what a query does not see; `bias` [heads, queries, keys] is added to the scores.
     """
     scores = jnp.einsum("bqh...d,bkhd->bh...qk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
     if bias is not None:

@@ -1,7 +1,9 @@
-"""Two different encoders that meet in one loss (as in `clip.py`): a perceptron over features, a transformer over tokens.
+"""Two different encoders that meet in one loss (as in `clip.py`).
 
-The graph is no line: the towers share nothing until the loss, which compares every pair of the batch (in-batch softmax), or with `pairs`
-each row with its own partner alone.
+One is a perceptron over features, the other a transformer over tokens.
+
+The graph is no line: the towers share nothing until the loss, which compares every pair of the batch (in-batch
+softmax), or with `pairs` each row with its own partner alone.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ LOG_SCALE: Final = math.log(1 / 0.07)  # what the temperature starts from (Radfo
 
 @dataclass(frozen=True, slots=True)
 class TwoTowerConfig:
-    """Sizes of both towers; both end in `embed` values per example. `hidden`, `heads`, `ffn`, `layers` are the token tower's."""
+    """Sizes of both towers; both end in `embed` values per example.
+
+    `hidden`, `heads`, `ffn`, `layers` are the token tower's.
+    """
 
     features: int = 1024
     feature_sizes: tuple[int, ...] = (4096, 4096, 2048)
@@ -48,7 +53,9 @@ class TwoTowerConfig:
 
 
 PRESETS: Final = {
-    "two-tower-uneven": TwoTowerConfig(feature_sizes=(8192,) * 8, layers=12, batch=4096),  # Towers of unlike depth and width.
+    "two-tower-uneven": TwoTowerConfig(
+        feature_sizes=(8192,) * 8, layers=12, batch=4096
+    ),  # Towers of unlike depth and width.
 }
 
 
@@ -94,7 +101,10 @@ def contrast(left: jax.Array, right: jax.Array, log_scale: jax.Array, pairs: boo
 
 
 def loss(cfg: TwoTowerConfig, params: Params, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
-    """Mean cross entropy of finding each row's partner in the batch, over both directions; with `pairs`, of being one's partner."""
+    """Mean cross entropy of finding each row's partner in the batch, over both directions.
+
+    With `pairs`, it is the cross entropy of whether a row is the partner of the other.
+    """
     key_features, key_tokens = jax.random.split(key)
     with jax.named_scope("features"):
         left = unit(mlp.forward(cfg.dropout, params["features"], batch["features"], key_features))

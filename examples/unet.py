@@ -1,7 +1,9 @@
-"""UNet that learns to remove noise from images (diffusion): its skip connections reach from the first layers to the last.
+"""UNet that learns to remove noise from images (diffusion).
 
-Source: Ronneberger et al. (2015), figure 1, with the blocks of Ho et al. (2020), appendix B, and attention at the smallest size. Time runs
-from 0 to 1, and noise grows with it as in the cosine schedule of Nichol and Dhariwal (2021).
+Its skip connections reach from the first layers to the last.
+
+Source: Ronneberger et al. (2015), figure 1, with the blocks of Ho et al. (2020), appendix B, and attention at the
+smallest size. Time runs from 0 to 1, and noise grows with it as in the cosine schedule of Nichol and Dhariwal (2021).
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ TIME_SCALE: Final = 1000.0  # steps of the discrete process, in which the embedd
 class UNetConfig:
     """Sizes of a UNet: `channels` times a multiplier at each size of the image, which is half of the size before.
 
-    `blocks` is how many residual blocks each size has on the way down, and as many on the way up; the smallest has two, and attention
-    between them. `groups` is how many groups of channels are normalised, each by itself.
+    `blocks` is how many residual blocks each size has on the way down, and as many on the way up; the smallest has two,
+    and attention between them. `groups` is how many groups of channels are normalised, each by itself.
     """
 
     channels: int = 128
@@ -57,7 +59,7 @@ PRESETS: Final = {
 
 
 def init_conv(key: jax.Array, *shape: int) -> Params:
-    """Returns the weights [*window, in, out] and the bias of a convolution, or of a projection where there is no window."""
+    """Returns the weights [*window, in, out] and the bias of a convolution; with an empty window, of a projection."""
     return {"weight": he_normal(key, *shape), "bias": jnp.zeros(shape[-1])}
 
 
@@ -99,7 +101,11 @@ def init(cfg: UNetConfig, key: jax.Array) -> Params:
         "time": [init_conv(next(keys), cfg.channels, embedding), init_conv(next(keys), embedding, embedding)],
         "start": init_conv(next(keys), 3, 3, 3, cfg.channels),
         "down": [init_down(cfg, keys, *pair) for pair in pairwise(widths[:-1])],
-        "middle": [init_block(cfg, keys, above, width), init_attention(keys, width), init_block(cfg, keys, width, width)],
+        "middle": [
+            init_block(cfg, keys, above, width),
+            init_attention(keys, width),
+            init_block(cfg, keys, width, width),
+        ],
         "up": [init_up(cfg, keys, *pair) for pair in pairwise(reversed(cfg.widths))],
         "norm": init_norm(cfg.widths[0]),
         "end": init_conv(next(keys), 3, 3, cfg.widths[0], 3),
@@ -138,7 +144,7 @@ def block(groups: int, p: Params, x: jax.Array, time: jax.Array) -> jax.Array:
 
 
 def attention(groups: int, p: Params, x: jax.Array) -> jax.Array:
-    """Attention with one head between all pixels of an image of `x` [batch, height, width, channels], and the residual around it."""
+    """Attention with one head between all pixels of images `x` [batch, height, width, channels], plus the residual."""
     batch, height, width, channels = x.shape
     pixels = group_norm(groups, p["norm"], x).reshape(batch, height * width, 1, channels)
     mixed = attend(pixels @ p["q"], pixels @ p["k"], pixels @ p["v"])
@@ -168,7 +174,10 @@ def predict(cfg: UNetConfig, params: Params, x: jax.Array, time: jax.Array) -> j
 
 
 def loss(cfg: UNetConfig, params: Params, images: jax.Array, key: jax.Array) -> jax.Array:
-    """Mean squared error of the predicted noise in `images` [batch, image, image, 3]; noise and times are drawn from `key`."""
+    """Mean squared error of the predicted noise in `images` [batch, image, image, 3].
+
+    Noise and times are drawn from `key`.
+    """
     key_time, key_noise = jax.random.split(key)
     time = jax.random.uniform(key_time, (len(images),))
     noise = jax.random.normal(key_noise, images.shape)

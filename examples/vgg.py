@@ -1,6 +1,7 @@
 """VGG19 (convolutions, then a wide classifier), up to the million classes of Rhino 7.4.
 
-The convolutions compute nearly everything and the last layer holds nearly every parameter: each wants another way to be split.
+The convolutions compute nearly everything and the last layer holds nearly every parameter: each wants another way to be
+split.
 
 Source: Simonyan and Zisserman (2014), table 1, column E.
 """
@@ -22,7 +23,10 @@ from training import Model
 
 @dataclass(frozen=True, slots=True)
 class VGGConfig:
-    """Sizes of a VGG: `channels` and `convs` (how many convolutions) of each stage, `hidden` of both layers before the classifier."""
+    """Sizes of a VGG: `channels` and `convs` (number of convolutions) of each stage, and `hidden` of the classifier.
+
+    Both layers before the classifier have the width `hidden`.
+    """
 
     channels: tuple[int, ...] = (64, 128, 256, 512, 512)
     convs: tuple[int, ...] = (2, 2, 4, 4, 4)
@@ -59,7 +63,10 @@ def init(cfg: VGGConfig, key: jax.Array) -> Params:
     key_convs, key_classifier = jax.random.split(key)
     keys = jax.random.split(key_convs, sum(cfg.convs))
     return {
-        "convs": [{"weight": he_normal(k, 3, 3, m, n), "bias": jnp.zeros(n)} for k, (m, n) in zip(keys, pairwise(cfg.widths), strict=True)],
+        "convs": [
+            {"weight": he_normal(k, 3, 3, m, n), "bias": jnp.zeros(n)}
+            for k, (m, n) in zip(keys, pairwise(cfg.widths), strict=True)
+        ],
         "classifier": mlp.init_layers(cfg.classifier, key_classifier),
     }
 
@@ -86,4 +93,6 @@ def loss(cfg: VGGConfig, params: Params, batch: dict[str, jax.Array], key: jax.A
 
 def model(cfg: VGGConfig) -> Model:
     """Returns the VGG as a model to train."""
-    return Model("vgg", partial(init, cfg), partial(loss, cfg), partial(sample_images, cfg.batch, cfg.image, cfg.classes))
+    return Model(
+        "vgg", partial(init, cfg), partial(loss, cfg), partial(sample_images, cfg.batch, cfg.image, cfg.classes)
+    )

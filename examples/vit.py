@@ -19,7 +19,10 @@ from transformer import BlockConfig, block, init_block, init_layers, run_layers
 
 @dataclass(frozen=True, slots=True)
 class ViTConfig:
-    """Sizes of a ViT: an image of `image` squared pixels is cut in patches of `patch` squared; `scan` rolls the layers into one loop."""
+    """Sizes of a ViT: an image of `image` squared pixels is cut in patches of `patch` squared.
+
+    `scan` rolls the layers into one loop.
+    """
 
     image: int = 224
     patch: int = 16
@@ -77,7 +80,10 @@ def cut(patch: int, images: jax.Array) -> jax.Array:
 
 
 def encode(cfg: ViTConfig, p: Params, images: jax.Array, key: jax.Array) -> jax.Array:
-    """Maps `images` [batch, image, image, 3] to [batch, hidden]: what has become of the token in front of the patches."""
+    """Maps `images` [batch, image, image, 3] to [batch, hidden].
+
+    The result is the output at the class token, which stands in front of the patches.
+    """
     x = cut(cfg.patch, images) @ p["patches"]
     token = jnp.broadcast_to(p["token"], (len(x), 1, cfg.hidden))
     x = jnp.concatenate([token, x], axis=1) + p["positions"]
@@ -103,4 +109,6 @@ def loss(cfg: ViTConfig, params: Params, batch: dict[str, jax.Array], key: jax.A
 
 def model(cfg: ViTConfig) -> Model:
     """Returns the ViT as a model to train."""
-    return Model("vit", partial(init, cfg), partial(loss, cfg), partial(sample_images, cfg.batch, cfg.image, cfg.classes))
+    return Model(
+        "vit", partial(init, cfg), partial(loss, cfg), partial(sample_images, cfg.batch, cfg.image, cfg.classes)
+    )

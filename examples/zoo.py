@@ -1,4 +1,6 @@
-"""Every example model at a size that eight host devices run in a second: what tests and benchmarks compare with one device.
+"""Every example model at a size that eight host devices run in a second.
+
+Tests and benchmarks compare these with one device.
 
 Every size that can be split is a multiple of eight, so that eight devices can take equal parts of it.
 """
@@ -33,7 +35,9 @@ TOWERS: Final = two_tower.TwoTowerConfig(
 VGG: Final = vgg.VGGConfig(channels=(8, 16), convs=(1, 2), hidden=64, classes=128, image=32, batch=8, dropout=0.0)
 BERT: Final = bert.BERTConfig(layers=1, hidden=32, heads=8, ffn=64, vocab=64, seq=16, batch=8)
 RESNET: Final = resnet.ResNetConfig(blocks=(1, 1), channels=8, width_factor=2, classes=64, image=16, batch=8)
-T5: Final = t5.T5Config(layers=1, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, encoder_seq=32, decoder_seq=16, batch=8)
+T5: Final = t5.T5Config(
+    layers=1, hidden=32, heads=8, head_dim=8, ffn=64, vocab=64, encoder_seq=32, decoder_seq=16, batch=8
+)
 VIT: Final = vit.ViTConfig(image=16, patch=4, layers=1, hidden=32, heads=8, ffn=64, classes=64, batch=8)
 CLIP: Final = clip.CLIPConfig(
     image=16,

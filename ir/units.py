@@ -20,7 +20,9 @@ _TIMES: Final = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"))
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes that `text` names, rounded down: "16GiB" (powers of 1024), "1.5GB" (powers of 1000), or plain bytes.
+    """Returns the bytes that `text` names, rounded down.
+
+    `text` is as "16GiB" (powers of 1024), "1.5GB" (powers of 1000), or plain bytes.
 
     Raises:
         RhinoError: RHI-CLI-001 where `text` names less than a byte, or a part of one.
@@ -36,7 +38,9 @@ def parse_size(text: str) -> int:
 
 
 def _bad_size(text: str, expected: str) -> RhinoError:
-    return RhinoError("RHI-CLI-001", f"size: got {text!r}, expected {expected}", fix="write a size like 16GiB, 32GB or 34359738368")
+    return RhinoError(
+        "RHI-CLI-001", f"size: got {text!r}, expected {expected}", fix="write a size like 16GiB, 32GB or 34359738368"
+    )
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -51,7 +55,10 @@ def format_bytes(num_bytes: float) -> str:
 
 
 PEAK: Final = "predicted peak"
-"""What a device is said to hold at most, and by what: XLA has compiled nothing yet, and may assign more or less (docs/memory.md)."""
+"""What a device is said to hold at most, and by what.
+
+XLA has compiled nothing yet, and may assign more or less (docs/memory.md).
+"""
 
 
 def peak_text(num_bytes: float, budget_bytes: float | None = None) -> str:

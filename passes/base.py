@@ -85,9 +85,14 @@ def option_texts(cls: type[Pass]) -> dict[str, tuple[str, str]]:
 
 
 def read_options(owner: str, text: str) -> dict[str, str]:
-    """Returns the `name=value` words between the braces of a textual pipeline; a value in double quotes may hold anything."""
+    """Returns the `name=value` words between the braces of a textual pipeline.
+
+    A value in double quotes may contain spaces and any other character.
+    """
     if _WORD.sub("", text).strip():
-        raise RhinoError("RHI-PASS-001", f"a quote is not closed in the options of '{owner}': {text}", fix=_OPTION_SYNTAX)
+        raise RhinoError(
+            "RHI-PASS-001", f"a quote is not closed in the options of '{owner}': {text}", fix=_OPTION_SYNTAX
+        )
     values = {}
     for word in _WORD.findall(text):
         key, equals, value = word.partition("=")
@@ -103,7 +108,9 @@ def _unquote(value: str) -> str:
     try:
         return str(json.loads(value))
     except ValueError:
-        raise RhinoError("RHI-PASS-001", f"{value} is no quoted text", fix='inside quotes, write \\" for a quote') from None
+        raise RhinoError(
+            "RHI-PASS-001", f"{value} is no quoted text", fix='inside quotes, write \\" for a quote'
+        ) from None
 
 
 def make_pass(cls: type[Pass], options: Mapping[str, str], owner: str = "") -> Pass:
@@ -113,7 +120,9 @@ def make_pass(cls: type[Pass], options: Mapping[str, str], owner: str = "") -> P
     for key, value in options.items():
         if key not in fields:
             known = ", ".join(fields) or "none"
-            raise RhinoError("RHI-PASS-001", f"'{owner or cls.name}' has no option '{key}'; its options: {known}", fix=_OPTION_SYNTAX)
+            raise RhinoError(
+                "RHI-PASS-001", f"'{owner or cls.name}' has no option '{key}'; its options: {known}", fix=_OPTION_SYNTAX
+            )
         values[fields[key].name] = _convert(owner or cls.name, fields[key], value)
     return cls(**values)
 
@@ -123,8 +132,12 @@ def make_passes(classes: Sequence[type[Pass]], options: Mapping[str, str], owner
     known = {name: cls for cls in classes for name in option_names(cls)}
     for key in options:
         if key not in known:
-            raise RhinoError("RHI-PASS-001", f"'{owner}' has no option '{key}'; its options: {', '.join(known)}", fix=_OPTION_SYNTAX)
-    return tuple(make_pass(cls, {key: options[key] for key in options if key in option_names(cls)}, owner) for cls in classes)
+            raise RhinoError(
+                "RHI-PASS-001", f"'{owner}' has no option '{key}'; its options: {', '.join(known)}", fix=_OPTION_SYNTAX
+            )
+    return tuple(
+        make_pass(cls, {key: options[key] for key in options if key in option_names(cls)}, owner) for cls in classes
+    )
 
 
 def _convert(owner: str, option: dataclasses.Field[Any], value: str) -> Any:  # noqa: ANN401
@@ -138,7 +151,9 @@ def _convert(owner: str, option: dataclasses.Field[Any], value: str) -> Any:  # 
         case _:
             return value
     wanted = "true or false" if isinstance(option.default, bool) else "a whole number"
-    raise RhinoError("RHI-PASS-001", f"option '{option.name}' of '{owner}' takes {wanted}, not '{value}'", fix=_OPTION_SYNTAX)
+    raise RhinoError(
+        "RHI-PASS-001", f"option '{option.name}' of '{owner}' takes {wanted}, not '{value}'", fix=_OPTION_SYNTAX
+    )
 
 
 def add_to(manager: passmanager.PassManager, item: Pass, remarks: Remarks | None = None) -> None:

@@ -60,8 +60,8 @@ PASSES: Final[tuple[type[Pass], ...]] = (
 class NamedPipeline:
     """A named list of passes. `takes` are the passes whose options it has; `build` makes the list from their values.
 
-    `own` are the default and the description of each option that means something else here than in a pass, or that passes describe in
-    different words.
+    `own` are the default and the description of each option that means something else here than in a pass, or that
+    passes describe in different words.
     """
 
     doc: str
@@ -88,14 +88,14 @@ _CHOICE: Final = (ChooseShardings, PinShardings, PadDims, OpRules, Rematerialize
 def _auto_shard(options: Mapping[str, str]) -> tuple[Item, ...]:
     choose, pin, pad, rules, again = make_passes(_CHOICE, options, "auto-shard")
     return (
-        Normalize(),  # First: a sharding has to be chosen across calls, and dead or doubled ops would count as work and memory.
+        Normalize(),  # First: shardings are chosen across calls, and dead or doubled ops would count as work.
         rules,  # Before Shardy's own rules, which spare what has one.
         pad,  # Before all that looks at sizes.
         *((again,) if "remat" in options else ()),  # Before the search, which sees how long values live.
-        "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads from the rules what each op can split.
+        "func.func(sdy-populate-op-sharding-rules)",  # Before the search, which reads in them what ops can split.
         pin,  # After the calls are inlined, so that every op has its own place to be spoken of.
         choose,  # From here on attributes alone change.
-        "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from the ops, and are longer than they; users' own stay.
+        "func.func(sdy-drop-sharding-rules)",  # Last: rules follow from ops, and are longer than they; users' own stay.
     )
 
 
@@ -103,27 +103,34 @@ BEFORE_CHOICE: Final = (MicroBatch, PinShardings, PadDims, OpRules, Rematerializ
 
 
 def before_choice(options: Mapping[str, str]) -> tuple[Item, ...]:
-    """Returns what makes of a step the program that shardings are chosen for, in micro-batches if `options` has their number."""
+    """Returns the passes that make of a step the program for which shardings are chosen.
+
+    It is in micro-batches if `options` has their number.
+    """
     micro, pin, pad, rules, again = make_passes(BEFORE_CHOICE, options, PARALLEL)
     return (
         Normalize(),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
         *((micro, Normalize()) if "num" in options else ()),  # Again, for the loop that is new.
         pad,  # Before all that looks at sizes; the batch is divided by its own.
-        *((again,) if "remat" in options else ()),  # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
+        # As for auto-shard; after the batch is divided, for shares are of a micro-batch.
+        *((again,) if "remat" in options else ()),
         "func.func(sdy-populate-op-sharding-rules)",  # As for auto-shard.
         pin,
     )
 
 
 def shard_in_parts(options: Mapping[str, str]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """Returns the passes of `auto-shard` for a step that is taken in micro-batches first, if `options` have their number.
+    """Returns the passes of `auto-shard`, in two parts, for a step that may be taken in micro-batches first.
 
-    Those before the first rule are the first part: what they leave is the program that shardings are chosen for.
+    It is taken in micro-batches if `options` has their number. The passes before the first rule are the first part:
+    what they leave is the program for which shardings are chosen.
     """
     own = option_names(ChooseShardings)
     early = {name: text for name, text in options.items() if any(name in option_names(cls) for cls in BEFORE_CHOICE)}
-    choose = make_pass(ChooseShardings, {name: text for name, text in options.items() if name in own or name not in early}, PARALLEL)
+    choose = make_pass(
+        ChooseShardings, {name: text for name, text in options.items() if name in own or name not in early}, PARALLEL
+    )
     *rewriting, populate, pin = before_choice(early)
     return tuple(rewriting), (populate, pin, choose, "func.func(sdy-drop-sharding-rules)")
 
@@ -141,8 +148,8 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     num_ranks = choose.ranks if "ranks" in options else max(1, stages.stages)
     rank = parse_mesh(choose.mesh) if choose.mesh else mesh_of_shape((max(1, cluster.num_devices // num_ranks),))
     budget = parse_size(choose.budget) if choose.budget else int(cluster.device.usable_hbm_bytes)
-    # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is proven for the list
-    # of instructions.
+    # Shardings are chosen for the whole step, which has the memory of all ranks. What each device holds in the end is
+    # proven for the list of instructions.
     choose = replace(choose, mesh=str(rank), ranks=num_ranks)
     stages = replace(stages, budget=str(budget))
     shard: tuple[Item, ...] = (
@@ -156,12 +163,13 @@ def _auto_parallel(options: Mapping[str, str]) -> tuple[Item, ...]:
     begin = (
         Normalize(boundaries=stages.stages > 1),  # First: custom calls may stand in functions that are called.
         rules,  # Before the batch is followed through them.
-        *((micro,) if stages.stages > 1 or micro.num > 1 else ()),  # A loop of one trip would refuse what stands for the whole batch.
+        # A loop of one trip would refuse what stands for the whole batch.
+        *((micro,) if stages.stages > 1 or micro.num > 1 else ()),
     )
     shard = shard if rank.num_devices > 1 else ()
     if "remat" in options and max(parse_remat(again.remat)) > 0:
-        # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass would move gradients.
-        # They have no limit: what is saved has not been taken off yet.
+        # Stages come first, for what each keeps is its own, and a cut through what is put before its backward pass
+        # would move gradients. They have no limit: what is saved has not been taken off yet.
         return (*begin, Normalize(), replace(stages, budget=""), again, *shard, split)
     return (
         *begin,
@@ -195,9 +203,14 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
         {
             "num": (
                 "1",
-                "how many micro-batches; 1 takes the batch whole where there is one stage, and leaves a loop of one trip elsewhere",
+                "how many micro-batches; 1 takes the batch whole where there is one stage, and leaves a loop of one "
+                "trip elsewhere",
             ),
-            "mesh": ("", "mesh sizes of one rank, as 8, 2x4 or x=2,y=4; empty takes one axis of as many devices as each rank has"),
+            "mesh": (
+                "",
+                "mesh sizes of one rank, as 8, 2x4 or x=2,y=4; empty takes one axis of as many devices as each rank "
+                "has",
+            ),
             "budget": ("", f"{_OF_DEVICE}; stages are cut so that what they hold fits it"),
             "ranks": ("", "on how many ranks the stages are; empty takes one for each stage"),
             "remat": ("", f"{_REMAT}; with stages also one for each, as 0;0.5;1; empty recomputes nothing"),
@@ -209,9 +222,13 @@ PIPELINES: Final[dict[str, NamedPipeline]] = {
         _auto_shard,
         {"remat": ("", f"{_REMAT}; empty recomputes nothing")},
     ),
-    "localize": NamedPipeline("Rewrite a sharded module into the program that each device runs.", (Localize,), _localize),
+    "localize": NamedPipeline(
+        "Rewrite a sharded module into the program that each device runs.", (Localize,), _localize
+    ),
     "micro-batch": NamedPipeline(
-        "Take the batch in parts: a loop that accumulates gradients, and then applies them.", (MicroBatch, OpRules), _micro_batch
+        "Take the batch in parts: a loop that accumulates gradients, and then applies them.",
+        (MicroBatch, OpRules),
+        _micro_batch,
     ),
 }
 """Sorted by name."""

@@ -1,4 +1,6 @@
-"""Textual pipelines, in MLIR's syntax: our passes and named pipelines from the registry, everything else as MLIR knows it.
+"""Textual pipelines, in MLIR's syntax.
+
+Our passes and named pipelines are those of the registry; everything else is passed on to MLIR.
 
     builtin.module(rhino-normalize,func.func(cse),auto-shard{cluster=v100x8})
 
@@ -37,8 +39,13 @@ def pipeline_text(items: Sequence[Item]) -> str:
     return f"{_ANCHOR}({','.join(item.text() if isinstance(item, Pass) else item for item in items)})"
 
 
-def build_pass_manager(pipeline: str | Sequence[Item], context: ir.Context, remarks: Remarks | None = None) -> passmanager.PassManager:
-    """Returns MLIR's pass manager, anchored on `builtin.module`, for a pipeline; our passes leave their remarks in `remarks`."""
+def build_pass_manager(
+    pipeline: str | Sequence[Item], context: ir.Context, remarks: Remarks | None = None
+) -> passmanager.PassManager:
+    """Returns MLIR's pass manager, anchored on `builtin.module`, for a pipeline.
+
+    Our passes put their remarks into `remarks`.
+    """
     items = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
     manager = passmanager.PassManager(_ANCHOR, context)
     for item in items:
@@ -52,7 +59,11 @@ def build_pass_manager(pipeline: str | Sequence[Item], context: ir.Context, rema
 def _items(element: str) -> tuple[Item, ...]:
     for name in _nested_names(element):
         if name in known_names():
-            raise RhinoError("RHI-PASS-001", f"'{name}' runs on a whole module, not inside '{element}'", fix=f"put it outside: {name},...")
+            raise RhinoError(
+                "RHI-PASS-001",
+                f"'{name}' runs on a whole module, not inside '{element}'",
+                fix=f"put it outside: {name},...",
+            )
     match = _ELEMENT.fullmatch(element)
     if match is None or match[1] not in known_names():
         return (element,)
@@ -117,4 +128,6 @@ def _refused(element: str, message: str) -> RhinoError:
     reason = next((line.strip() for line in message.splitlines() if line.strip()), "it does not parse")
     reason = reason.removeprefix("MLIR Textual PassPipeline Parser:").removeprefix("<Pass-Options-Parser>: ")
     nest = re.search(r"restricted to '([^']+)'", reason)
-    return RhinoError("RHI-PASS-001", f"MLIR refuses '{element}': {reason}", fix=f"write {nest[1]}({element})" if nest else "")
+    return RhinoError(
+        "RHI-PASS-001", f"MLIR refuses '{element}': {reason}", fix=f"write {nest[1]}({element})" if nest else ""
+    )

@@ -11,8 +11,8 @@ and step by step, as `rhino-opt` does it:
     remarks = rhino.Remarks("step.mlir")
     rhino.build_pass_manager("auto-shard{cluster=v100x8}", context, remarks).run(module.operation)
 
-`add_to` puts a pass of ours into a pass manager of yours (examples/foreign_pipeline.py); `localized_copy` gives each device's program.
-A name is loaded when it is first used: `import rhino.runtime` loads no planner.
+`add_to` puts a pass of ours into a pass manager of yours (examples/foreign_pipeline.py); `localized_copy` gives each
+device's program. A name is loaded when it is first used: `import rhino.runtime` loads no planner.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ SHARD, WHOLE = "shard", "whole"
 
 @dataclass(frozen=True, slots=True)
 class AskedPlan:
-    """What is asked: as `PlanRequest`, but that the cluster may be open (empty), and pins are of tensors that are not known yet.
+    """The request of a user: a `PlanRequest` whose cluster may be open and whose pinned tensors are not known yet.
 
-    `mesh` is a stage's share of `shared` devices; 0: it is the user's.
+    An open cluster is empty. `mesh` is a stage's share of `shared` devices; where `shared` is 0, the user gave the
+    mesh.
     """
 
     cluster: str = ""

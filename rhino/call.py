@@ -1,4 +1,7 @@
-"""How a function is called: which arguments are arrays, constants or donated, and what their leaves are. Nothing is traced here."""
+"""How a function is called: which arguments are arrays, constants or donated, and what their leaves are.
+
+Nothing is traced here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The arrays of one call: positional arguments, then those given by name, in the order of their names. `static` are the constants."""
+    """The arrays of one call: positional arguments, then those given by name, in the order of their names.
+
+    `static` are the constants.
+    """
 
     values: tuple[Tree, ...]
     names: tuple[str, ...]
@@ -79,7 +85,10 @@ class CallShape:
             )
 
     def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pieces:
-        """Returns a call's arrays apart from its constants. Raises TypeError, as Python would, where the function is not called so."""
+        """Returns a call's arrays apart from its constants.
+
+        Raises TypeError, as Python would, where the function is not called so.
+        """
         if self.signature is not None:
             try:
                 bound = self.signature.bind(*args, **kwargs)
@@ -132,7 +141,10 @@ class CallShape:
             yield titles[path[0].idx] + keystr(path[1:]), leaf
 
     def check_alive(self, pieces: Pieces) -> None:
-        """Raises RHI-JAX-007 for an array that is gone: XLA ends the process for it on several host devices (jaxlib 0.10.2)."""
+        """Raises RHI-JAX-007 for an array that was deleted.
+
+        On several host devices, XLA would end the process for it (jaxlib 0.10.2).
+        """
         for name, leaf in self.named_leaves(pieces):
             if isinstance(leaf, jax.Array) and leaf.is_deleted():
                 raise RhinoError(
@@ -142,7 +154,10 @@ class CallShape:
                 )
 
     def with_own_buffers(self, pieces: Pieces) -> Pieces:
-        """Returns the call with copies of donated arrays that it holds more than once: each buffer is given away once alone."""
+        """Returns the call with copies of donated arrays that it has more than once.
+
+        Each buffer can be donated only once.
+        """
         leaves, tree = jax.tree.flatten(pieces.values)
         donated = self.donated_pieces(pieces)
         owners = [number for number, value in enumerate(pieces.values) for _ in jax.tree.leaves(value)]
@@ -167,7 +182,8 @@ class CallShape:
                 return RhinoError(
                     "RHI-JAX-001",
                     f"{name} of {self.name} is {kind_name(leaf)}, no array: {leaf!r:.60}",
-                    fix="pass arrays, numbers, or pytrees of them; an argument that is a constant goes in static_argnames",
+                    fix="pass arrays, numbers, or pytrees of them; "
+                    "an argument that is a constant goes in static_argnames",
                 )
         raise AssertionError("some leaf was refused")
 
@@ -242,5 +258,8 @@ def leaf_kind(leaf: object) -> Leaf:
 
 
 def shapes_of(leaves: Sequence[object]) -> list[object]:
-    """Returns each leaf as JAX is to trace it: a number as it is, for its dtype gives way to others, of arrays shape and dtype alone."""
+    """Returns each leaf as JAX is to trace it: numbers as they are, of arrays only shape and dtype.
+
+    A number must stay as it is, because its dtype is weak.
+    """
     return [leaf if isinstance(leaf, _NUMBERS) else jax.ShapeDtypeStruct(*leaf_kind(leaf)) for leaf in leaves]

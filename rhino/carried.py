@@ -1,7 +1,8 @@
 """Which arguments of a step come back as its results, and so lie alike: the state that a training loop carries.
 
-A donated argument, or a part of one, is carried in the first result that has its tree, shapes and dtypes and is not taken yet. An argument
-that is not donated is carried as a whole or as its containers: a lone array in it that looks like some result proves nothing.
+A donated argument, or a part of one, is carried in the first result that has its tree, shapes and dtypes and is not
+taken yet. An argument that is not donated is carried as a whole or as its containers: a lone array in it that looks
+like some result proves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Part:
 def carried(arguments: Sequence[Tree], results: Tree, donated: Sequence[int]) -> dict[int, int]:
     """Returns for each leaf of `arguments` that is carried the leaf of `results` that it is in the next step.
 
-    Leaves have `shape` and `dtype`, and are numbered through all arguments. `donated` are numbers of arguments, which go first.
+    Leaves have `shape` and `dtype`, and are numbered through all arguments. `donated` are numbers of arguments, which
+    go first.
     """
     firsts, parts = 0, []
     for argument in arguments:

@@ -1,7 +1,9 @@
-"""A finished program inside of JAX: a primitive that lowers to a call of it, so that jit runs, donates, caches and places as ever.
+"""A finished program inside of JAX, as a primitive.
 
-This is the one place beside `rhino.ir.mlir.bindings` that sees MLIR of JAX's own making: what a primitive lowers to is built in JAX's
-context.
+The primitive lowers to a call of the program, so that jit runs, donates, caches and places as usual.
+
+This is the one place beside `rhino.ir.mlir.bindings` that sees MLIR of JAX's own making: what a primitive lowers to is
+built in JAX's context.
 """
 
 from __future__ import annotations

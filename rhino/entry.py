@@ -34,7 +34,8 @@ from rhino.trees import Trees
 class Asked:
     """What the user said beside the function: a request, whose cluster may be left out, or a plan that was kept.
 
-    `mesh` and `devices` are those of JAX, where they are given; with `verify` the first step of each program is computed in a second way.
+    `mesh` and `devices` are those of JAX, where they are given; with `verify` the first step of each program is
+    computed in a second way.
     """
 
     plan_asked: AskedPlan
@@ -46,7 +47,10 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A function planned for one key. `code` is the module of a plan of shardings alone; `donated` are arguments by number."""
+    """A function planned for one key.
+
+    `code` is the module of a plan of shardings alone; `donated` are arguments by number.
+    """
 
     traced: Traced
     plan: Plan
@@ -58,8 +62,8 @@ class Entry:
         """The program on its devices.
 
         Raises:
-            RhinoError: RHI-RUN-004 where there are too few, or a rank is spread over two processes; RHI-JAX-008 where another process has
-                another plan.
+            RhinoError: RHI-RUN-004 where there are too few, or a rank is spread over two processes; RHI-JAX-008 where
+                another process has another plan.
         """
         facts = self.plan.facts
         placed = [device.id for rank in self.plan.ranks for device in rank.devices] if self.plan.team else []
@@ -70,7 +74,9 @@ class Entry:
         return make_program(self.traced, self.plan, self.code, self.donated)
 
 
-def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked, before: Entry | None = None) -> Entry:
+def make_entry(
+    fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked, before: Entry | None = None
+) -> Entry:
     """Returns `fn` planned for a call: by search, or as the kept plan says.
 
     Arrays of the call that lie as `before` put them, the entry for other shapes, stay there if a plan fits so.
@@ -87,13 +93,19 @@ def make_entry(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Ke
 
 
 def _staying(traced: Traced, request: AskedPlan, before: Entry, pieces: Pieces) -> AskedPlan | None:
-    """Returns the request with each array of a call pinned to where it lies, if `before` put it there; None where there are none."""
+    """Returns the request with each array of a call pinned to its current sharding, if the plan `before` placed it.
+
+    Returns None where there is no such array.
+    """
     plan, (leaves, tree) = before.plan, jax.tree.flatten(pieces.values)
     if plan.facts.execution or request.is_open or request.is_staged or tree != before.traced.key.tree:
         return None
     facts = plan.facts
     there = [
-        isinstance(leaf, jax.Array) and leaf.committed and len(leaf.sharding.device_set) == facts.num_devices and not key_dims(aval)
+        isinstance(leaf, jax.Array)
+        and leaf.committed
+        and len(leaf.sharding.device_set) == facts.num_devices
+        and not key_dims(aval)
         for leaf, aval in zip(leaves, traced.in_avals, strict=True)
     ]
     lies = jax.tree.leaves(plan.in_shardings) if any(there) else leaves
@@ -121,7 +133,10 @@ def _planned(traced: Traced, request: AskedPlan, kept: Plan | None) -> Planned:
 
 
 def _first(devices: tuple[jax.Device, ...] | None, count: int, name: str) -> tuple[jax.Device, ...] | None:
-    """Returns as many of the devices that were given, None where none were. Raises RHI-RUN-004 where they are too few."""
+    """Returns as many of the devices that were given, None where none were.
+
+    Raises RHI-RUN-004 where they are too few.
+    """
     if devices is None:
         return None
     if len(devices) < count:
@@ -131,7 +146,10 @@ def _first(devices: tuple[jax.Device, ...] | None, count: int, name: str) -> tup
 
 
 def _check_agreement(plan: str, name: str) -> None:
-    """Compares the plans of all processes of a job, as texts: different programs would wait for one another for ever."""
+    """Compares the plans of all processes of a job, as texts.
+
+    Processes with different programs would wait for one another forever.
+    """
     if jax.process_count() == 1:
         return
     own = np.frombuffer(hashlib.sha256(plan.encode()).digest(), np.uint8)
@@ -146,7 +164,10 @@ def _check_agreement(plan: str, name: str) -> None:
 
 
 def _abstract(mesh: Mesh | None, devices: tuple[jax.Device, ...] | None) -> AbstractMesh | None:
-    """Returns a mesh to trace under, with the kind of the devices where there are enough: a mesh in the user's `shard_map` has it."""
+    """Returns a mesh to trace under, with the kind of the devices where there are enough.
+
+    The mesh of a user's `shard_map` has that kind, and the two must agree.
+    """
     if mesh is None:
         return None
     there = devices if devices is not None else jax.devices()
@@ -175,7 +196,9 @@ def _settled(request: AskedPlan, devices: tuple[jax.Device, ...] | None) -> Aske
     has_mesh = request.mesh is not None or request.searches_mesh
     is_whole = request.is_open and not has_mesh  # what is left open is on all of the cluster
     if cluster is None or (is_whole and count not in hosts and request.stages is None):
-        raise RhinoError("RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster")
+        raise RhinoError(
+            "RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster"
+        )
     if has_mesh or (is_whole and count in hosts):
         return replace(request, cluster=cluster)
     return replace(request, cluster=cluster, mesh=mesh_of_shape((count // (request.stages or 1),)), shared=count)

@@ -32,8 +32,8 @@ class NewShapesError(Exception):
 class JitProgram:
     """One program for the arrays that `key` says; `run` takes them as `Pieces.values` and is what jit gave.
 
-    `watched` gives an array of each donated argument. On several host devices XLA ends the process where that was donated before
-    (jaxlib 0.10.2; elsewhere JAX raises an error): so each call looks at it.
+    `watched` gives an array of each donated argument. On several host devices XLA ends the process where that was
+    donated before (jaxlib 0.10.2; elsewhere JAX raises an error): so each call looks at it.
     """
 
     key: Key
@@ -61,7 +61,10 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
     """
     on_host = plan.mesh.devices.flat[0].platform == "cpu"
     arguments, results = plan.facts.arguments, plan.facts.results
-    stored = tuple(aval.update(shape=one.padded) if one.padded else aval for aval, one in zip(traced.out_avals, results, strict=True))
+    stored = tuple(
+        aval.update(shape=one.padded) if one.padded else aval
+        for aval, one in zip(traced.out_avals, results, strict=True)
+    )
     embedded = Embedded(traced.name, _ordered(code, plan.mesh.size) if on_host else code, stored)
     key = traced.key
 
@@ -70,7 +73,9 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
         if tree != key.tree or tuple((one.shape, one.dtype) for one in leaves) != key.leaves:
             raise NewShapesError
         made = embedded(*(_padded(leaf, one.padded) for leaf, one in zip(leaves, arguments, strict=True)))
-        return jax.tree.unflatten(traced.out_tree, [_cut(leaf, aval.shape) for leaf, aval in zip(made, traced.out_avals, strict=True)])
+        return jax.tree.unflatten(
+            traced.out_tree, [_cut(leaf, aval.shape) for leaf, aval in zip(made, traced.out_avals, strict=True)]
+        )
 
     run.__name__ = run.__qualname__ = traced.name
     shardings = plan.in_shardings
@@ -80,7 +85,9 @@ def make_program(traced: Traced, plan: Plan, code: bytes, donated: tuple[int, ..
 
 def _padded(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns an array with zeros behind it, up to a shape; itself where that is empty."""
-    return jnp.pad(leaf, [(0, larger - size) for size, larger in zip(leaf.shape, shape, strict=True)]) if shape else leaf
+    return (
+        jnp.pad(leaf, [(0, larger - size) for size, larger in zip(leaf.shape, shape, strict=True)]) if shape else leaf
+    )
 
 
 def _cut(leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -95,7 +102,10 @@ def _ordered(code: bytes, num_devices: int) -> bytes:
 
 
 def _watched(traced: Traced, donated: tuple[int, ...]) -> Iterator[Getter]:
-    """Yields what gives an array of each donated argument that a result takes over, the one that is reached in the fewest steps."""
+    """Yields a function that gets one array of each donated argument that a result takes over.
+
+    It gets the array that it reaches in the fewest steps.
+    """
     values = jax.tree.unflatten(traced.key.tree, range(len(traced.in_avals)))
     paths = tree_flatten_with_path(values)[0]
     for number in donated:
@@ -114,7 +124,10 @@ def _leaf_getter(number: int, place: int) -> Getter:
 
 
 def _is_plain(get: Getter, values: Any, leaf: int) -> bool:  # noqa: ANN401 - any node
-    """Says whether a leaf is reached as its path says, without a word from the nodes on it: their attributes may be properties."""
+    """Says whether following its path reaches a leaf without running code of the nodes on it.
+
+    The attributes of a node may be properties.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

@@ -1,4 +1,7 @@
-"""What a user gives to `parallelize` and asks of a plan, in the types that the rest takes; refused where it says nothing."""
+"""Read what a user gives to `parallelize` into the types that the rest takes.
+
+A value that makes no sense is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,22 @@ _OPTION: Final = re.compile(r"--([a-z][a-z-]*)(?:=('[^']*'|[^\s,;)]+))?")
 """An option of the command line, with its value."""
 
 _KEYWORDS: Final = {
-    **{one: one for one in ("batch", "budget", "cluster", "constraints", "forbid", "jobs", "mesh", "pad", "remat", "schedule", "stages")},
+    **{
+        one: one
+        for one in (
+            "batch",
+            "budget",
+            "cluster",
+            "constraints",
+            "forbid",
+            "jobs",
+            "mesh",
+            "pad",
+            "remat",
+            "schedule",
+            "stages",
+        )
+    },
     **{"pin": "pins", "axis-role": "axis_roles", "op-rules": "op_rules", "micro-batches": "micro_batches"},
 }
 """The keyword of `parallelize` for each option that has one."""
@@ -45,7 +63,10 @@ def text_of(name: str, given: object, fix: str) -> str:
 
 
 def texts(name: str, given: str | Iterable[str], fix: str, *, is_one_enough: bool = False) -> tuple[str, ...]:
-    """Returns several texts; one alone only where it is enough. Raises RHI-JAX-002, with what to do, for anything else."""
+    """Returns several texts; one alone only where it is enough.
+
+    Raises RHI-JAX-002, with what to do, for anything else.
+    """
     if isinstance(given, str):
         if is_one_enough:
             return (given,)
@@ -59,7 +80,9 @@ def path_of(name: str, given: str | PathLike[str]) -> str:
     """Returns a path. Raises RHI-JAX-002 for what is none."""
     if isinstance(given, str | PathLike):
         return fspath(given)
-    raise RhinoError("RHI-JAX-002", f"{name} is {kind_name(given)}, no path: {given!r:.60}", fix="give the path of a file")
+    raise RhinoError(
+        "RHI-JAX-002", f"{name} is {kind_name(given)}, no path: {given!r:.60}", fix="give the path of a file"
+    )
 
 
 def budget_bytes(given: object) -> int | None:
@@ -108,14 +131,19 @@ def devices_of(given: Sequence[jax.Device] | None) -> tuple[jax.Device, ...] | N
     devices = tuple(given) if isinstance(given, Iterable) else (given,)
     for number, one in enumerate(devices):
         if not isinstance(one, jax.Device):
-            raise RhinoError("RHI-JAX-002", f"devices has {one!r:.60}, which is {kind_name(one)}", fix="give some of jax.devices()")
+            raise RhinoError(
+                "RHI-JAX-002", f"devices has {one!r:.60}, which is {kind_name(one)}", fix="give some of jax.devices()"
+            )
         if one in devices[:number]:
             raise RhinoError("RHI-RUN-004", f"devices has {one} more than once", fix="give each device once")
     return devices
 
 
 def in_keywords(text: str) -> str:
-    """Returns a text with the keywords of `parallelize` for options of the command line: `batch='x:0'` for `--batch=x:0`."""
+    """Returns a text with the keywords of `parallelize` for options of the command line.
+
+    For example, `batch='x:0'` replaces `--batch=x:0`.
+    """
     return _OPTION.sub(_keyword, text)
 
 

@@ -30,15 +30,19 @@ OnNewShapes = Literal["plan", "error"]
 Search = Literal["shard", "whole"]
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
-"""What a call raises for arrays that its program was not made for: types and values are JAX's, the last two those of `Getter`s."""
+"""What a call raises for arrays that its program was not made for.
+
+Types and values are JAX's, the last two those of `Getter`s.
+"""
 _NAMES: Final = "give names of arguments, as 'x' or 'x:0', or a list of them"
 
 
 class Parallelized:
     """A function that runs on many devices; made by `parallelize`.
 
-    The first call with arguments of some shapes plans and compiles; from then on a call is a call of what jit made. Results are ordinary
-    arrays with the plan's shardings. Arguments may lie anywhere: what is committed to another place is moved.
+    The first call with arguments of some shapes plans and compiles; from then on a call is a call of what jit made.
+    Results are ordinary arrays with the plan's shardings. Arguments may lie anywhere: what is committed to another
+    place is moved.
     """
 
     def __init__(self, fn: Callable[..., Any], shape: CallShape, asked: Asked, on_new_shapes: OnNewShapes) -> None:
@@ -67,7 +71,9 @@ class Parallelized:
         return self._entry(self._shape.split(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:  # noqa: ANN401 - the function's own
-        """Returns the planned program, lowered by jit; what its `.compile()` gives takes the arrays of a call, without the constants.
+        """Returns the planned program, lowered by jit.
+
+        Its `.compile()` returns a program that takes the arrays of a call, without the constants.
 
         Raises:
             RhinoError: RHI-JAX-009 for a plan in stages, which is several programs.
@@ -76,18 +82,24 @@ class Parallelized:
         program = self._entry(pieces).program
         if isinstance(program, StagePrograms):
             what = f"the plan of {self._shape.name} is in stages: there is no one program to lower"
-            raise RhinoError("RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO")
-        leaves, tree = jax.tree.flatten(pieces.values)  # by their shapes: jit refuses to lower for arrays that are committed elsewhere
+            raise RhinoError(
+                "RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO"
+            )
+        leaves, tree = jax.tree.flatten(
+            pieces.values
+        )  # by their shapes: jit refuses to lower for arrays that are committed elsewhere
         lowered: jax.stages.Lowered = program.run.lower(*jax.tree.unflatten(tree, shapes_of(leaves)))
         return lowered
 
     def init(self, init_fn: Callable[..., Any], *args: Any, argnums: int | tuple[int, ...] = 0, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Returns what `init_fn(*args, **kwargs)` gives, made on the devices where the plan wants it: each device makes its own shards.
+        """Returns the result of `init_fn(*args, **kwargs)`, made where the plan wants it.
 
-        It is argument `argnums` of the function, as planned last; of several numbers, a tuple of arguments.
+        Each device makes its own shards. The result is argument `argnums` of the function, as planned last; with
+        several numbers, a tuple of arguments.
 
         Raises:
-            RhinoError: RHI-JAX-006 where nothing is planned, RHI-JAX-004 where `init_fn` gives another tree, shape or dtype.
+            RhinoError: RHI-JAX-006 where nothing is planned, RHI-JAX-004 where `init_fn` gives another tree, shape or
+                dtype.
         """
         if not self._entries:
             raise RhinoError(
@@ -144,7 +156,8 @@ def _kinds(key: Key, titles: Sequence[str]) -> dict[str, str]:
     specs = jax.tree.unflatten(key.tree, [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in key.leaves])
     found = jax.tree_util.tree_flatten_with_path(specs)[0]
     return {
-        (titles[path[0].idx] if path[0].idx < len(titles) else f"args[{path[0].idx}]") + jax.tree_util.keystr(path[1:]): kind
+        (titles[path[0].idx] if path[0].idx < len(titles) else f"args[{path[0].idx}]")
+        + jax.tree_util.keystr(path[1:]): kind
         for path, kind in found
     }
 
@@ -184,7 +197,8 @@ def parallelize(
     Args:
         fn: a function of arrays, as for `jax.jit`; without it, a decorator is returned.
         cluster: a preset's name or a cluster file; left out, the host devices that are there.
-        mesh: the mesh, as "8", "2x4", "x=2,y=4" or JAX's own, or "auto" for the best; left out, an axis for each level of the cluster.
+        mesh: the mesh, as "8", "2x4", "x=2,y=4" or JAX's own, or "auto" for the best; left out, an axis for each level
+            of the cluster.
         donate_argnums: arguments whose buffers the results may take, as for `jax.jit`; so are `donate_argnames`.
         donate_argnames: see `donate_argnums`.
         static_argnums: arguments that are constants, as for `jax.jit`; so are `static_argnames`.
@@ -199,45 +213,70 @@ def parallelize(
         level: 2 stops the search early, 3 goes on.
         devices: what to run on; left out, those of a JAX mesh, or JAX's first ones.
         on_new_shapes: what to do when arguments of other shapes are passed: "plan" for them too, or "error".
-        stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that of one stage. Left
-            out, one, or as many as `rhino.stage_boundary` says.
-        micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best number is searched for.
-        schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or "zero-bubble-h2".
-        remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5" one for each
-            stage, where stages, micro-batches and mesh are given.
+        stages: into how many stages of a pipeline the function is cut, each on devices of its own; `mesh` is then that
+            of one stage. Left out, one, or as many as `rhino.stage_boundary` says.
+        micro_batches: into how many parts the batch is taken, one after the other; with stages, left out, the best
+            number is searched for.
+        schedule: in which order stages run: "1f1b", "eager-1f1b", "gpipe", "interleaved", "zero-bubble" or
+            "zero-bubble-h2".
+        remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5"
+            one for each stage, where stages, micro-batches and mesh are given.
         recompute: what `remat` was once; refused.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
-        search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and recomputation too, as far as
-            they are not said.
+        search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and
+            recomputation too, as far as they are not said.
         jobs: how many processes search for a whole plan, which is the same with any number; left out, one a core.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
-        verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare: results that differ
-            by more than rounding raise RHI-RUN-003, with the first op that differs.
+        verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
+            results that differ by more than rounding raise RHI-RUN-003, with the first op that differs.
 
     Raises:
-        RhinoError: RHI-JAX-002 where numbers or names of arguments do not fit `fn`. Calls raise the others of docs/front_door.md.
+        RhinoError: RHI-JAX-002 where numbers or names of arguments do not fit `fn`. Calls raise the others of
+            docs/front_door.md.
     """
     if fn is None:
         options = {key: value for key, value in locals().items() if key != "fn"}
         return lambda one: parallelize(one, **options)
     if not callable(fn):
-        raise RhinoError("RHI-JAX-002", f"parallelize takes a function, not {kind_name(fn)}", fix="parallelize(step, cluster=...)")
+        raise RhinoError(
+            "RHI-JAX-002", f"parallelize takes a function, not {kind_name(fn)}", fix="parallelize(step, cluster=...)"
+        )
     if not isinstance(plan, Plan | None):
         raise RhinoError("RHI-JAX-002", f"plan is {kind_name(plan)}", fix="give rhino.Plan.load(path)")
     if on_new_shapes not in ("plan", "error"):
         raise RhinoError("RHI-JAX-002", f"on_new_shapes is {on_new_shapes!r}", fix="say 'plan' or 'error'")
     if recompute is not None:
-        raise RhinoError("RHI-JAX-002", "recompute is the share that was kept, and is remat now", fix="say remat=1 - K for recompute=K")
+        raise RhinoError(
+            "RHI-JAX-002",
+            "recompute is the share that was kept, and is remat now",
+            fix="say remat=1 - K for recompute=K",
+        )
     text = _mesh_text(mesh)
     named = parse_mesh(text) if text and text != AUTO else None
     other_mesh = text and plan is not None and (named is None or named.axes != plan.axes)
-    said = [name for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles)) if one]
+    said = [
+        name
+        for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles))
+        if one
+    ]
     said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
-    said += [name for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule)) if one is not None]
-    said += [name for name, one in (("remat", remat is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD)) if one]
+    said += [
+        name
+        for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule))
+        if one is not None
+    ]
+    said += [
+        name
+        for name, one in (("remat", remat is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD))
+        if one
+    ]
     if plan is not None and said:
-        raise RhinoError("RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out")
-    shape = CallShape(fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames)))
+        raise RhinoError(
+            "RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out"
+        )
+    shape = CallShape(
+        fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames))
+    )
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
     num_stages = count("stages", stages)
@@ -265,7 +304,9 @@ def parallelize(
         raise RhinoError("RHI-JAX-002", f"search is {asked.search!r}", fix="say 'shard' or 'whole'")
     if asked.schedule:
         find_schedule(asked.schedule)  # raises for another
-    return Parallelized(fn, shape, Asked(asked, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes)
+    return Parallelized(
+        fn, shape, Asked(asked, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes
+    )
 
 
 def _each(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one, or several
@@ -289,6 +330,8 @@ def _mesh_text(mesh: MeshLike | None) -> str:
         return mesh
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise RhinoError(
-            "RHI-JAX-002", f"mesh is no mesh, but {mesh!r:.60}", fix="give sizes as '2x4' or 'x=2,y=4', or a jax.sharding.Mesh"
+            "RHI-JAX-002",
+            f"mesh is no mesh, but {mesh!r:.60}",
+            fix="give sizes as '2x4' or 'x=2,y=4', or a jax.sharding.Mesh",
         )
     return ",".join(f"{name}={size}" for name, size in mesh.shape.items())

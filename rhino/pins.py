@@ -28,14 +28,19 @@ def pin_texts(asked: Asked, tensors: Sequence[Named]) -> tuple[str, ...]:
     """
     if not isinstance(asked, Mapping):
         return texts("pins", asked, "give a list of such texts, or a dictionary")
-    return tuple(text for name, spec in asked.items() for text in _texts(text_of("a name of pins", name, _NAMED), spec, tensors))
+    return tuple(
+        text for name, spec in asked.items() for text in _texts(text_of("a name of pins", name, _NAMED), spec, tensors)
+    )
 
 
 def named(sides: Sides) -> list[Named]:
     """Returns arguments by path, and results by number and by path."""
     arguments, results = sides
     found: list[Named] = [((one.path,), len(one.dims)) for one in arguments]
-    return [*found, *(((f"{RESULT}{number}", f"{RESULT}{one.path}"), len(one.dims)) for number, one in enumerate(results))]
+    return [
+        *found,
+        *(((f"{RESULT}{number}", f"{RESULT}{one.path}"), len(one.dims)) for number, one in enumerate(results)),
+    ]
 
 
 def _texts(name: str, spec: PartitionSpec | str, tensors: Sequence[Named]) -> list[str]:
@@ -43,7 +48,9 @@ def _texts(name: str, spec: PartitionSpec | str, tensors: Sequence[Named]) -> li
         return [f"{name}={spec}"]
     if not isinstance(spec, PartitionSpec):
         raise RhinoError(
-            "RHI-JAX-002", f"the pin of {name!r} is {spec!r:.60}", fix="pin to a PartitionSpec, or to a text as '[{}, {\"x\"}]'"
+            "RHI-JAX-002",
+            f"the pin of {name!r} is {spec!r:.60}",
+            fix="pin to a PartitionSpec, or to a text as '[{}, {\"x\"}]'",
         )
     found = [(names[0], rank) for names, rank in tensors if any(_finds(name, one) for one in names)]
     ranks = {rank for _, rank in found}
@@ -66,7 +73,19 @@ def _dims(spec: PartitionSpec, rank: int) -> str:
 def _dim(entry: object) -> str:
     if entry is PartitionSpec.UNCONSTRAINED:
         return "{?}"
-    axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(map(str, entry)) if isinstance(entry, tuple) else None
+    axes = (
+        ()
+        if entry is None
+        else (entry,)
+        if isinstance(entry, str)
+        else tuple(map(str, entry))
+        if isinstance(entry, tuple)
+        else None
+    )
     if axes is None:
-        raise RhinoError("RHI-JAX-002", f"a partition spec has the entry {entry!r}", fix="an entry is None, an axis, or a tuple of axes")
+        raise RhinoError(
+            "RHI-JAX-002",
+            f"a partition spec has the entry {entry!r}",
+            fix="an entry is None, an axis, or a tuple of axes",
+        )
     return dims_text((axes,))[1:-1]

@@ -1,4 +1,7 @@
-"""A plan as a JAX user holds it: shardings of the trees that their function takes and gives, and the file or folder that keeps it."""
+"""A plan as a JAX user has it.
+
+It gives the shardings of the function's arguments and results, and saves to a file or folder.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,10 @@ _PINNED: Final = "say a name and dims, as 'state.w=[{}, {\"x\"}]'"
 class Plan:
     """How a function runs on many devices: in one program, or in stages, each on the mesh of its rank.
 
-    `facts` is what the file holds, and what makes plans equal; from a file alone, `trees` and so pytrees of shardings are not
-    known. Devices are looked for when shardings are asked for: JAX's first ones, in a job of several processes the first ones
-    of each, unless some were given; each rank has as many, one after another. `traced` is the program, which a file does not
-    hold either: `why` and `why_not` need it.
+    `facts` is what the file holds, and what makes plans equal; from a file alone, `trees` and so pytrees of shardings
+    are not known. Devices are looked for when shardings are asked for: JAX's first ones, in a job of several processes
+    the first ones of each, unless some were given; each rank has as many, one after another. `traced` is the program,
+    which a file does not hold either: `why` and `why_not` need it.
     """
 
     facts: PlanFacts
@@ -60,7 +63,8 @@ class Plan:
         """Returns the plan in a file, or in the folder of one in stages.
 
         Raises:
-            RhinoError: RHI-PLAN-001, RHI-PLAN-002 where a file is missing or altered, and those of a step that cannot run.
+            RhinoError: RHI-PLAN-001, RHI-PLAN-002 where a file is missing or altered, and those of a step that cannot
+                run.
         """
         return cls(load_proven_plan(Path(path_of("path", path))))
 
@@ -98,7 +102,9 @@ class Plan:
             devices = pick_devices(self.num_devices) if self.devices is None else self.devices
             return (RankDevices(0, facts.mesh, devices),)
         every = deal_devices(facts.num_ranks, facts.mesh.num_devices) if self.devices is None else self.devices
-        return tuple(RankDevices(rank, facts.mesh, own) for rank, own in devices_of_ranks(facts.execution.step, every).items())
+        return tuple(
+            RankDevices(rank, facts.mesh, own) for rank, own in devices_of_ranks(facts.execution.step, every).items()
+        )
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -107,7 +113,10 @@ class Plan:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh on its devices, of a plan in one program. Raises RHI-RUN-004 where there are too few, RHI-JAX-009 in stages."""
+        """The mesh on its devices, of a plan in one program.
+
+        Raises RHI-RUN-004 where there are too few, RHI-JAX-009 in stages.
+        """
         if self.facts.num_ranks > 1:
             what = f"the plan of {self.function} has {self.facts.num_ranks} ranks, each with a mesh of its own"
             raise RhinoError("RHI-JAX-009", what, fix="ask plan.meshes, and plan.rank_of() for where arguments are")
@@ -115,12 +124,18 @@ class Plan:
 
     @cached_property
     def team(self) -> Team | None:
-        """The processes that hold the ranks of stages, None where this one holds all. Raises RHI-RUN-004 for a rank in two."""
+        """The processes that have the ranks of stages; None where this process has all.
+
+        Raises RHI-RUN-004 for a rank that is spread over two processes.
+        """
         return team_of(self.ranks) if self.facts.execution else None
 
     @cached_property
     def shared(self) -> frozenset[int]:
-        """The results that every process gets, where there are several: those without dims that are no argument's next value."""
+        """The results that every process gets, where there are several processes.
+
+        These have no dims and are no argument's next value.
+        """
         passed_on = {one.alias for one in self.facts.arguments}
         return frozenset(n for n, one in enumerate(self.facts.results) if not one.dims and n not in passed_on)
 
@@ -133,12 +148,19 @@ class Plan:
 
     @property
     def in_shardings(self) -> Any:  # noqa: ANN401 - a pytree
-        """A sharding for every array of the arguments, on the mesh of its rank: a tuple with a tree for each that is no constant."""
+        """A sharding for every array of the arguments, on the mesh of its rank.
+
+        This is a tuple with a tree for each argument that is no constant.
+        """
         return jax.tree.unflatten(known(self.trees, self.function).arguments, self._shardings(self.facts.arguments))
 
     @property
     def out_shardings(self) -> Any:  # noqa: ANN401 - a pytree
-        """A sharding for every array of the results, on the mesh of its rank or, if all processes get it, of them; in their tree."""
+        """A sharding for every array of the results, in their tree.
+
+        It is on the mesh of the result's rank. A result that every process gets is replicated on the first rank of
+        each.
+        """
         found = self._shardings(self.facts.results)
         if self.team is not None:
             found = [self.shared_sharding if number in self.shared else one for number, one in enumerate(found)]
@@ -168,25 +190,34 @@ class Plan:
             return why_text(self._module(), self.facts, text_of("name", name, _NAMED))
 
     def why_not(self, pin: str) -> str:
-        """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be. Raises as `why`."""
+        """Returns what `pin`, as `'params.w1=[{}, {"y"}]'`, would change and cost, or why it cannot be.
+
+        Raises as `why`.
+        """
         with fixed_in_python():
             return why_not_text(self._module(), self.facts, text_of("pin", pin, _PINNED))
 
     def report(self, path: str | PathLike[str], *, reasons: bool = True) -> None:
         """Writes a page of HTML that says all that is known of the plan. Raises RHI-CLI-003 where it cannot be written.
 
-        With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that is
-        searched first.
+        With `reasons`, where the program is known, it says what else was possible for the largest tensors and ops: that
+        is searched first.
         """
         found = notable_reasons(self._module(), self.facts) if reasons and self.traced else []
         write_file(path_of("path", path), report_html(self.facts, found).encode())
 
     def save_program(self, path: str | PathLike[str]) -> None:
-        """Writes the module that was planned, as `rhino-plan --module` takes it with the plan. Raises RHI-CLI-003, RHI-JAX-006."""
+        """Writes the module that was planned, as `rhino-plan --module` takes it with the plan.
+
+        Raises RHI-CLI-003, RHI-JAX-006.
+        """
         write_file(path_of("path", path), program_text(self._module()))
 
     def diff(self, other: Plan) -> str:
-        """Returns what `other` does differently, and what that costs; empty where nothing is. Raises RHI-JAX-002 for no plan."""
+        """Returns what `other` does differently, and what that costs; empty where nothing is.
+
+        Raises RHI-JAX-002 for no plan.
+        """
         if not isinstance(other, Plan):
             what = f"the other plan is {kind_name(other)}: {other!r:.60}"
             raise RhinoError("RHI-JAX-002", what, fix="give rhino.Plan.load(path)")

@@ -58,8 +58,8 @@ def plan_function(traced: Traced, asked: AskedPlan) -> Planned:
     """Returns the best plan that keeps to what is asked.
 
     Raises:
-        RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a divided batch
-            that there is not.
+        RhinoError: what `rhino-opt` raises for such a plan, RHI-JAX-002 where something is said of stages or a divided
+            batch that there is not.
     """
     try:
         return _planned(traced, asked)
@@ -74,8 +74,8 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
     """Returns `plan` for `traced`, which is to be the program that it was made for; nothing is searched.
 
     Raises:
-        RhinoError: RHI-PLAN-004 where the program, or a cluster that is named, is another one; RHI-PLAN-001 where the plan is
-            malformed.
+        RhinoError: RHI-PLAN-004 where the program, or a cluster that is named, is another one; RHI-PLAN-001 where the
+            plan is malformed.
     """
     if plan.execution:
         module = read_traced(traced, make_context(), KEPT)
@@ -119,9 +119,13 @@ def _planned(traced: Traced, asked: AskedPlan) -> Planned:
     unused = "schedule" if asked.schedule else "batch" if asked.batch and asked.micro_batches is None else ""
     if unused and not asked.is_open and not asked.is_staged:
         what = f"{unused} is given, and {traced.name} is one program for the whole batch"
-        raise RhinoError("RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out")
+        raise RhinoError(
+            "RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out"
+        )
     if asked.micro_batches == 1 and not asked.is_open and not asked.is_staged:
-        asked = replace(asked, micro_batches=None, batch="")  # a loop of one trip would refuse arguments that have no batch
+        asked = replace(
+            asked, micro_batches=None, batch=""
+        )  # a loop of one trip would refuse arguments that have no batch
     request = asked.request(shapes(traced, read_traced(traced, make_context())))
     if asked.is_open:
         return _autotuned(traced, request)
@@ -142,8 +146,8 @@ def _marked(traced: Traced) -> int:
 def _one_program(traced: Traced, request: PlanRequest) -> Planned:
     """Returns the best plan in one program.
 
-    The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there: what that
-    takes is known with the plan, and is counted then.
+    The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there:
+    what that takes is known with the plan, and is counted then.
     """
     budget = request.budget_bytes
     planned = _searched(traced, request)
@@ -184,7 +188,9 @@ def _autotuned(traced: Traced, request: PlanRequest) -> Planned:
         Normalize().run(module.operation, Remarks(traced.name))
     refuse_several(request.remat)
     options = {name: text for name, text in request.options.items() if name in _SEARCHED}
-    setup = Setup(bytecode(module), traced.name, request.cluster, float(request.budget_bytes), options, request.schedules())
+    setup = Setup(
+        bytecode(module), traced.name, request.cluster, float(request.budget_bytes), options, request.schedules()
+    )
 
     def make(decided: Decided) -> Made[Planned]:
         own = request.decided(decided)
@@ -205,7 +211,10 @@ def _compiled_form(module: ir.Module) -> tuple[str, bytes]:
 
 
 def _kept_bytes(traced: Traced, plan: Plan) -> tuple[int, ...]:
-    """Returns, per device of each rank, what there is beside what programs take and give: kept arguments, and unpadded ones."""
+    """Returns the bytes, per device of each rank, that the caller keeps beside what the programs take and give.
+
+    These are arguments that are kept, and the unpadded form of padded ones.
+    """
     mesh, kept = dict(plan.mesh.axes), [0] * plan.num_ranks
     read = plan.read_arguments()
     for number, one in enumerate(plan.arguments):

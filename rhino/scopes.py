@@ -1,12 +1,14 @@
-"""Scopes in a model, which say how the ops traced in them are to be shared by devices; `rhino.parallelize` keeps to them.
+"""Scopes in a model, which say how devices are to share the ops traced in them.
+
+`rhino.parallelize` follows them.
 
     with rhino.replicate(8):
         features = backbone(params, images)
     with rhino.split(8):
         logits = features @ params["classes"]
 
-A scope is a name on the locations of ops (rhino/ir/scopes.py), which JAX keeps through `grad`, `vmap`, `scan` and `jit`. It changes no
-value, and means nothing to plain `jax.jit`. Source: Whale 3.1.2.
+A scope is a name on the locations of ops (rhino/ir/scopes.py), which JAX keeps through `grad`, `vmap`, `scan` and
+`jit`. It changes no value, and means nothing to plain `jax.jit`. Source: Whale 3.1.2.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from rhino.ir.request.sharing import REPLICATE, SPLIT, Way
 
 
 def replicate(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:
-    """Returns a scope whose ops are data parallel: split by the batch over so many devices, with parameters whole on each; left out, all.
+    """Returns a scope whose ops are data parallel.
+
+    They are split by the batch over `num_devices` devices (left out: all), with parameters whole on each.
 
     Raises:
         RhinoError: RHI-JAX-002 where `num_devices` is no number of devices.
@@ -34,7 +38,9 @@ def replicate(num_devices: SupportsIndex | None = None) -> AbstractContextManage
 
 
 def split(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:
-    """Returns a scope whose products are split over so many devices by other dims than the batch, as the search chooses; left out, all.
+    """Returns a scope whose products are split over `num_devices` devices (left out: all) by other dims than the batch.
+
+    The search chooses the dims.
 
     Raises:
         RhinoError: RHI-JAX-002 where `num_devices` is no number of devices.
@@ -55,7 +61,10 @@ def _scope(kind: str, num_devices: SupportsIndex | None) -> AbstractContextManag
 
 @contextmanager
 def _entered(kind: str, num_devices: int | None) -> Iterator[None]:
-    """Names what is traced meanwhile; a scope in one of the same words, where it is traced with it, is told apart by its name."""
+    """Names what is traced meanwhile.
+
+    A scope inside another one of the same words gets a name of its own, so that the two are distinct.
+    """
     way = Way(kind, num_devices)
     around = {str(one.name) for one in current_name_stack().stack}
     with jax.named_scope(next(name for depth in count() if (name := way.name(depth)) not in around)):

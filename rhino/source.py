@@ -1,4 +1,7 @@
-"""A traced function as a module that is ready to be planned, what binds a plan to it, and its arguments and results by path."""
+"""A traced function as a module that is ready to be planned, and what binds a plan to it.
+
+Arguments and results go by their paths.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SIDES: Final[tuple[Side, ...]] = ("arg", "res")
 
 
 def read_traced(traced: Traced, context: ir.Context, kept: str = "") -> ir.Module:
-    """Returns the module as it was traced, with what is carried written on its arguments, and `kept` on those that the caller keeps."""
+    """Returns the module as traced, with aliases on the carried arguments, and `kept` on those the caller keeps."""
     module = read_module(traced.code, traced.name, context)
     with context:
         entry = entry_function(module)
@@ -36,12 +39,16 @@ def read_traced(traced: Traced, context: ir.Context, kept: str = "") -> ir.Modul
 
 
 def program_of(traced: Traced | None, function: str, kept: str = "") -> ir.Module:
-    """Returns the module that a plan is of, as `read_traced` gives it. Raises RHI-JAX-006 where a plan came without it."""
+    """Returns the module that a plan is of, as `read_traced` gives it.
+
+    Raises RHI-JAX-006 where a plan came without it.
+    """
     if traced is None:
         raise RhinoError(
             "RHI-JAX-006",
             f"what was saved does not hold the program of {function}, which is to be searched again",
-            fix="give the plan to the function, and ask that: rhino.parallelize(step, plan=plan).plan(*shapes).why(name)",
+            fix="give the plan to the function, and ask that: "
+            "rhino.parallelize(step, plan=plan).plan(*shapes).why(name)",
         )
     return read_traced(traced, make_context(), kept)
 
@@ -52,7 +59,10 @@ def program_text(module: ir.Module) -> bytes:
 
 
 def key_words(traced: Traced) -> Unsplit:
-    """Returns, of arguments and results by number, the dims of typed keys that no sharding of JAX's can part: those of their words."""
+    """Returns, by number of argument or result, how many dims of typed keys no sharding of JAX's can split.
+
+    These are the dims of the keys' words.
+    """
     avals = {"arg": traced.in_avals, "res": traced.out_avals}
     return {side: {n: extra for n, aval in enumerate(avals[side]) if (extra := key_dims(aval))} for side in SIDES}
 

@@ -1,8 +1,11 @@
-"""A plan in stages over the processes of a job of `jax.distributed`: what each of them puts in, and what all of them get.
+"""A plan in stages over the processes of a job of `jax.distributed`.
 
-Every process calls the function with the same arguments and gets the same results. An array on a rank of another process is a `jax.Array`
-with the sharding that it has there and no shard here, as JAX has it; so a state is whole in every process, and is passed on. Results that
-are read, not passed on, are those that have no dims and are no argument of the next step: losses, norms. They come to every process.
+It covers what each process feeds in, and which results all of them get.
+
+Every process calls the function with the same arguments and gets the same results. An array on a rank of another
+process is a `jax.Array` with the sharding that it has there and no shard here, as JAX has it; so a state is whole in
+every process, and is passed on. Results that are read, not passed on, are those that have no dims and are no argument
+of the next step: losses, norms. They come to every process.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from rhino.runtime.executor.rank_program import dtype_of
 
 
 class Spread:
-    """A plan in stages as one of several processes runs it: `step` is the plan's, and gives every process what all of them read."""
+    """A plan in stages as one of several processes runs it.
+
+    `step` is the plan's, extended so that every process gets the results that all of them read.
+    """
 
     def __init__(self, plan: Plan, team: Team) -> None:
         """`team` holds the plan's ranks."""
@@ -46,7 +52,9 @@ class Spread:
                 slot = self._execution.step.slots[one.source]
                 self._spread_result(one.result, slot, plan, copies, readers[process], process)
 
-    def _spread_result(self, number: int, slot: Slot, plan: Plan, copies: dict[tuple[int, int], int], reader: int, process: int) -> None:
+    def _spread_result(
+        self, number: int, slot: Slot, plan: Plan, copies: dict[tuple[int, int], int], reader: int, process: int
+    ) -> None:
         layout = slot.layout
         if number in plan.shared:
             handler = array_handler(layout.shape, dtype_of(layout), plan.shared_sharding)
@@ -61,7 +69,9 @@ class Spread:
         Raises:
             RhinoError: RHI-JAX-009 where one lies in other processes than that which is to have it.
         """
-        return [self._taken(number, leaf) if isinstance(leaf, jax.Array) else leaf for number, leaf in enumerate(leaves)]
+        return [
+            self._taken(number, leaf) if isinstance(leaf, jax.Array) else leaf for number, leaf in enumerate(leaves)
+        ]
 
     def whole(self, results: Sequence[Any]) -> list[Any]:
         """Returns the results of a step as every process has them."""
@@ -73,7 +83,10 @@ class Spread:
         return found
 
     def executor(self) -> Executor:
-        """Returns what runs the ranks of this process; each of the others has to ask too. Raises RHI-RUN-007 where one does not."""
+        """Returns what runs the ranks of this process; each of the others has to ask too.
+
+        Raises RHI-RUN-007 where one does not.
+        """
         meeting, plan, own = meet(), self._plan, self.team.ranks[jax.process_index()]
         devices = {rank: plan.ranks[rank].devices for rank in own}
         made = Executor(self.step, self._execution.modules, devices, meeting.transport.holding(self.team.process_of))
@@ -92,14 +105,18 @@ class Spread:
         name = self._plan.facts.arguments[number].path
         raise RhinoError(
             "RHI-JAX-009",
-            f"{name} lies in process {' and '.join(map(str, holders))}, and the plan has it on rank {self._ranks[number]}, "
-            f"in process {process}: in stages nothing is moved between processes before a step",
+            f"{name} lies in process {' and '.join(map(str, holders))}, "
+            f"and the plan has it on rank {self._ranks[number]}, in process {process}: "
+            "in stages nothing is moved between processes before a step",
             fix="make it there with init, or pass it from the host, whole in every process",
         )
 
 
 def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tuple[Step, dict[tuple[int, int], int]]:
-    """Returns a step that gives some of its results to several ranks, and the number that each has there by its own and the rank."""
+    """Returns a step that gives the results `results` to several ranks, and a number for each copy.
+
+    The numbers go by the result's own number and the rank.
+    """
     slots = list(step.slots)
     uid = 1 + max((one.uid for one in step.instructions if isinstance(one, Transfer)), default=-1)
     next_result = 1 + max((one.result for one in step.instructions if isinstance(one, Fetch)), default=-1)
@@ -121,12 +138,18 @@ def with_copies(step: Step, results: Container[int], ranks: Sequence[int]) -> tu
 
 
 def _lasting(step: Step, team: Team) -> frozenset[int]:
-    """Returns the arguments whose arrays a step must not delete: they are results too, or may yet be fetched by another process."""
+    """Returns the arguments whose arrays a step must not delete.
+
+    These are results too, or another process may still fetch them.
+    """
     process_of = team.process_of
     fetched = {one.source for one in step.instructions if isinstance(one, Fetch)}
     sent = {
         one.source
         for one in step.instructions
-        if isinstance(one, Transfer) and process_of[step.slots[one.source].rank] != process_of[step.slots[one.target].rank]
+        if isinstance(one, Transfer)
+        and process_of[step.slots[one.source].rank] != process_of[step.slots[one.target].rank]
     }
-    return frozenset(one.argument for one in step.instructions if isinstance(one, Feed) and one.target in fetched | sent)
+    return frozenset(
+        one.argument for one in step.instructions if isinstance(one, Feed) and one.target in fetched | sent
+    )

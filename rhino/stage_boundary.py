@@ -16,10 +16,13 @@ T = TypeVar("T")
 
 
 def stage_boundary(tree: T) -> T:
-    """Returns `tree`, a pytree of arrays, as it is: what makes it belongs to stages before this place, what follows to stages after.
+    """Returns `tree`, a pytree of arrays, as it is, and marks a boundary between stages.
 
-    `rhino.parallelize` cuts the function there: it has one stage more than boundaries stand one after the other, unless `stages=1` is
-    said. The backward pass of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like this does nothing, and costs nothing.
+    What computes it belongs to the stages before this place, what follows to the stages after.
+
+    `rhino.parallelize` cuts the function there: it has one stage more than boundaries stand one after the other, unless
+    `stages=1` is said. The backward pass of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like
+    this does nothing, and costs nothing.
     """
     marked: T = jax.tree.map(partial(_boundary.bind, way=FORWARD), tree)
     return marked
@@ -31,7 +34,11 @@ _boundary.def_abstract_eval(lambda array, **_: array)
 
 
 def _turned(cotangent: Any, _: Any, *, way: str) -> list[Any]:  # noqa: ANN401 - what JAX differentiates
-    return [cotangent if isinstance(cotangent, ad.Zero) else _boundary.bind(cotangent, way=BACK if way == FORWARD else FORWARD)]
+    return [
+        cotangent
+        if isinstance(cotangent, ad.Zero)
+        else _boundary.bind(cotangent, way=BACK if way == FORWARD else FORWARD)
+    ]
 
 
 def _marked(array: jax.Array, *, way: str) -> jax.Array:

@@ -22,8 +22,8 @@ from rhino.traced import Traced
 class StagePrograms:
     """The programs of a plan in stages, compiled and bound; `run` takes the arrays of a call as `Pieces.values`.
 
-    Results stay where they are made, and are ordinary arrays there. An argument that lies where it is fed is used as it is. Of several
-    processes each has the programs of its own ranks (`rhino.spread`).
+    Results stay where they are made, and are ordinary arrays there. An argument that lies where it is fed is used as it
+    is. Of several processes each has the programs of its own ranks (`rhino.spread`).
     """
 
     watched: tuple[Getter, ...] = ()
@@ -42,7 +42,9 @@ class StagePrograms:
         self._donated = [number for number in traced.alias if number not in traced.kept]
         self._spread = Spread(plan, plan.team) if plan.team is not None else None
         if self._spread is None:
-            self._executor = Executor(execution.step, execution.modules, {rank.rank: rank.devices for rank in plan.ranks})
+            self._executor = Executor(
+                execution.step, execution.modules, {rank.rank: rank.devices for rank in plan.ranks}
+            )
         else:
             self._executor = self._spread.executor()
             self._donated = [number for number in self._donated if number not in self._spread.lasting]
@@ -74,7 +76,10 @@ class StagePrograms:
 
 
 def _stored(leaf: Any, shape: tuple[int, ...], dtype: Any, is_key: bool) -> Argument:  # noqa: ANN401 - a leaf, and its dtype
-    """Returns a leaf as the executor takes it: typed keys as their words. Raises NewShapesError for another, or a dead one."""
+    """Returns a leaf as the executor takes it: typed keys as their words.
+
+    Raises NewShapesError for another, or a dead one.
+    """
     if not isinstance(leaf, jax.Array):
         if leaf_kind(leaf) != (shape, dtype):
             raise NewShapesError
@@ -85,7 +90,10 @@ def _stored(leaf: Any, shape: tuple[int, ...], dtype: Any, is_key: bool) -> Argu
 
 
 def _each_once(results: Sequence[Any]) -> tuple[list[Any], set[int]]:
-    """Returns the results of a step, an array that is several of them copied, for each may be donated alone; and the arrays' ids."""
+    """Returns the results of a step, with an array that is several of them copied, and the arrays' ids.
+
+    Each result may be donated alone, so each needs a buffer of its own.
+    """
     apart: list[Any] = []
     seen: set[int] = set()
     for one in results:

@@ -24,10 +24,12 @@ def make_state(
 ) -> Tree:
     """Returns what `init_fn` gives, laid out as the arguments `argnums` of a planned function.
 
-    JAX's counter-based generators give the same numbers however they are split (`jax_threefry_partitionable`, its default).
+    JAX's counter-based generators give the same numbers however they are split (`jax_threefry_partitionable`, its
+    default).
 
     Raises:
-        RhinoError: RHI-JAX-004 where that is not what the function takes there, RHI-JAX-002 where it has no such argument.
+        RhinoError: RHI-JAX-004 where that is not what the function takes there, RHI-JAX-002 where it has no such
+            argument.
     """
     single = isinstance(argnums, int)
     numbers = (argnums,) if isinstance(argnums, int) else argnums
@@ -37,12 +39,17 @@ def make_state(
     free = [number for number in range(len(kinds) + len(places)) if number not in places]
     for number in numbers:
         if number not in free:
-            raise RhinoError("RHI-JAX-002", f"argument {number} of {shape.name} is none of its arrays", fix="count arguments from 0")
+            raise RhinoError(
+                "RHI-JAX-002", f"argument {number} of {shape.name} is none of its arrays", fix="count arguments from 0"
+            )
     chosen = [free.index(number) for number in numbers]
     made = jax.eval_shape(init_fn, *args, **kwargs)
     parts = (made,) if single else made
     if not isinstance(parts, tuple) or len(parts) != len(numbers):
-        what = f"{_name(init_fn)} is to give a tuple of {len(numbers)} arguments of {shape.name}, and gives {kind_name(made)}"
+        what = (
+            f"{_name(init_fn)} is to give a tuple of {len(numbers)} arguments of {shape.name}, "
+            f"and gives {kind_name(made)}"
+        )
         raise RhinoError("RHI-JAX-004", what, fix="give a tuple, or name one argument in argnums")
     for part, number, one in zip(parts, numbers, chosen, strict=True):
         _check(part, kinds[one], shape.title(number), shape.name, _name(init_fn))
@@ -60,7 +67,9 @@ def make_state(
     return jax.tree.unflatten(jax.tree.structure(made), leaves)
 
 
-def _make(init_fn: Callable[..., Any], numbers: Sequence[int], shardings: Sequence[NamedSharding], given: Tree) -> list[jax.Array]:
+def _make(
+    init_fn: Callable[..., Any], numbers: Sequence[int], shardings: Sequence[NamedSharding], given: Tree
+) -> list[jax.Array]:
     """Returns some leaves of what `init_fn` gives, made on the devices of one mesh; nothing else is computed there."""
 
     def some(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -79,16 +88,28 @@ def _absent(kind: Any, sharding: NamedSharding) -> jax.Array:  # noqa: ANN401 - 
 def _moved(given: Tree, mesh: Mesh) -> Tree:
     """Returns what `init_fn` is given with arrays that are committed to other devices copied to those of a mesh."""
     whole = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, whole) if isinstance(leaf, jax.Array) and leaf.committed else leaf, given)
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, whole) if isinstance(leaf, jax.Array) and leaf.committed else leaf, given
+    )
 
 
 def _check(made: Tree, wanted: Tree, title: str, fn: str, init: str) -> None:
-    have, want = ({title + keystr(path): _kind(leaf) for path, leaf in tree_flatten_with_path(tree)[0]} for tree in (made, wanted))
-    wrong = [f"{path}: {init} gives {have.get(path, 'nothing')}, {fn} takes {want.get(path, 'nothing')}" for path in {**want, **have}]
+    have, want = (
+        {title + keystr(path): _kind(leaf) for path, leaf in tree_flatten_with_path(tree)[0]} for tree in (made, wanted)
+    )
+    wrong = [
+        f"{path}: {init} gives {have.get(path, 'nothing')}, {fn} takes {want.get(path, 'nothing')}"
+        for path in {**want, **have}
+    ]
     notes = tuple(note for note, path in zip(wrong, {**want, **have}, strict=True) if have.get(path) != want.get(path))
     if notes:
         what = f"what {init} gives is not argument {title} of {fn}, as it was planned"
-        raise RhinoError("RHI-JAX-004", what, notes=notes[:5], fix="plan for what it gives: step.plan(jax.eval_shape(init_fn, key), ...)")
+        raise RhinoError(
+            "RHI-JAX-004",
+            what,
+            notes=notes[:5],
+            fix="plan for what it gives: step.plan(jax.eval_shape(init_fn, key), ...)",
+        )
 
 
 def _kind(leaf: Any) -> str:  # noqa: ANN401 - anything with a shape

@@ -24,8 +24,9 @@ _OTHER_MESH: Final = "The context mesh"
 class Traced:
     """One function for arguments of known shapes.
 
-    `code` is its module, with an argument for each leaf, used or not. `out_avals` are JAX's own of the results; `alias` says which argument
-    comes back as which result (leaves by number), `kept` which of these the caller keeps, for they are not donated.
+    `code` is its module, with an argument for each leaf, used or not. `out_avals` are JAX's own of the results; `alias`
+    says which argument comes back as which result (leaves by number), `kept` which of these the caller keeps, for they
+    are not donated.
     """
 
     name: str
@@ -39,13 +40,18 @@ class Traced:
 
 
 def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, mesh: AbstractMesh | None) -> Traced:
-    """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at; a bare PartitionSpec in it speaks of `mesh`."""
+    """Returns `fn` traced for the arrays in `pieces`, whose values are not looked at.
+
+    A bare PartitionSpec in it speaks of `mesh`.
+    """
     leaves, tree = jax.tree.flatten(pieces.values)
     blank = Pieces(jax.tree.unflatten(tree, shapes_of(leaves)), pieces.names, pieces.static)
     numbers = [one for one in shape.static if isinstance(one, int)]
     names = [one for one in shape.static if isinstance(one, str)]
     args, kwargs = blank.whole()
-    jitted = jax.jit(fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True)
+    jitted = jax.jit(
+        fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True
+    )
     traced, module = _lowered(jitted, args, kwargs, shape.name, mesh)
     avals = tuple(traced.jaxpr.in_avals)
     specs = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
@@ -60,7 +66,8 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
 def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh | None) -> tuple[Any, Any]:  # noqa: ANN401 - JAX's
     """Returns what jit traces, and its module.
 
-    A `shard_map` of a mesh with axes of other types (`jax.make_mesh` makes explicit ones) is refused under `mesh`, and is fine without it.
+    A `shard_map` of a mesh with axes of other types (`jax.make_mesh` makes explicit ones) is refused under `mesh`, and
+    is fine without it.
 
     Raises:
         RhinoError: RHI-MESH-002 where it is of a mesh of other axes, or something else in the function needs `mesh`.
@@ -80,7 +87,9 @@ def _lowered(jitted: Any, args: Any, kwargs: Any, name: str, mesh: AbstractMesh 
         traced = jitted.trace(*args, **kwargs)
         module = traced.lower().compiler_ir("stablehlo")
     except (ValueError, RuntimeError) as error:
-        raise RhinoError("RHI-MESH-002", what, Place(name), notes=(refused, str(error).splitlines()[0]), fix=fix) from error
+        raise RhinoError(
+            "RHI-MESH-002", what, Place(name), notes=(refused, str(error).splitlines()[0]), fix=fix
+        ) from error
     found = module_mesh(module.operation)
     if found is not None and found[1].axes != tuple(mesh.shape.items()):
         raise RhinoError("RHI-MESH-002", f"{what}: {found[1]}", Place(name), fix=fix)

@@ -1,7 +1,7 @@
 """A function's first step computed in a second way, and compared: by JAX alone, on one device where that fits.
 
-Nothing of Rhino is in the second way but, where one device does not hold the step, where arguments and results lie: JAX's own
-partitioner then does the rest. So what one of them gets wrong, the other tells.
+Nothing of Rhino is in the second way but, where one device does not hold the step, where arguments and results lie:
+JAX's own partitioner then does the rest. So what one of them gets wrong, the other tells.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from rhino.traced import Traced
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """A step's arguments and results on the host, leaf by leaf: what it was given, and what it is to give by the second way."""
+    """A step's arguments and results on the host, leaf by leaf.
+
+    The arguments are those of the call, the results those of the second computation, by JAX alone.
+    """
 
     arguments: list[Host]
     results: list[Host]
@@ -41,7 +44,8 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
     """Returns what a step is to give; the arrays of the call stay as they are.
 
     Raises:
-        RhinoError: RHI-JAX-009 where a plan in stages has no second way: one device does not hold the step, or it speaks of a mesh.
+        RhinoError: RHI-JAX-009 where a plan in stages has no second way: one device does not hold the step, or it
+            speaks of a mesh.
     """
     plan = entry.plan
     assert plan.traced is not None, "a plan that was made for a call has its program"
@@ -53,7 +57,10 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
     names_a_mesh = _names_a_mesh(plan.traced)
     made = None if names_a_mesh or jax.process_count() > 1 else _on_one_device(step, pieces.values, entry)
     if made is None and plan.facts.execution:
-        what = f"{plan.traced.name} cannot be verified: in one program it does not run on one device, and its plan is in stages"
+        what = (
+            f"{plan.traced.name} cannot be verified: in one program it does not run on one device, "
+            "and its plan is in stages"
+        )
         raise RhinoError("RHI-JAX-009", what, fix="verify it with a smaller batch or fewer layers, or leave verify out")
     if made is None:
         places = _dividing(plan.in_shardings, pieces.values)
@@ -66,7 +73,8 @@ def check_step(expected: Expected, result: Any, entry: Entry, op_rules: str) -> 
     """Compares the results of a step with those of the second way.
 
     Raises:
-        RhinoError: RHI-RUN-003 where they differ by more than rounding, with the first op that does where there is one program.
+        RhinoError: RHI-RUN-003 where they differ by more than rounding, with the first op that does where there is one
+            program.
     """
     plan = entry.plan
     assert plan.traced is not None
@@ -97,7 +105,9 @@ def _on_one_device(step: Callable[..., Any], values: tuple[Any, ...], entry: Ent
     device = _first_device(entry)
     place = jax.sharding.SingleDeviceSharding(device)
     leaves, tree = jax.tree.flatten(values)
-    kinds = jax.tree.unflatten(tree, shapes_of(leaves))  # what is committed to other devices cannot be lowered for this one
+    kinds = jax.tree.unflatten(
+        tree, shapes_of(leaves)
+    )  # what is committed to other devices cannot be lowered for this one
     compiled = jax.jit(step, in_shardings=place, out_shardings=place).lower(*kinds).compile()
     stats, needed = device.memory_stats(), compiled.memory_analysis()
     if needed is not None and stats and "bytes_limit" in stats:

@@ -17,13 +17,18 @@ class Information(Exception):  # noqa: N818 - what a command line asks for is no
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with `-h`, `--help` and, of a tool, `--version`, which raise `Information`; its errors are ours: RHI-CLI-001."""
+    """A parser with `-h`, `--help` and, of a tool, `--version`, which raise `Information`.
+
+    Its errors are RHI-CLI-001.
+    """
 
     def __init__(self, *, prog: str, **options: Any) -> None:  # noqa: ANN401 - argparse's own
         super().__init__(prog=prog, allow_abbrev=False, add_help=False, **options)
         self.add_argument("-h", "--help", action=_Inform, text=self.format_help, help="print this and exit")
         if " " not in prog:  # a command of a tool has that of the tool
-            self.add_argument("--version", action=_Inform, text=lambda: version_text(prog), help="print versions and exit")
+            self.add_argument(
+                "--version", action=_Inform, text=lambda: version_text(prog), help="print versions and exit"
+            )
 
     def error(self, message: str) -> NoReturn:
         """Raises what is wrong with a command line."""
@@ -41,7 +46,9 @@ class _Inform(argparse.Action):
 
 def version_text(tool: str) -> str:
     """Returns the versions that a report of a fault should name."""
-    return f"{tool} {version(PACKAGE)} (jax {version('jax')}, jaxlib {version('jaxlib')}, ortools {version('ortools')})\n"
+    return (
+        f"{tool} {version(PACKAGE)} (jax {version('jax')}, jaxlib {version('jaxlib')}, ortools {version('ortools')})\n"
+    )
 
 
 def count(text: str) -> int:

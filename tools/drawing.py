@@ -1,4 +1,7 @@
-"""What the page of a plan draws, as rectangles and lines: shapes alone; the template makes them SVG and escapes their texts."""
+"""Drawings on the page of a plan, as rectangles and lines: shapes alone.
+
+The template makes them SVG and escapes their texts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _HUES: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle: where, how large, its colour (a hue in degrees, None: neutral; or the name of a class), a label and a title."""
+    """A rectangle: its position and size, its colour, a label and a title.
+
+    The colour is a hue in degrees (None: neutral), or that of the class `name`.
+    """
 
     x: float
     y: float
@@ -46,7 +52,10 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line over time on a canvas, as SVG's `points`; `limit_y` is where a limit is drawn, None where it is off the canvas."""
+    """A line over time on a canvas, as SVG's `points`.
+
+    `limit_y` is the height of the line for a limit, None where it is off the canvas.
+    """
 
     width: float
     height: float
@@ -58,7 +67,8 @@ class Curve:
 def tensor_drawing(shape: Sequence[int], dims: Sequence[Sequence[str]], mesh: Mapping[str, int]) -> Drawing:
     """Returns a tensor as its blocks over the devices of a mesh, each labelled with the devices that hold it.
 
-    Two dims are drawn: those that are split, or else the last ones. Where more are split, blocks of the others are one box.
+    Two dims are drawn: those that are split, or else the last ones. Where more are split, blocks of the others are one
+    box.
     """
     devices = _devices_of_blocks(dims[: len(shape)], mesh)
     cut = [d for d in range(len(shape)) if dims[d]]
@@ -66,7 +76,9 @@ def tensor_drawing(shape: Sequence[int], dims: Sequence[Sequence[str]], mesh: Ma
     rows, columns = (drawn[0], drawn[1]) if len(drawn) == 2 else (None, drawn[0] if drawn else None)
     parts = [prod(mesh[axis] for axis in dims[d]) if d is not None else 1 for d in (rows, columns)]
     height, width = (_length(shape[d]) if d is not None else 18.0 for d in (rows, columns))
-    words = "; ".join(f"dim {d} in {prod(mesh[axis] for axis in dims[d])} parts" for d in cut) or "whole on every device"
+    words = (
+        "; ".join(f"dim {d} in {prod(mesh[axis] for axis in dims[d])} parts" for d in cut) or "whole on every device"
+    )
     if prod(parts) > MOST_BLOCKS:
         return Drawing(width, height, (Box(0, 0, width, height, None, "", str(prod(parts)), words),), words)
     held: dict[tuple[int, int], list[int]] = {}
@@ -99,8 +111,13 @@ def mesh_drawing(mesh: Sequence[tuple[str, int]]) -> Drawing:
     return Drawing(columns * side, rows * side, tuple(boxes), words)
 
 
-def memory_curve(points: Sequence[tuple[float, float]], length: float, most: float, limit: float | None = None) -> Curve:
-    """Returns bytes over times from 0 to `length`, in steps, on a scale for `most` and all of them; `limit` is drawn if not far above."""
+def memory_curve(
+    points: Sequence[tuple[float, float]], length: float, most: float, limit: float | None = None
+) -> Curve:
+    """Returns the curve of bytes over times from 0 to `length`, in steps, on a scale that fits `most` and all points.
+
+    `limit` is drawn if it is not far above.
+    """
     width, height = 720.0, 150.0
     most = max([most, *(num_bytes for _, num_bytes in points)])
     top = limit if limit is not None and most < limit < 3 * most else most

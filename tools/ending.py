@@ -20,17 +20,23 @@ _CLOSED_PIPE: Final = 141  # 128 + SIGPIPE
 
 
 class _StopError(BaseException):
-    """The user asks for the second time to end: for those who make do with what they have when asked once, this is no KeyboardInterrupt."""
+    """The user interrupts for the second time, to end at once.
+
+    It is no KeyboardInterrupt, so code that answers the first interruption with what it has does not catch it.
+    """
 
 
 @contextmanager
 def heard_at_once(said: str, stderr: TextIO) -> Iterator[None]:
-    """Says `said` on `stderr` as soon as the user interrupts; a second interruption ends the command as soon as Python gets to run.
+    """Prints `said` on `stderr` as soon as the user interrupts.
 
-    For whoever is interrupted may take a while to end in order. Where interruptions are somebody else's (in other threads, in the
-    background), they stay so.
+    A second interruption ends the command as soon as Python gets to run, because ending in order may take a while.
+    Where interruptions are not ours to handle (in other threads, in the background), nothing changes.
     """
-    own = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    own = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
     def second(*_: object) -> None:
         raise _StopError
@@ -50,7 +56,9 @@ def heard_at_once(said: str, stderr: TextIO) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def exit_code_of(tool: str, work: Callable[[], int], reproducer: Callable[[], str], stdout: BinaryIO | TextIO, stderr: TextIO) -> int:
+def exit_code_of(
+    tool: str, work: Callable[[], int], reproducer: Callable[[], str], stdout: BinaryIO | TextIO, stderr: TextIO
+) -> int:
     """Does `work` and returns its exit code, or that of how it failed, which is said on `stderr`.
 
     `reproducer` gives a command line that does the same again: it goes into the report of a fault of ours.
@@ -91,7 +99,8 @@ def _print(stdout: BinaryIO | TextIO, text: str) -> None:
 def leave(code: int) -> NoReturn:
     """Ends the process with the exit code of its command.
 
-    An interrupted one ends without taking Python down: a thread of XLA may still compile, and would find its devices freed.
+    An interrupted one ends without taking Python down: a thread of XLA may still compile, and would find its devices
+    freed.
     """
     if code == _INTERRUPTED:
         for stream in (sys.stdout, sys.stderr):

@@ -49,7 +49,10 @@ def check_writable(path: str) -> None:
 
 
 def write_output(path: str, data: bytes, stdout: BinaryIO) -> None:
-    """Writes `data` to the file at `path`, which is replaced only when all is written; or to `stdout` for "-". Raises RHI-CLI-003."""
+    """Writes `data` to the file at `path`, which is replaced only when all is written; or to `stdout` for "-".
+
+    Raises RHI-CLI-003.
+    """
     if path == "-":
         stdout.write(data)
         stdout.flush()
@@ -70,7 +73,9 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    part = target.with_name(f".rhino-{os.getpid()}.part")  # not of the file's own name, which may be as long as names can be
+    part = target.with_name(
+        f".rhino-{os.getpid()}.part"
+    )  # not of the file's own name, which may be as long as names can be
     try:
         with part.open("xb") as file:
             if target.exists():
@@ -86,4 +91,6 @@ def _is_special(target: Path) -> bool:
 
 
 def _refused(path: str, why: str) -> RhinoError:
-    return RhinoError("RHI-CLI-003", f"cannot write the output: {why}", Place(path), fix="name a file in a folder that can be written")
+    return RhinoError(
+        "RHI-CLI-003", f"cannot write the output: {why}", Place(path), fix="name a file in a folder that can be written"
+    )

@@ -1,8 +1,11 @@
-"""Where two ways to run a program part: the first op that gives something else than one device makes of the same operands.
+"""Where two forms of a program first differ.
 
-An annotated module is run as the local program of each device, and on one device without its shardings, both returning what their ops
-compute. Where a value differs, its op is run by itself on one device, on the operands that the local program had: rounding that has grown
-on the way to them is not its fault. What an op adds up is compared by the scale of what it adds.
+This is the first op whose result differs from what one device computes from the same operands.
+
+An annotated module is run as the local program of each device, and on one device without its shardings, both returning
+what their ops compute. Where a value differs, its op is run by itself on one device, on the operands that the local
+program had: rounding that has grown on the way to them is not its fault. What an op adds up is compared by the scale of
+what it adds.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ _MULTIPLYING: Final = frozenset(f"stablehlo.{name}" for name in ("dot", "dot_gen
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What comparing two ways op by op says. `is_rounding`: the results differ by what rounding has grown to, and no op is at fault."""
+    """What comparing two ways op by op says.
+
+    `is_rounding`: the results differ by what rounding has grown to, and no op is at fault.
+    """
 
     note: str
     is_rounding: bool = False
@@ -55,20 +61,28 @@ def check_verified(found: Sequence[Difference], judge: Callable[[], Verdict]) ->
     except RhinoError as error:
         verdict = judge()
         if not verdict.is_rounding:
-            fix = "report it with the program: this is a fault of Rhino or of XLA, and the results are not to be trusted"
+            fix = (
+                "report it with the program: this is a fault of Rhino or of XLA, and the results are not to be trusted"
+            )
             raise replace(error, notes=(*error.notes, verdict.note), fix=fix) from None
         return verdict.note
     return ""
 
 
-def first_difference(annotated: ir.Module, inputs: Sequence[Host], devices: Sequence[jax.Device], tolerance: float | None) -> Verdict:
-    """Returns where the local program of an annotated module parts from one device, on arguments `inputs` in their logical shapes.
+def first_difference(
+    annotated: ir.Module, inputs: Sequence[Host], devices: Sequence[jax.Device], tolerance: float | None
+) -> Verdict:
+    """Returns where the local program of an annotated module first differs from one device.
+
+    `inputs` are the arguments, in their logical shapes.
 
     Raises:
         RhinoError: what compiling and running the programs raises.
     """
     ops, arguments, unjudged = body_of(annotated), list(entry_function(annotated).arguments), ""
-    chunks = list(_chunks([one for one in results_inside(annotated) if _is_held(ops[one.op].results[one.position].type)]))
+    chunks = list(
+        _chunks([one for one in results_inside(annotated) if _is_held(ops[one.op].results[one.position].type)])
+    )
     for chunk in chunks[:MOST_CHUNKS]:
         exposed = exposing(annotated, chunk)
         ours, signature = _locally(exposed, inputs, devices)
@@ -81,13 +95,20 @@ def first_difference(annotated: ir.Module, inputs: Sequence[Host], devices: Sequ
                 continue
             op = ops[one.op]
             if captured_by(op) or not all(value in held for value in _read(op)):
-                unjudged = unjudged or f"{_text(op, one.position, apart)}; it cannot be run by itself, so it may be rounding"
+                unjudged = (
+                    unjudged or f"{_text(op, one.position, apart)}; it cannot be run by itself, so it may be rounding"
+                )
             elif wrong := _fault(op, one.position, held, devices[0], tolerance):
                 return Verdict(_text(op, one.position, wrong))
         if all(one.passes for one in found[:first]):
-            return Verdict("with the values of single ops returned as well, no result differs: it is in how XLA compiles the program")
+            return Verdict(
+                "with the values of single ops returned as well, no result differs: "
+                "it is in how XLA compiles the program"
+            )
     if len(chunks) > MOST_CHUNKS:
-        return Verdict(f"none of the first {chunks[MOST_CHUNKS][0].op} ops of {len(ops)} differs; further ones were not compared")
+        return Verdict(
+            f"none of the first {chunks[MOST_CHUNKS][0].op} ops of {len(ops)} differs; further ones were not compared"
+        )
     if unjudged:
         return Verdict(unjudged)
     return Verdict("each op gives what one device makes of its operands: rounding has grown to this", is_rounding=True)
@@ -96,7 +117,10 @@ def first_difference(annotated: ir.Module, inputs: Sequence[Host], devices: Sequ
 def _fault(
     op: ir.Operation, position: int, held: Mapping[ir.Value[ir.Type], Host], device: jax.Device, tolerance: float | None
 ) -> Difference | None:
-    """Returns how far a result is from what one device makes of the same operands, None where that is no more than rounding."""
+    """Returns how far a result is from what one device computes from the same operands.
+
+    Returns None where the difference is no more than rounding.
+    """
     given = [held[value] for value in _read(op)]
     executable = compile_module(_single(op), [device])
     expected = _run(executable, given)[position]
@@ -193,6 +217,13 @@ def _is_held(kind: ir.Type) -> bool:
 
 
 def _text(op: ir.Operation, position: int, found: Difference) -> str:
-    name, place, which = name_of(op.location), place_of(op.location), f" result {position}" if len(op.results) > 1 else ""
+    name, place, which = (
+        name_of(op.location),
+        place_of(op.location),
+        f" result {position}" if len(op.results) > 1 else "",
+    )
     where = f" in {name!r}" if name else f" at {place}" if place.line else ""
-    return f"the first op that differs is '{op.name}'{where}{which}, {op.results[position].type}: relative error {found.max_rel:.2g}"
+    return (
+        f"the first op that differs is '{op.name}'{where}{which}, {op.results[position].type}: "
+        f"relative error {found.max_rel:.2g}"
+    )

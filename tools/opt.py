@@ -1,4 +1,7 @@
-"""The `rhino-opt` command: read a module, run passes on it, print it. Of the mlir-opt family: its words, and its meanings."""
+"""The `rhino-opt` command: read a module, run passes on it, print it.
+
+Its options have the names and the meanings of mlir-opt's.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def main() -> None:
 
 
 def _own_stdout(stdout: TextIO, stderr: TextIO) -> BinaryIO:
-    """Returns standard output for the IR alone: what libraries print there (HiGHS does, now and then) goes to standard error."""
+    """Returns standard output for the IR alone.
+
+    What libraries print there (HiGHS does, now and then) goes to standard error.
+    """
     own = binary_output(os.dup(stdout.fileno()))
     os.dup2(stderr.fileno(), stdout.fileno())
     return own
@@ -96,7 +102,9 @@ class _Command:
             self.stdout.flush()
             return int(ExitCode.OK)
         if options.emit_bytecode and options.output == "-" and self.stdout.isatty():
-            raise RhinoError("RHI-CLI-001", "refusing to write bytecode to a terminal", fix="write it to a file with -o")
+            raise RhinoError(
+                "RHI-CLI-001", "refusing to write bytecode to a terminal", fix="write it to a file with -o"
+            )
         items = () if options.searches else steps(options)
         if options.output in _STDOUT:
             options.output = "-"  # the descriptor behind that name is kept for what libraries print
@@ -131,7 +139,11 @@ class _Command:
                 for one in outcome.said:
                     print(one, file=self.stderr)
             statistics = outcome.remarks.statistics
-            if any(name == "auto-shard" for name, _ in options.steps) and "answer" in statistics and not options.verify_diagnostics:
+            if (
+                any(name == "auto-shard" for name, _ in options.steps)
+                and "answer" in statistics
+                and not options.verify_diagnostics
+            ):
                 print(summary_text(statistics), file=self.stderr)
             if options.print_statistics:
                 print(statistics_text(statistics), file=self.stderr)
@@ -178,7 +190,9 @@ class _Run:
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
         planner = self.planner(module) if self.options.is_decided or self.options.searches else None
-        with self.listening(result):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
+        with self.listening(
+            result
+        ):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
             elif self.options.makes_file:
@@ -254,7 +268,9 @@ class _Run:
 
         def take(one: ir.Diagnostic) -> bool:
             for said in (one, *one.notes):
-                result.said.append(Diagnostic(said.severity.name.lower(), place_of(said.location, self.file), str(said.message)))
+                result.said.append(
+                    Diagnostic(said.severity.name.lower(), place_of(said.location, self.file), str(said.message))
+                )
             return True
 
         return cast(ir.DiagnosticHandler, self.context.attach_diagnostic_handler(take))
@@ -268,13 +284,17 @@ class _Run:
         """Returns what MLIR's own passes and verifier found, without the ops that they print."""
         found = []
         for one in error.error_diagnostics:
-            notes = tuple(str(n.message).strip() for n in one.notes if not str(n.message).startswith("see current operation"))
+            notes = tuple(
+                str(n.message).strip() for n in one.notes if not str(n.message).startswith("see current operation")
+            )
             found.append(RhinoError("RHI-PASS-002", str(one.message).strip(), place_of(one.location, self.file), notes))
         return tuple(found) or (RhinoError("RHI-PASS-002", str(error).strip(), Place(self.file)),)
 
 
 def split_input(data: bytes) -> tuple[bytes, ...]:
-    """Returns the modules of a text, cut at lines `// -----`, each after as many empty lines as it takes to keep its line numbers.
+    """Returns the modules of a text that is cut at lines `// -----`.
+
+    Empty lines in front of each keep its line numbers.
 
     Parts that hold comments alone are no modules. Binary input is one module.
     """

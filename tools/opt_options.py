@@ -48,19 +48,32 @@ _SHARED: Final = (
 )
 """Options of passes that the command line has for all that take them."""
 
-_CHECKS: Final = {"pad": parse_pad, "pin": parse_pin, "forbid": parse_forbid, "axis_role": parse_role, "scope": parse_scope}
-_ONE_PROGRAM: Final = ({"auto-shard"}, {"auto-shard", "localize"}, {"micro-batch", "auto-shard"}, {"micro-batch", "auto-shard", "localize"})
+_CHECKS: Final = {
+    "pad": parse_pad,
+    "pin": parse_pin,
+    "forbid": parse_forbid,
+    "axis_role": parse_role,
+    "scope": parse_scope,
+}
+_ONE_PROGRAM: Final = (
+    {"auto-shard"},
+    {"auto-shard", "localize"},
+    {"micro-batch", "auto-shard"},
+    {"micro-batch", "auto-shard", "localize"},
+)
 """The passes that may be asked for where the plan of one program is written."""
 
 _DESCRIPTION: Final = """\
-Reads a module, runs passes on it, and prints it. Input is StableHLO text, MLIR bytecode, a portable artifact or a jax.export blob.
+Reads a module, runs passes on it, and prints it. Input is StableHLO text, MLIR bytecode, a portable artifact or a
+jax.export blob.
 """
 _EPILOG: Final = f"""\
-Each pass and named pipeline of --list-passes is an option too: --NAME, or --NAME="option=value option=value". They run in the order
-given, --localize after --auto-shard; --cluster, --mesh, --budget, -O and the constraints are for all that take them.
+Each pass and named pipeline of --list-passes is an option too: --NAME, or --NAME="option=value option=value". They run
+in the order given, --localize after --auto-shard; --cluster, --mesh, --budget, -O and the constraints are for all that
+take them.
 
-Locations hold the names of arguments. Text on stdout is for reading and leaves them out; a file of -o is for other tools and keeps them.
---mlir-print-debuginfo and --no-mlir-print-debuginfo decide otherwise. Bytecode always keeps them.
+Locations hold the names of arguments. Text on stdout is for reading and leaves them out; a file of -o is for other
+tools and keeps them. --mlir-print-debuginfo and --no-mlir-print-debuginfo decide otherwise. Bytecode always keeps them.
 
 cluster presets: {", ".join(preset_names())}
 exit codes: 0 done, 1 bad input, 2 usage, 3 does not fit in memory, 70 our bug, 130 interrupted
@@ -71,14 +84,21 @@ class _AddStep(argparse.Action):
     """Notes that a pass or pipeline was asked for, with the text of its options."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
     ) -> None:
         assert option_string is not None
         namespace.steps = [*namespace.steps, (option_string.removeprefix("--"), str(values))]
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the options, checked; `steps` are the (name, options text) of the passes asked for by name. Raises RHI-CLI-001."""
+    """Returns the options, checked; `steps` are the (name, options text) of the passes asked for by name.
+
+    Raises RHI-CLI-001.
+    """
     parser = _parser()
     names = tuple(text for action in parser._actions for text in action.option_strings if text.startswith("--"))
     options, unknown = parser.parse_known_args([_in_full(word, names) for word in argv])
@@ -92,7 +112,11 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         for text in getattr(options, name) or ():
             check(text)
     if options.emit_bytecode and options.split_input_file:
-        raise RhinoError("RHI-CLI-001", "--emit-bytecode writes one module, and --split-input-file makes several", fix="leave one out")
+        raise RhinoError(
+            "RHI-CLI-001",
+            "--emit-bytecode writes one module, and --split-input-file makes several",
+            fix="leave one out",
+        )
     if options.num is not None and not any("num" in _takes(name) for name, _ in options.steps):
         if options.num == 1 and any(name == "auto-shard" for name, _ in options.steps):
             options.num = options.batch = None  # one part is the whole batch
@@ -117,7 +141,9 @@ def _check_parallel(options: argparse.Namespace) -> None:
         for name in ("plan", "schedule", "timeline"):
             if getattr(options, name) and not (name == "plan" and options.makes_file):
                 shard = ", or --auto-shard and no other pass" if name == "plan" else ""
-                raise RhinoError("RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}{shard}")
+                raise RhinoError(
+                    "RHI-CLI-001", f"--{name} is given, and no whole plan is made", fix=f"add --{PARALLEL}{shard}"
+                )
     for name in ("plan_json", "strategy", "jobs", "candidates"):
         if getattr(options, name) is not None and not options.searches:
             fix = (
@@ -125,7 +151,9 @@ def _check_parallel(options: argparse.Namespace) -> None:
                 if not is_parallel
                 else "leave --stages or --micro-batches out"
             )
-            raise RhinoError("RHI-CLI-001", f"--{name.replace('_', '-')} is given, and no plan is searched for", fix=fix)
+            raise RhinoError(
+                "RHI-CLI-001", f"--{name.replace('_', '-')} is given, and no plan is searched for", fix=fix
+            )
     if options.searches and options.chunks is not None:
         fix = "leave it out: a schedule that takes several has two; or say --stages, --micro-batches and --mesh"
         raise RhinoError("RHI-CLI-001", "--chunks is given, and a plan is searched for", fix=fix)
@@ -133,7 +161,9 @@ def _check_parallel(options: argparse.Namespace) -> None:
         if (number := getattr(options, name)) is not None and number < 1:
             raise RhinoError("RHI-CLI-001", f"--{name} is less than 1", fix="give a positive number, or leave it out")
     if (options.makes_plan or options.makes_file or options.searches) and options.split_input_file:
-        raise RhinoError("RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out")
+        raise RhinoError(
+            "RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out"
+        )
     options.ranks = None
     if options.is_decided:
         settle(options)
@@ -143,7 +173,9 @@ def settle(options: argparse.Namespace) -> None:
     """Fills in what follows from the stages and the schedule of a plan of which nothing is open."""
     schedule = find_schedule(options.schedule or DEFAULT)
     if schedule.splits_backward:
-        options.steps = [(name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps]
+        options.steps = [
+            (name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps
+        ]
     if options.chunks is None:
         options.chunks = 2 if schedule.chunked else 1
     options.ranks = max(1, options.stages // max(1, options.chunks))
@@ -154,7 +186,10 @@ def list_text() -> str:
     lines = ["pipelines:"]
     for name, pipeline in PIPELINES.items():
         lines += [f"  {name}", f"      {pipeline.doc}"]
-        lines += [f"      - {re.split('{', item.text())[0] if isinstance(item, Pass) else item}" for item in pipeline.build({})]
+        lines += [
+            f"      - {re.split('{', item.text())[0] if isinstance(item, Pass) else item}"
+            for item in pipeline.build({})
+        ]
         lines += _option_lines(*pipeline.takes)
     lines.append("passes:")
     for cls in PASSES:
@@ -173,7 +208,9 @@ def steps(options: argparse.Namespace) -> tuple[Item, ...]:
     if options.pass_pipeline is not None:
         if options.steps or given:
             other = f"--{options.steps[0][0]}" if options.steps else _spelled(next(iter(given)))
-            raise RhinoError("RHI-CLI-001", f"--pass-pipeline and {other} exclude each other", fix="write it inside the pipeline")
+            raise RhinoError(
+                "RHI-CLI-001", f"--pass-pipeline and {other} exclude each other", fix="write it inside the pipeline"
+            )
         return parse_pipeline(options.pass_pipeline)
     used: set[str] = set()
     items: list[Item] = []
@@ -183,7 +220,9 @@ def steps(options: argparse.Namespace) -> tuple[Item, ...]:
         items += build_named(name, {**taken, **read_options(name, text)}) or ()
     for key in given:
         if key not in used:
-            raise RhinoError("RHI-CLI-001", f"{_spelled(key)} is given, and no pass that takes it", fix="add --auto-shard")
+            raise RhinoError(
+                "RHI-CLI-001", f"{_spelled(key)} is given, and no pass that takes it", fix="add --auto-shard"
+            )
     return tuple(items)
 
 
@@ -223,7 +262,10 @@ def _step_names() -> tuple[str, ...]:
 
 
 def _in_full(word: str, names: Sequence[str]) -> str:
-    """The word as argparse wants it: two dashes before a long option, as LLVM's tools allow one; `=` after a step without options."""
+    """The word in the form that argparse wants.
+
+    LLVM's tools allow one dash before a long option, argparse needs two; a step without options gets a `=`.
+    """
     name = word.partition("=")[0]
     if re.match(r"-[a-z]", word) and f"-{name}" in names:
         word = f"-{word}"
@@ -232,13 +274,19 @@ def _in_full(word: str, names: Sequence[str]) -> str:
 
 def _unknown(word: str, names: Sequence[str]) -> RhinoError:
     if not word.startswith("-"):
-        return RhinoError("RHI-CLI-001", f"one input at a time; {word!r} is one too many", fix="run rhino-opt once for each file")
+        return RhinoError(
+            "RHI-CLI-001", f"one input at a time; {word!r} is one too many", fix="run rhino-opt once for each file"
+        )
     if word.lstrip("-").partition("=")[0] == "recompute":
         return RhinoError(
-            "RHI-CLI-001", f"unknown option {word!r}", fix="say --remat=R, the share that is recomputed: 1 - K of --recompute=K"
+            "RHI-CLI-001",
+            f"unknown option {word!r}",
+            fix="say --remat=R, the share that is recomputed: 1 - K of --recompute=K",
         )
     close = difflib.get_close_matches(f"--{word.lstrip('-').partition('=')[0]}", names, n=1)
-    return RhinoError("RHI-CLI-001", f"unknown option {word!r}", fix=f"did you mean {close[0]}?" if close else "see rhino-opt --help")
+    return RhinoError(
+        "RHI-CLI-001", f"unknown option {word!r}", fix=f"did you mean {close[0]}?" if close else "see rhino-opt --help"
+    )
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -268,9 +316,17 @@ def _parser() -> argparse.ArgumentParser:
 def _add_files(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("file", nargs="?", default="-", metavar="FILE", help="the module to read, or - for stdin (default)")
-    add("-o", dest="output", default="-", metavar="FILE", help="where to write, or - for stdout (default); whole or not at all")
+    add(
+        "-o",
+        dest="output",
+        default="-",
+        metavar="FILE",
+        help="where to write, or - for stdout (default); whole or not at all",
+    )
     add("--emit-bytecode", action="store_true", help="write MLIR bytecode instead of text")
-    add("--mlir-print-debuginfo", action=argparse.BooleanOptionalAction, default=None, help="write locations, see below")
+    add(
+        "--mlir-print-debuginfo", action=argparse.BooleanOptionalAction, default=None, help="write locations, see below"
+    )
     add("--split-input-file", action="store_true", help="the input is several modules, between lines // -----")
 
 
@@ -279,12 +335,31 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
     for name in _step_names():
         text = PIPELINES[name].doc.lower().rstrip(".") if name in PIPELINES else argparse.SUPPRESS
         add(f"--{name}", action=_AddStep, metavar="", help=text, default=argparse.SUPPRESS)
-    add("--micro-batches", dest="num", type=int, metavar="M", help="take the batch in M parts: a loop that accumulates gradients")
-    add("--batch", action="append", metavar="N[:DIM]", help="arguments with names like N have the batch at DIM (0); repeatable")
+    add(
+        "--micro-batches",
+        dest="num",
+        type=int,
+        metavar="M",
+        help="take the batch in M parts: a loop that accumulates gradients",
+    )
+    add(
+        "--batch",
+        action="append",
+        metavar="N[:DIM]",
+        help="arguments with names like N have the batch at DIM (0); repeatable",
+    )
     add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
-    add("--remat", metavar="R", help="recompute this share (0 to 1) of the activation stash in the backward pass (default 0)")
+    add(
+        "--remat",
+        metavar="R",
+        help="recompute this share (0 to 1) of the activation stash in the backward pass (default 0)",
+    )
     add("--cluster", metavar="C", help=f"what to plan for: a preset or a cluster file (default {DEFAULT_CLUSTER})")
-    add("--mesh", metavar="M", help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)")
+    add(
+        "--mesh",
+        metavar="M",
+        help="mesh sizes, as 8, 2x4 or x=8, or auto for the best (default: the module's mesh, or an axis a level)",
+    )
     add("--budget", metavar="SIZE", help="memory per device, as 16GiB (default: what the cluster's devices have)")
     add("-O", dest="level", choices=("2", "3"), help="how long to search: -O2 stops early, -O3 goes on (default)")
     add("--pass-pipeline", metavar="TEXT", help="run this textual pipeline, of our passes and MLIR's own")
@@ -293,15 +368,34 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
 
 def _add_plan(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--stages", type=int, metavar="D", help="how many stages; where this, --micro-batches or --mesh=auto is open, the best is found")
+    add(
+        "--stages",
+        type=int,
+        metavar="D",
+        help="how many stages; where this, --micro-batches or --mesh=auto is open, the best is found",
+    )
     add("--tolerance", metavar="E", help="how far above the most even division of work a stage may be, as a share")
-    add("--schedule", metavar="S", choices=tuple(SCHEDULES), help=f"in which order ranks run: {', '.join(SCHEDULES)} (default {DEFAULT})")
+    add(
+        "--schedule",
+        metavar="S",
+        choices=tuple(SCHEDULES),
+        help=f"in which order ranks run: {', '.join(SCHEDULES)} (default {DEFAULT})",
+    )
     add("--chunks", type=int, metavar="C", help="stages on a rank, where the schedule allows several (there 2, else 1)")
-    add("--plan", metavar="PATH", help="write the plan there: a folder, with --auto-shard a file; the module is then written with -o alone")
+    add(
+        "--plan",
+        metavar="PATH",
+        help="write the plan there: a folder, with --auto-shard a file; the module is then written with -o alone",
+    )
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
     add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")
     ways = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
-    add("--strategy", metavar="S", choices=tuple(STRATEGIES), help=f"how the best plan is searched for (default {BEST}). {ways}")
+    add(
+        "--strategy",
+        metavar="S",
+        choices=tuple(STRATEGIES),
+        help=f"how the best plan is searched for (default {BEST}). {ways}",
+    )
     add("--jobs", type=int, metavar="N", help="processes that search; the plan is the same (default: one a core)")
     add(
         "--candidates",
@@ -313,16 +407,36 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
 
 def _add_constraints(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--pin", action="append", metavar="N=S", help="tensors with names like N lie as S, as 'layers.*.up=[{}, {\"y\"}]'; repeatable")
-    add("--forbid", action="append", metavar="N=S", help="they do not lie as S, or if S is an axis are not split along it; repeatable")
-    add("--axis-role", action="append", metavar="A=ROLE", help="along axis A only the batch is split, or never: batch or model; repeatable")
+    add(
+        "--pin",
+        action="append",
+        metavar="N=S",
+        help="tensors with names like N lie as S, as 'layers.*.up=[{}, {\"y\"}]'; repeatable",
+    )
+    add(
+        "--forbid",
+        action="append",
+        metavar="N=S",
+        help="they do not lie as S, or if S is an axis are not split along it; repeatable",
+    )
+    add(
+        "--axis-role",
+        action="append",
+        metavar="A=ROLE",
+        help="along axis A only the batch is split, or never: batch or model; repeatable",
+    )
     add(
         "--scope",
         action="append",
         metavar="N=WAY",
         help="ops in scopes with names like N are shared so: replicate(4) or split(4); repeatable",
     )
-    add("--pad", action="append", metavar="N[:DIM]", help="arguments with names like N may be stored padded, along DIM alone; repeatable")
+    add(
+        "--pad",
+        action="append",
+        metavar="N[:DIM]",
+        help="arguments with names like N may be stored padded, along DIM alone; repeatable",
+    )
     add("--constraints", metavar="FILE", help="a TOML file of the same")
     add("--op-rules", metavar="FILE", help="a TOML file of sharding rules for custom calls, by target")
 
@@ -331,6 +445,10 @@ def _add_reports(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--remarks-filter", type=_pattern, metavar="REGEX", help="print the remarks whose '[pass] text' matches")
     add("--print-statistics", action="store_true", help="print what the search did, and how long each part took")
-    add("--verify-diagnostics", action="store_true", help="check the diagnostics against // expected-error {{...}} comments")
+    add(
+        "--verify-diagnostics",
+        action="store_true",
+        help="check the diagnostics against // expected-error {{...}} comments",
+    )
     add("--mlir-timing", action="store_true", help="print MLIR's timing of the passes")
     add("--mlir-print-ir-after-all", action="store_true", help="print the IR after every pass, as MLIR does")

@@ -1,4 +1,7 @@
-"""What `rhino-opt` prints beside the IR: small tables of what a search did, and of the collectives of a local program."""
+"""What `rhino-opt` prints beside the IR.
+
+It prints small tables of what a search did, and of the collectives of a local program.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from rhino.strategies.solver.answer import Answer
 
 
 def statistics_text(statistics: Mapping[str, Any]) -> str:
-    """Returns the answer, the search and the seconds of each phase that passes left in `statistics`, one figure a line."""
+    """Returns the result, the search and the seconds of each phase from the passes' `statistics`, one figure a line."""
     rows: list[tuple[str, str]] = []
     answer = statistics.get("answer")
     if isinstance(answer, Answer):
@@ -24,7 +27,11 @@ def statistics_text(statistics: Mapping[str, Any]) -> str:
     if "search" in statistics:
         rows += [(name.replace("_", " "), str(value)) for name, value in vars(statistics["search"]).items()]
     rows += [(f"time: {phase}", format_seconds(seconds)) for phase, seconds in statistics.get("phases", {}).items()]
-    return "\n".join(["statistics:", *(f"  {name:<20} {value:>12}" for name, value in rows)]) if rows else "statistics: none"
+    return (
+        "\n".join(["statistics:", *(f"  {name:<20} {value:>12}" for name, value in rows)])
+        if rows
+        else "statistics: none"
+    )
 
 
 def summary_text(statistics: Mapping[str, Any]) -> str:

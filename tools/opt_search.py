@@ -31,14 +31,28 @@ from rhino.tools.ending import heard_at_once
 from rhino.tools.files import write_output
 from rhino.tools.opt_options import settle
 
-_PASS_OPTIONS: Final[tuple[str, ...]] = ("pin", "forbid", "axis-role", "scope", "constraints", "op-rules", "batch", "whole")
+_PASS_OPTIONS: Final[tuple[str, ...]] = (
+    "pin",
+    "forbid",
+    "axis-role",
+    "scope",
+    "constraints",
+    "op-rules",
+    "batch",
+    "whole",
+)
 
-_INTERRUPTED: Final = "rhino-opt: interrupted: ending with the best plan so far, if there is one; to stop at once, interrupt again"
+_INTERRUPTED: Final = (
+    "rhino-opt: interrupted: ending with the best plan so far, if there is one; to stop at once, interrupt again"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeModule:
-    """A module made by a plan, and what is left to do once it is the one; that takes what the search says for itself."""
+    """A module made by a plan, and the work that is left if its plan is chosen.
+
+    `finish` does that work and takes the search's report.
+    """
 
     module: ir.Module
     finish: Callable[[Report], None]
@@ -47,10 +61,15 @@ class MadeModule:
 Make = Callable[[ir.Module, Namespace], Made[MadeModule]]
 
 
-def search_plan(module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make) -> ir.Module:
-    """Returns the module that `make` makes by the best plan; says on `stderr` what that is, and what the others lost by.
+def search_plan(
+    module: ir.Module, options: Namespace, given: dict[str, str], file: str, stderr: TextIO, make: Make
+) -> ir.Module:
+    """Returns the module that `make` makes by the best plan.
 
-    `given` are the options of passes by name. `make` takes a module of its own and a command line on which nothing is open.
+    Reports on `stderr` which plan that is, and by how much the others lost.
+
+    `given` are the options of passes by name. `make` takes a module of its own and a command line on which nothing is
+    open.
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, what reading the module raises, RHI-CLI-003.
@@ -78,14 +97,19 @@ def search_plan(module: ir.Module, options: Namespace, given: dict[str, str], fi
 
 
 def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
-    """Returns what a command line asks for; `given` are the options of passes by name. Raises where a text of it is malformed."""
+    """Returns what a command line asks for; `given` are the options of passes by name.
+
+    Raises where a text of it is malformed.
+    """
     cluster = given.get("cluster", DEFAULT_CLUSTER)
     remat = parse_remat(options.remat) if options.remat is not None else ()
     refuse_several(remat)
     searches_mesh = options.mesh == AUTO
     return PlanRequest(
         cluster=cluster,
-        budget_bytes=parse_size(options.budget) if options.budget else int(load_cluster(cluster).device.usable_hbm_bytes),
+        budget_bytes=parse_size(options.budget)
+        if options.budget
+        else int(load_cluster(cluster).device.usable_hbm_bytes),
         mesh=parse_mesh(options.mesh) if options.mesh and not searches_mesh else None,
         searches_mesh=searches_mesh,
         stages=options.stages,
@@ -140,5 +164,9 @@ class Progress:
         """Shows what is known after a round."""
         if self.is_shown:
             best = explored.quickest
-            words = f"best so far: {best.shape}, {format_seconds(best.step_s)}" if best else "none is predicted to fit so far"
+            words = (
+                f"best so far: {best.shape}, {format_seconds(best.step_s)}"
+                if best
+                else "none is predicted to fit so far"
+            )
             self.status.update(f"{len(explored.outcomes)} shapes planned; {words}")

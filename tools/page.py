@@ -16,7 +16,10 @@ MOST_ROWS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table: what it says, what it is sorted by (a number, or None: its text), a bar of a share, and a drawing."""
+    """A cell of a table: its text, its sort key, a bar of a share, and a drawing.
+
+    The key is a number; where it is None, the cell is sorted by its text.
+    """
 
     text: str
     key: float | None = None
@@ -81,7 +84,10 @@ def table(name: str, title: str, note: str, head: tuple[str, ...], rows: Sequenc
     shown = rows[:MOST_ROWS]
     most = [max((cell.share or 0.0 for cell in column), default=0.0) for column in zip(*shown, strict=True)]
     scaled = [
-        tuple(replace(cell, share=cell.share / top) if cell.share and top else cell for cell, top in zip(row, most, strict=True))
+        tuple(
+            replace(cell, share=cell.share / top) if cell.share and top else cell
+            for cell, top in zip(row, most, strict=True)
+        )
         for row in shown
     ]
     return Table(name, title, note, head, tuple(scaled), len(rows) - len(shown))

@@ -20,12 +20,12 @@ from rhino.tools.files import check_writable, read_input, shown, write_output
 from rhino.tools.streams import standard_streams
 
 _EPILOG: Final = """\
-PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan in stages the folder of rhino-opt --auto-parallel --plan.
-In names, [*] stands for numbers that differ: those of layers, say.
+PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan in stages the folder of rhino-opt
+--auto-parallel --plan. In names, [*] stands for numbers that differ: those of layers, say.
 
-A plan does not hold its program. --why and --why-not search it again: give it with --module, as rhino-opt took it, or as
-Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as 'loc:*mlp*/dot_general', or
-of a line, as model.py:41; of a plan in stages 'plan' is the plan itself.
+A plan does not hold its program. --why and --why-not search it again: give it with --module, as rhino-opt took it, or
+as Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as
+'loc:*mlp*/dot_general', or of a line, as model.py:41; of a plan in stages 'plan' is the plan itself.
 
 exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 70 our bug
 """
@@ -114,12 +114,22 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     explain = commands.add_parser("explain", help="the totals, what takes most time and memory, and why")
     explain.add_argument("plan", metavar="PLAN")
-    explain.add_argument("--rows", type=count, default=20, metavar="N", help="how many tensors, ops and collectives to list (default 20)")
     explain.add_argument(
-        "--why", action="append", default=[], metavar="NAME", help="what else was possible for NAME, and what it would add"
+        "--rows", type=count, default=20, metavar="N", help="how many tensors, ops and collectives to list (default 20)"
     )
     explain.add_argument(
-        "--why-not", action="append", default=[], metavar="PIN", help="what PIN, as 'w1=[{}, {\"y\"}]', would change and cost"
+        "--why",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what else was possible for NAME, and what it would add",
+    )
+    explain.add_argument(
+        "--why-not",
+        action="append",
+        default=[],
+        metavar="PIN",
+        help="what PIN, as 'w1=[{}, {\"y\"}]', would change and cost",
     )
     _add_module(explain)
     report = commands.add_parser("report", help="a page of HTML with all that is known of the plan")

@@ -175,7 +175,8 @@ def _tables(plan: Plan, simulation: Simulation | None, reasons: Sequence[Why]) -
         yield from _sharding_tables(plan, plan.sharding)
     yield from _reasons(plan, reasons)
     rows: list[Row] = [
-        (Cell(one.what), Cell(step_of(one), one.step_s), seconds_cell(one.at_least_s), Cell(one.why)) for one in plan.alternatives
+        (Cell(one.what), Cell(step_of(one), one.step_s), seconds_cell(one.at_least_s), Cell(one.why))
+        for one in plan.alternatives
     ]
     note = 'The best plan of each shape or mesh. A step with "about" is an estimate: its programs were not made.'
     yield table("alternatives", "Alternatives", note, ("what", "step", "at least", "why not"), rows)
@@ -201,7 +202,10 @@ def _tensors(plan: Plan, name: str, title: str, tensors: Sequence[Tensor]) -> Ta
         )
     on = ("rank",) if plan.num_ranks > 1 else ()
     last = ("sent in",) if plan.sharding else ()
-    note = "Blocks over devices; [*] stands for numbers that differ, those of layers. Bytes are of all of them on a device."
+    note = (
+        "Blocks over devices; [*] stands for numbers that differ, those of layers. "
+        "Bytes are of all of them on a device."
+    )
     return table(name, title, note, ("blocks", "name", *on, "tensors", "sharding", "bytes", *last), rows)
 
 
@@ -210,10 +214,16 @@ def _reasons(plan: Plan, reasons: Sequence[Why]) -> Iterator[Table]:
         moves: list[Row] = [(subject_cell(one), Cell(words)) for one in reasons for words in one.notes]
         note = "What it takes to have it in the stage before or behind, all cut anew."
         yield table("moves", "Why in these stages", note, ("what", "stage"), moves)
-        note = "What else was possible: what it adds to the work of its rank in a step, and to the bytes of all ranks together."
+        note = (
+            "What else was possible: what it adds to the work of its rank in a step, "
+            "and to the bytes of all ranks together."
+        )
         yield reasons_table(reasons, note, ("work", "compute", "collectives", "memory"))
     else:
-        note = "What else was possible for the largest tensors and the longest ops, and what it would add, everything else chosen anew."
+        note = (
+            "What else was possible for the largest tensors and the longest ops, and what it would add, "
+            "everything else chosen anew."
+        )
         yield reasons_table(reasons, note, ("step", "compute", "collectives", PEAK))
 
 
@@ -233,7 +243,9 @@ def _sharding_tables(plan: Plan, sharding: Sharding) -> Iterator[Table]:
         for one in sharding.works
     ]
     head = ("compute", "waits", "results", "ops", "shared by", "operands -> results", "scope", "line")
-    yield table("ops", "Ops", "Seconds of compute and of the collectives that ops wait for, per step and device.", head, rows)
+    yield table(
+        "ops", "Ops", "Seconds of compute and of the collectives that ops wait for, per step and device.", head, rows
+    )
     yield from _communication(sharding, step_s)
     rows = [
         (

@@ -24,5 +24,7 @@ def frame_html(plan: Plan) -> str:
 def report_html(plan: Plan, reasons: Sequence[Why] = ()) -> str:
     """Returns the page of a plan; `reasons` are what else was possible, where somebody has asked."""
     loader = FileSystemLoader(_TEMPLATES)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.get_template("plan.html").render(page=plan_page(plan, reasons))

@@ -28,8 +28,8 @@ from rhino.tools.files import check_writable, write_output
 from rhino.tools.streams import standard_streams
 
 _DESCRIPTION = """\
-Measures matrix products, memory, fixed times, collectives and transfers on all devices at once, and writes a cluster file, which
-rhino-opt --cluster=FILE plans for. Nothing else should run on the machine meanwhile.
+Measures matrix products, memory, fixed times, collectives and transfers on all devices at once, and writes a cluster
+file, which rhino-opt --cluster=FILE plans for. Nothing else should run on the machine meanwhile.
 """
 _EPILOG = """\
 exit codes: 0 done, 1 bad input or too few devices, 2 usage, 70 our bug, 130 interrupted
@@ -37,7 +37,10 @@ exit codes: 0 done, 1 bad input or too few devices, 2 usage, 70 our bug, 130 int
 
 
 def run(argv: Sequence[str], stdout: BinaryIO, stderr: TextIO) -> int:
-    """Runs the command line `argv`; a file of `-` goes to `stdout`, progress and errors to `stderr`. Returns the exit code."""
+    """Runs the command line `argv`; a file of `-` goes to `stdout`, progress and errors to `stderr`.
+
+    Returns the exit code.
+    """
 
     def work() -> int:
         options = _parser().parse_args(argv)
@@ -60,9 +63,13 @@ def main() -> None:
 
 def _check(options: Namespace) -> None:
     if options.base and not options.operators:
-        raise RhinoError("RHI-CLI-001", "--from is given, and nothing to add to it", fix="add --operators=FILE, or leave --from out")
+        raise RhinoError(
+            "RHI-CLI-001", "--from is given, and nothing to add to it", fix="add --operators=FILE, or leave --from out"
+        )
     if options.base and options.devices:
-        raise RhinoError("RHI-CLI-001", "--from and --devices exclude each other", fix="with --from nothing is measured")
+        raise RhinoError(
+            "RHI-CLI-001", "--from and --devices exclude each other", fix="with --from nothing is measured"
+        )
     check_writable(options.output)
 
 
@@ -105,7 +112,8 @@ def _summary(cluster: Cluster) -> str:
         f"{cluster.about}; each device, all of them busy:",
         f"  products, GFLOP/s    {rates}",
         f"  memory, GB/s         {device.hbm_bytes_per_s / 1e9:.3g}",
-        f"  launch, array, op    {', '.join(format_seconds(value or 0.0) for value in (device.launch_s, device.array_s, device.op_s))}",
+        "  launch, array, op    "
+        f"{', '.join(format_seconds(value or 0.0) for value in (device.launch_s, device.array_s, device.op_s))}",
     ]
     for kind, units, line in level.collectives:
         if units == level.size:
@@ -155,8 +163,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=120),
     )
     add = parser.add_argument
-    add("-o", dest="output", default="-", metavar="FILE", help="the cluster file to write, or - for stdout (default); whole or not at all")
-    add("--devices", type=_at_least(1, int), metavar="N", help="measure N devices, of the host where JAX has no others (default: all)")
+    add(
+        "-o",
+        dest="output",
+        default="-",
+        metavar="FILE",
+        help="the cluster file to write, or - for stdout (default); whole or not at all",
+    )
+    add(
+        "--devices",
+        type=_at_least(1, int),
+        metavar="N",
+        help="measure N devices, of the host where JAX has no others (default: all)",
+    )
     add("--name", metavar="NAME", help="the cluster's name (default: from the platform and the number of devices)")
     add(
         "--dtypes",
@@ -180,5 +199,10 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds of the longest program (default 0.03)",
     )
     add("--operators", metavar="FILE", help="a JSON table of measured ops to take in; see docs/cluster.md")
-    add("--from", dest="base", metavar="C", help="measure nothing: take a preset or a cluster file, and add the table to it")
+    add(
+        "--from",
+        dest="base",
+        metavar="C",
+        help="measure nothing: take a preset or a cluster file, and add the table to it",
+    )
     return parser

@@ -1,4 +1,4 @@
-"""The `rhino-run` command: compile a module, or a whole plan, for host devices, run it for some steps, and compare it with one device."""
+"""The `rhino-run` command: compile a module or a plan for host devices, run some steps, and compare with one device."""
 
 from __future__ import annotations
 
@@ -39,16 +39,19 @@ FORMS: Final = ("auto", "annotated", "localized")
 
 _EPILOG: Final = f"""\
 {RULE}
-An argument with tf.aliasing_output = i is, from the second step on, result i of the step before; others keep their value.
+An argument with tf.aliasing_output = i is, from the second step on, result i of the step before; others keep
+their value.
 
 Forms:
   annotated  XLA's partitioner follows the shardings and chooses the collectives
   localized  the local program with its collectives as planned, which leaves XLA nothing to choose
   auto       localized, where there is a way; beside it, what XLA would send for the annotated one
 
-Results are compared norm-wise: max |got - expected| / max |expected|, at every step. Integers and booleans must be equal.
+Results are compared norm-wise: max |got - expected| / max |expected|, at every step. Integers and booleans
+must be equal.
 
-exit codes: 0 the run is done and the results agree, 1 bad input, results that differ, or too few devices, 2 usage, 70 our bug
+exit codes: 0 the run is done and the results agree, 1 bad input, results that differ, or too few devices, 2 usage,
+            70 our bug
 """
 
 
@@ -75,7 +78,10 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
     def work() -> int:
         options = _parser().parse_args(argv)
         if os.path.isdir(options.file):
-            _refuse({"--form": options.form != "auto", "--verify": options.verify}, "is for modules, and this is a whole plan")
+            _refuse(
+                {"--form": options.form != "auto", "--verify": options.verify},
+                "is for modules, and this is a whole plan",
+            )
             _run_plan(options, stdin, stdout, argv)
         else:
             plans_only = {"--processes": options.processes, "--timeline": options.timeline, "--trace": options.trace}
@@ -106,22 +112,64 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("file", nargs="?", default="-", metavar="FILE", help="the module to run, or the folder of a whole plan, or - for stdin (default)")
+    add(
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="the module to run, or the folder of a whole plan, or - for stdin (default)",
+    )
     add("--devices", type=count, metavar="N", help="host devices to make (default: what the module's mesh needs)")
-    add("--compare", metavar="ORIGINAL", help="run this module on one device from the same inputs, and compare every result")
-    add("--verify", action="store_true", help="run the first step on one device as well, and name the first op that differs")
+    add(
+        "--compare",
+        metavar="ORIGINAL",
+        help="run this module on one device from the same inputs, and compare every result",
+    )
+    add(
+        "--verify",
+        action="store_true",
+        help="run the first step on one device as well, and name the first op that differs",
+    )
     add("--steps", type=count, default=1, metavar="N", help="steps to run (default 1)")
     add("--seed", type=_natural, default=0, metavar="S", help="seed of the inputs (default 0)")
-    add("--inputs", metavar="F.npz", help="arrays to use as arguments; keys are argument indices or names, the others are drawn")
+    add(
+        "--inputs",
+        metavar="F.npz",
+        help="arrays to use as arguments; keys are argument indices or names, the others are drawn",
+    )
     add("--int-range", type=count, default=2, metavar="K", help="bound of drawn integers (default 2, safe for indices)")
-    add("--fresh-batches", action="store_true", help="draw the arguments that are not fed back, nor given, anew for each step")
+    add(
+        "--fresh-batches",
+        action="store_true",
+        help="draw the arguments that are not fed back, nor given, anew for each step",
+    )
     add("--form", choices=FORMS, default="auto", help="what to compile, see below (default auto)")
-    add("--tolerance", type=_tolerance, metavar="R", help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)")
+    add(
+        "--tolerance",
+        type=_tolerance,
+        metavar="R",
+        help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)",
+    )
     plan = parser.add_argument_group("whole plans")
-    plan.add_argument("--processes", type=count, metavar="N", help="run in N processes, each with some of the ranks (default: in this one)")
+    plan.add_argument(
+        "--processes",
+        type=count,
+        metavar="N",
+        help="run in N processes, each with some of the ranks (default: in this one)",
+    )
     plan.add_argument("--timeline", action="store_true", help="print when each rank runs what, as predicted")
-    plan.add_argument("--trace", metavar="FILE", help="write what was predicted and what was measured, for Perfetto or chrome://tracing")
-    plan.add_argument("--stall-limit", type=count, default=300, metavar="S", help="give up after S seconds without progress (default 300)")
+    plan.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what was predicted and what was measured, for Perfetto or chrome://tracing",
+    )
+    plan.add_argument(
+        "--stall-limit",
+        type=count,
+        default=300,
+        metavar="S",
+        help="give up after S seconds without progress (default 300)",
+    )
     plan.add_argument("--part", help=argparse.SUPPRESS)
     return parser
 
@@ -178,17 +226,23 @@ def _original(module: ir.Module, options: argparse.Namespace, stdin: BinaryIO) -
     if not options.verify:
         return _read(options.compare, stdin, module.context) if options.compare else None
     if options.compare:
-        raise RhinoError("RHI-CLI-001", "--verify compares the module with itself, and --compare with another", fix="leave one out")
+        raise RhinoError(
+            "RHI-CLI-001", "--verify compares the module with itself, and --compare with another", fix="leave one out"
+        )
     if LOCAL in module.operation.attributes:
         what = "the module is the program of one device already, which runs in no second way"
-        raise RhinoError("RHI-LOCAL-001", what, Place(shown(options.file)), fix="verify the annotated module that it was made of")
+        raise RhinoError(
+            "RHI-LOCAL-001", what, Place(shown(options.file)), fix="verify the annotated module that it was made of"
+        )
     return copy_module(module)
 
 
 def _prepare_devices(needed: int, asked: int | None) -> None:
     if asked is not None and asked < needed:
         raise RhinoError(
-            "RHI-RUN-004", f"--devices={asked}, and the module's mesh has {needed}", fix=f"give --devices={needed}, or plan for {asked}"
+            "RHI-RUN-004",
+            f"--devices={asked}, and the module's mesh has {needed}",
+            fix=f"give --devices={needed}, or plan for {asked}",
         )
     request_host_devices(asked or needed, os.environ)
 
@@ -197,7 +251,9 @@ def _compile(module: ir.Module, form: str, devices: Sequence[jax.Device]) -> _Pr
     """Compiles `module` in `form`; in form "auto" the localized one where there is one."""
     if not has_shardings(module):
         if form == "localized":
-            raise RhinoError("RHI-LOCAL-001", "the module has no sharding", fix="annotate it first, with rhino-opt --auto-shard")
+            raise RhinoError(
+                "RHI-LOCAL-001", "the module has no sharding", fix="annotate it first, with rhino-opt --auto-shard"
+            )
         return _Program("annotated", compile_module(module, devices), ("note: the module has no sharding",))
     if LOCAL in module.operation.attributes:
         return _compile_localized(module, devices)
@@ -207,7 +263,10 @@ def _compile(module: ir.Module, form: str, devices: Sequence[jax.Device]) -> _Pr
 
 
 def _choose(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
-    """Returns the localized program, and what XLA would send for the annotated one; that one where the module cannot be localized."""
+    """Returns the localized program, and what XLA would send for the annotated one.
+
+    Where the module cannot be localized, returns the annotated program.
+    """
     try:
         local = _localize(module)
     except RhinoError as error:
@@ -232,7 +291,9 @@ def _compile_annotated(module: ir.Module, devices: Sequence[jax.Device]) -> _Pro
 def _compile_localized(local: ir.Module, devices: Sequence[jax.Device]) -> _Program:
     executable = compile_module(wrap_manual(local), devices)
     planned, compiled = module_stats(local), hlo_stats(executable.hlo_text())
-    return _Program("localized", executable, (*_stats_lines("as planned", planned), *_stats_lines("as compiled", compiled)))
+    return _Program(
+        "localized", executable, (*_stats_lines("as planned", planned), *_stats_lines("as compiled", compiled))
+    )
 
 
 def _localize(module: ir.Module) -> ir.Module:
@@ -269,7 +330,12 @@ def _report_run(executable: Executable, inputs: _Inputs, num_steps: int, stdout:
 
 
 def _report_comparison(
-    executable: Executable, reference: Executable, inputs: _Inputs, options: argparse.Namespace, stdout: TextIO, module: ir.Module
+    executable: Executable,
+    reference: Executable,
+    inputs: _Inputs,
+    options: argparse.Namespace,
+    stdout: TextIO,
+    module: ir.Module,
 ) -> None:
     """Reports steps beside those of one device: all of them, or the first alone where `module` is to be verified."""
     tolerance = coarsest_tolerance(module) if options.verify and options.tolerance is None else options.tolerance
@@ -282,14 +348,18 @@ def _report_comparison(
         if expected is None:
             print(line, file=stdout)
             continue
-        found = differences(executable.signature, executable.fetch(step.results), reference.fetch(expected.results), tolerance)
+        found = differences(
+            executable.signature, executable.fetch(step.results), reference.fetch(expected.results), tolerance
+        )
         print(f"{line}  {difference_text(found)}", file=stdout)
         if options.verify:
             _verify(found, module, inputs, executable, tolerance, stdout)
         else:
             check(found, step.number)
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)
-    print(f"{'the first step agrees' if options.verify else 'the results agree'} with the one-device program", file=stdout)
+    print(
+        f"{'the first step agrees' if options.verify else 'the results agree'} with the one-device program", file=stdout
+    )
 
 
 def _verify(

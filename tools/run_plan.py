@@ -1,7 +1,7 @@
 """Run a plan: the folder that `rhino-opt --auto-parallel --plan` writes, in this process or in several.
 
-Several processes each hold some of the ranks, and know of each other's results nothing: each leaves its own in a folder of the one that
-launched them, which puts them together.
+Several processes each hold some of the ranks, and know of each other's results nothing: each leaves its own in a folder
+of the one that launched them, which puts them together.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ class RanStep:
 
 
 def run_plan(options: Namespace, original: Callable[[Signature], Executable], stdout: TextIO) -> None:
-    """Runs the plan in `options.file`; `original` compiles what to compare with for one device, if anything is asked for.
+    """Runs the plan in `options.file`.
+
+    `original` compiles what to compare with for one device, if anything is asked for.
 
     Raises:
-        RhinoError: those of `load_proven_plan`, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results differ, and what the
-            executor raises.
+        RhinoError: those of `load_proven_plan`, RHI-RUN-004 where devices are too few, RHI-RUN-003 where results
+            differ, and what the executor raises.
     """
     plan, execution = _executed(options.file)
     if options.part:
@@ -99,7 +101,10 @@ def _executed(path: str) -> tuple[Plan, Execution]:
 
 
 def signature_of(plan: Plan) -> Signature:
-    """Returns what a plan takes and gives. What nothing reads is an array as well, of which only the shape is known to matter."""
+    """Returns the signature of a plan: its arguments and results.
+
+    An argument that nothing reads is an array as well, of which only the shape matters.
+    """
     assert plan.execution is not None, "it is a plan of programs"
     step = plan.execution.step
     fed = {one.argument: step.slots[one.target].layout for one in step.instructions if isinstance(one, Feed)}
@@ -115,7 +120,9 @@ def signature_of(plan: Plan) -> Signature:
 
     arguments = tuple(value(i, one, fed.get(i)) for i, one in enumerate(plan.arguments))
     results = tuple(value(i, one, fetched.get(i)) for i, one in enumerate(plan.results))
-    return Signature(arguments, results, {i: one.alias for i, one in enumerate(plan.arguments) if one.alias is not None})
+    return Signature(
+        arguments, results, {i: one.alias for i, one in enumerate(plan.arguments) if one.alias is not None}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,10 @@ def _launched(plan: Plan, options: Namespace, stack: ExitStack) -> tuple[Iterato
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Makes a request to end, as from `timeout`, end this process as an error does: its processes and its files go with it."""
+    """Makes a request to end, as from `timeout`, end this process as an error does.
+
+    Its child processes and its files are cleaned up.
+    """
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -216,7 +226,10 @@ def _run_part(plan: Plan, execution: Execution, options: Namespace) -> None:
         Watchdog(executor, options.stall_limit, job),
     ):
         for step in _steps(executor, signature, _Inputs.of(execution, signature, options), options.steps):
-            named: dict[str, Any] = {"time_s": np.float64(step.time_s), **{str(i): array for i, array in step.results.items()}}
+            named: dict[str, Any] = {
+                "time_s": np.float64(step.time_s),
+                **{str(i): array for i, array in step.results.items()},
+            }
             np.savez(_results_file(Path(folder), process, step.number), **named)
         _events_file(Path(folder), process).write_text(json.dumps(_events(recorder)), encoding="utf-8")
         job.finish()
@@ -239,7 +252,11 @@ def _gathered(folder: Path, num_processes: int, num_steps: int) -> Iterator[RanS
 
 
 def _gathered_events(folder: Path, num_processes: int) -> list[Event]:
-    return [event for process in range(num_processes) for event in json.loads(_events_file(folder, process).read_text(encoding="utf-8"))]
+    return [
+        event
+        for process in range(num_processes)
+        for event in json.loads(_events_file(folder, process).read_text(encoding="utf-8"))
+    ]
 
 
 # What is said
@@ -267,7 +284,11 @@ def _expected(reference: Executable, inputs: _Inputs, num_steps: int) -> Iterato
 
 
 def _report(
-    steps: Iterator[RanStep], signature: Signature, expected: Iterator[list[Host]] | None, options: Namespace, stdout: TextIO
+    steps: Iterator[RanStep],
+    signature: Signature,
+    expected: Iterator[list[Host]] | None,
+    options: Namespace,
+    stdout: TextIO,
 ) -> None:
     times_s = []
     for step in steps:
@@ -276,7 +297,9 @@ def _report(
         if expected is None:
             print(line, file=stdout, flush=True)
             continue
-        found = differences(signature, [step.results[value.index] for value in signature.results], next(expected), options.tolerance)
+        found = differences(
+            signature, [step.results[value.index] for value in signature.results], next(expected), options.tolerance
+        )
         print(f"{line}  {difference_text(found)}", file=stdout, flush=True)
         check(found, step.number)
     print(f"time per step: {format_seconds(typical_time_s(times_s))}", file=stdout)

@@ -12,7 +12,9 @@ from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.signature import Signature
 
 
-def step_line(number: int, time_s: float, results: Mapping[int, Host] | Sequence[jax.Array], signature: Signature) -> str:
+def step_line(
+    number: int, time_s: float, results: Mapping[int, Host] | Sequence[jax.Array], signature: Signature
+) -> str:
     """Returns a step's number, time and losses."""
     losses = (f"{signature.results[i].name or f'result {i}'} = {float(results[i]):.6g}" for i in signature.losses)
     return "  ".join((f"step {number}: {format_seconds(time_s)}", *losses))

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 _STDIN, _STDOUT, _STDERR = range(3)
 _CLOSED: Final = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_WRONLY}
-"""How the null device is opened in place of a stream that is closed: what is read or written there fails, messages are dropped."""
+"""How the null device is opened in place of a stream that is closed.
+
+What is read or written there fails, messages are dropped.
+"""
 
 
 class _Output(io.FileIO):
@@ -52,8 +55,8 @@ class _Messages(io.FileIO):
 def standard_streams() -> tuple[BinaryIO, TextIO, TextIO]:
     """Returns the process's standard input, output and error, which are `sys`'s from here on.
 
-    A stream that the process was started without is there all the same, so that no file that is opened later takes its number: reading and
-    writing fail, messages are dropped.
+    A stream that the process was started without is there all the same, so that no file that is opened later takes its
+    number: reading and writing fail, messages are dropped.
     """
     for number, flags in _CLOSED.items():
         try:
@@ -74,4 +77,6 @@ def binary_output(number: int) -> BinaryIO:
 
 def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
     encoding, errors = (before.encoding, before.errors) if before is not None else ("utf-8", "backslashreplace")
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=raw.isatty() or raw.fileno() == _STDERR)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, errors, line_buffering=raw.isatty() or raw.fileno() == _STDERR
+    )

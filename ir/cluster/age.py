@@ -1,4 +1,7 @@
-"""Whether what was measured of a cluster still holds: of a profile from another day, jaxlib or machine, planning goes on with a remark."""
+"""Whether the measurements of a cluster still hold.
+
+With a profile from another day, jaxlib or machine, planning continues and gives a remark.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,18 @@ def machine_words() -> str:
 
 
 def stale_now(cluster: Cluster) -> tuple[str, ...]:
-    """Returns why the measurements of a cluster may not hold here and today, in sentences; none for what nobody has measured."""
+    """Returns why the measurements of a cluster may not hold here and today, in sentences.
+
+    A cluster that was never measured has none.
+    """
     return stale(cluster, datetime.datetime.now(tz=datetime.UTC).date(), version("jaxlib"), machine_words())
 
 
 def stale(cluster: Cluster, today: datetime.date, jaxlib: str, machine: str) -> tuple[str, ...]:
-    """Returns why the measurements of a cluster may not hold; what plans for accelerators need not be the machine that has them."""
+    """Returns why the measurements of a cluster may not hold.
+
+    The machine that plans for accelerators need not have them, so it is not compared then.
+    """
     origin = cluster.measured
     if origin is None:
         return ()

@@ -1,12 +1,13 @@
 """The cluster: loading it, and placing a mesh on it.
 
-Mesh device i is cluster device i (both numbered with the innermost level or axis fastest), so the innermost mesh axes fill the
-innermost, fastest level first. What an axis gets from the links follows from which devices its groups hold:
+Mesh device i is cluster device i (both numbered with the innermost level or axis fastest), so the innermost mesh axes
+fill the innermost, fastest level first. What an axis gets from the links follows from which devices its groups hold:
 
 - Every group of the axis runs its collective at the same time (that is what an SPMD program does).
-- A ring enters and leaves a unit (a node) once per port it can use. Groups that share a port share its rate: 8 groups over
-  nodes with one 12.5 GB/s card each get 12.5/8; one group over all 16 devices gets 12.5.
-- In an all-to-all every device sends to every unit itself, so the devices behind a port share its rate even within one group.
+- A ring enters and leaves a unit (a node) once per port it can use. Groups that share a port share its rate: 8 groups
+  over nodes with one 12.5 GB/s card each get 12.5/8; one group over all 16 devices gets 12.5.
+- In an all-to-all every device sends to every unit itself, so the devices behind a port share its rate even within one
+  group.
 - An axis that spans levels takes the slowest of their rates and the longest of their latencies.
 """
 
@@ -48,14 +49,15 @@ __all__ = [
 class MeshAxis:
     """A mesh axis on its links.
 
-    `latency_s` is one step of a ring along the axis; `bytes_per_s` what each device sends (and receives) per second in ring
-    collectives while all groups of the axis are at it; `all_to_all_bytes_per_s` the same in an all-to-all. With these a
-    collective of n devices in which each moves S bytes in total takes about (steps x latency_s) + S / bytes_per_s, S counting
-    the (n-1)/n factor. `topology` is that of the slowest level crossed, `levels` all of them, outermost first; an axis of
-    size 1 crosses none and holds the innermost level's numbers.
+    `latency_s` is one step of a ring along the axis; `bytes_per_s` what each device sends (and receives) per second in
+    ring collectives while all groups of the axis are at it; `all_to_all_bytes_per_s` the same in an all-to-all. With
+    these a collective of n devices in which each moves S bytes in total takes about (steps x latency_s) + S /
+    bytes_per_s, S counting the (n-1)/n factor. `topology` is that of the slowest level crossed, `levels` all of them,
+    outermost first; an axis of size 1 crosses none and holds the innermost level's numbers.
 
-    `measured` are the kinds of collectives whose seconds along the axis somebody has measured, by their payload; they come before the
-    formula. `transfer` is one array on its way along the axis, outside of programs, where that is measured.
+    `measured` are the kinds of collectives whose seconds along the axis somebody has measured, by their payload; they
+    come before the formula. `transfer` is one array on its way along the axis, outside of programs, where that is
+    measured.
     """
 
     name: str
@@ -105,7 +107,9 @@ def _unknown_preset(name: str) -> RhinoError:
         "RHI-CLUSTER-001",
         f"got cluster {name!r}, expected a preset's name or the path of a cluster file",
         notes=(f"presets: {', '.join(PRESETS)}",),
-        fix=f"did you mean {' or '.join(close)}?" if close else "take one of the presets, or write a file as docs/cluster.md says",
+        fix=f"did you mean {' or '.join(close)}?"
+        if close
+        else "take one of the presets, or write a file as docs/cluster.md says",
     )
 
 
@@ -145,8 +149,8 @@ def _too_large(cluster: Cluster, mesh: Mesh) -> RhinoError:
         "RHI-MESH-001",
         f"mesh {mesh} has {mesh.num_devices} devices, cluster {cluster.name!r} has {cluster.num_devices}",
         notes=(f"the levels of {cluster.name!r} are {levels}",),
-        fix=f"ask for at most {cluster.num_devices} devices, e.g. --mesh={'x'.join(map(str, default_mesh(cluster).shape))}, "
-        "or a larger cluster",
+        fix=f"ask for at most {cluster.num_devices} devices, e.g. "
+        f"--mesh={'x'.join(map(str, default_mesh(cluster).shape))}, or a larger cluster",
     )
 
 
@@ -185,7 +189,10 @@ def _groups(mesh: Mesh, axis: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """What the groups of one axis get from one level that they cross: rates per device and direction, the worst group's."""
+    """Rates that the groups of one axis get from one level that they cross.
+
+    They are per device and direction, and those of the worst group.
+    """
 
     level: Level
     ring_bytes_per_s: float
@@ -213,7 +220,10 @@ def _cross(cluster: Cluster, index: int, groups: Ints) -> _Crossing | None:
     ring_users, senders = np.bincount(port[used]), np.bincount(port)
     part_of_unit = part_of[_ends(unit_of)[0]]
     num_units = np.bincount(part_of_unit)
-    reached = {int(count): (level.reached_bytes_per_s(int(count)), _mean_hops(level, int(count))) for count in np.unique(num_units)}
+    reached = {
+        int(count): (level.reached_bytes_per_s(int(count)), _mean_hops(level, int(count)))
+        for count in np.unique(num_units)
+    }
     rate, hops = (np.array([reached[count][which] for count in num_units.tolist()]) for which in (0, 1))
     ring = np.bincount(unit_of[used], weights=rate[part_of[used]] / ring_users[port[used]])
     most_senders = np.maximum.reduceat(senders[port], _ends(part_of)[0])
@@ -237,13 +247,26 @@ def _ends(runs: Ints) -> tuple[Ints, Ints]:
 
 
 def _mean_hops(level: Level, num_units: int) -> float:
-    """Returns over how many links a message to another unit travels on average (floor(k^2/4)/(k-1) on a two-way ring of k)."""
+    """Returns how many links a message to another unit crosses on average.
+
+    On a two-way ring of k units that is floor(k^2/4)/(k-1).
+    """
     return (num_units * num_units // 4) / (num_units - 1) if level.topology == "ring" else 1.0
 
 
 def preset_table() -> str:
     """Returns the table of presets in `docs/cluster.md` (Markdown)."""
-    head = ["preset", "devices", "device", "f32 TFLOP/s", "bf16", "f16", "memory", "memory/s", "levels, outermost first"]
+    head = [
+        "preset",
+        "devices",
+        "device",
+        "f32 TFLOP/s",
+        "bf16",
+        "f16",
+        "memory",
+        "memory/s",
+        "levels, outermost first",
+    ]
     rows = [head, ["---"] * len(head), *(_preset_row(load_cluster(name)) for name in PRESETS)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
@@ -252,7 +275,14 @@ def _preset_row(cluster: Cluster) -> list[str]:
     device = cluster.device
     flops = [f"{device.peak_flops_per_s(dtype) / 1e12:.3g}" for dtype in ("f32", "bf16", "f16")]
     memory = [format_bytes(device.hbm_bytes), f"{device.hbm_bytes_per_s / 1e9:.4g} GB/s"]
-    return [f"`{cluster.name}`", str(cluster.num_devices), device.kind, *flops, *memory, "; ".join(map(_level_words, cluster.levels))]
+    return [
+        f"`{cluster.name}`",
+        str(cluster.num_devices),
+        device.kind,
+        *flops,
+        *memory,
+        "; ".join(map(_level_words, cluster.levels)),
+    ]
 
 
 def _level_words(level: Level) -> str:

@@ -18,7 +18,13 @@ from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.graph.collective_stats import KINDS
 
 VERSIONS: Final = (1, 2)
-_DEVICE_FIGURES: Final = ("hbm_bytes", "usable_hbm_fraction", "hbm_bytes_per_s", "matmul_efficiency", "memory_efficiency")
+_DEVICE_FIGURES: Final = (
+    "hbm_bytes",
+    "usable_hbm_fraction",
+    "hbm_bytes_per_s",
+    "matmul_efficiency",
+    "memory_efficiency",
+)
 _MEASURED_FIGURES: Final = ("launch_s", "array_s", "op_s", "vector_per_s", "costly_per_s")
 _ORIGIN: Final = ("date", "machine", "platform", "device_kind", "jaxlib")
 MOST_DEVICES: Final = 1 << 20
@@ -40,7 +46,9 @@ def parse_cluster(text: str, file: str = "") -> Cluster:
     if version not in VERSIONS:
         root.fail("version", " or ".join(map(str, VERSIONS)))
     origin = _origin(root.table("measured")) if "measured" in root.data else None
-    operators = file_operators(root.tables("operator", "one or more [[operator]] tables")) if "operator" in root.data else ()
+    operators = (
+        file_operators(root.tables("operator", "one or more [[operator]] tables")) if "operator" in root.data else ()
+    )
     device = _device(root.table("device"), operators)
     levels = tuple(_level(table) for table in root.tables("level", _LEVELS))
     cluster = Cluster(root.text("name"), root.text("about"), device, levels, origin)
@@ -82,18 +90,30 @@ def _known(device: Device) -> list[str]:
 
 def _level_lines(level: Level) -> list[str]:
     sources = dict(level.sources)
-    lines = ["[[level]]", f"name = {_string(level.name)}", f"size = {level.size}", f"topology = {_string(level.topology)}"]
+    lines = [
+        "[[level]]",
+        f"name = {_string(level.name)}",
+        f"size = {level.size}",
+        f"topology = {_string(level.topology)}",
+    ]
     lines += [f"devices_per_port = {level.devices_per_port}"]
     lines += [_figure_line(key, getattr(level, key), sources[key]) for key in _LEVEL_FIGURES]
     if level.partial_bytes_per_s:
         lines += ["[level.partial_bytes_per_s]"]
-        lines += [_figure_line(str(units), rate, sources[f"partial_bytes_per_s.{units}"]) for units, rate in level.partial_bytes_per_s]
+        lines += [
+            _figure_line(str(units), rate, sources[f"partial_bytes_per_s.{units}"])
+            for units, rate in level.partial_bytes_per_s
+        ]
     for kind in KINDS:
         rows = [(units, line) for name, units, line in level.collectives if name == kind]
         lines += [f"[level.collectives.{kind}]"] if rows else []
         lines += [f"{units} = {_line_text(line, sources[f'collectives.{kind}.{units}'])}" for units, line in rows]
     if level.transfer is not None:
-        lines += ["[level.transfer]", f"latency_s = {level.transfer.fixed_s!r}", f"bytes_per_s = {level.transfer.per_s!r}"]
+        lines += [
+            "[level.transfer]",
+            f"latency_s = {level.transfer.fixed_s!r}",
+            f"bytes_per_s = {level.transfer.per_s!r}",
+        ]
         lines += [f"source = {_string(sources['transfer'])}"]
     return lines
 
@@ -118,7 +138,9 @@ def _toml(text: str, file: str) -> dict[str, object]:
         at = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
         place = Place(file, int(at[1]), int(at[2])) if at else Place(file)
         message = str(error).replace(at[0], "") if at else str(error)
-        raise RhinoError("RHI-CLUSTER-002", f"the cluster file is not TOML: {message}", place, fix="see docs/cluster.md") from None
+        raise RhinoError(
+            "RHI-CLUSTER-002", f"the cluster file is not TOML: {message}", place, fix="see docs/cluster.md"
+        ) from None
 
 
 def _origin(table: Table) -> Origin:
@@ -155,7 +177,14 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
 
 
 def _level(table: Table) -> Level:
-    table.keys("name", "size", "topology", "devices_per_port", *_LEVEL_FIGURES, optional=("partial_bytes_per_s", "collectives", "transfer"))
+    table.keys(
+        "name",
+        "size",
+        "topology",
+        "devices_per_port",
+        *_LEVEL_FIGURES,
+        optional=("partial_bytes_per_s", "collectives", "transfer"),
+    )
     if table.count("size") > MOST_DEVICES:
         table.fail("size", f"at most {MOST_DEVICES:,}")
     topology = next((name for name in TOPOLOGIES if name == table.data["topology"]), None)

@@ -1,7 +1,8 @@
 """What a cluster is made of, as values: a device, the levels that join devices, and the source of every number.
 
-Numbers are plain; `sources` names, for each of them, the data sheet, paper or measurement it came from. What only a measurement tells
-(fixed times, rates of ops other than products, each kind of collective) is None or empty where nobody has measured.
+Numbers are plain; `sources` names, for each of them, the data sheet, paper or measurement it came from. What only a
+measurement tells (fixed times, rates of ops other than products, each kind of collective) is None or empty where nobody
+has measured.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _FLOAT_CHAINS: Final[dict[str, tuple[str, ...]]] = {
 }
 _INTEGERS: Final = ("i4", "i8", "i16", "i32", "i64")
 _INTEGER_CHAINS: Final = {name: (*_INTEGERS[i:], *_FLOAT_CHAINS["f32"]) for i, name in enumerate(_INTEGERS)}
-# Where a device has no unit for a type, the next type that holds all its values does the work; where there is none (f32 on a
-# TPU), the nearest narrower one, which is what XLA's default precision does there.
+# Where a device has no unit for a type, the next type that holds all its values does the work; where there is none (f32
+# on a TPU), the nearest narrower one, which is what XLA's default precision does there.
 _CHAINS: Final = {**_FLOAT_CHAINS, **_INTEGER_CHAINS}
 FLOPS_KEYS: Final = tuple(_CHAINS)
 
@@ -37,7 +38,8 @@ Pairs = tuple[tuple[str, str], ...]
 def flops_key(dtype: str) -> str:
     """Returns the row of a FLOP/s table for an MLIR element type.
 
-    "complex<f32>" is f32, "ui8" and "i1" (stored as a byte) are i8, "index" is i64; a type that is none of these counts as f32.
+    "complex<f32>" is f32, "ui8" and "i1" (stored as a byte) are i8, "index" is i64; a type that is none of these counts
+    as f32.
     """
     inner = re.fullmatch(r"complex<(\w+)>", dtype)
     name = inner[1] if inner else dtype
@@ -64,7 +66,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Measured seconds of one op on elements of one type, at ascending amounts of work [points]: (work, seconds), neither falling.
+    """Measured seconds of one op on elements of one type, at ascending amounts of work [points].
+
+    A point is (work, seconds), and neither falls from one point to the next.
 
     Work is what the op does on one device: FLOPs of a product, otherwise bytes that it reads and writes.
     """
@@ -77,7 +81,8 @@ class Operator:
     def seconds(self, work: float) -> float:
         """Returns the seconds of an amount of work.
 
-        Between two points they grow as a power of the work, below the first as between the first two, behind the last in proportion.
+        Between two points they grow as a power of the work, below the first as between the first two, behind the last
+        in proportion.
         """
         works = [point for point, _ in self.points]
         after = bisect_left(works, work)
@@ -90,7 +95,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where and when a cluster was measured: the day (ISO 8601), the machine, and what JAX calls platform and device there."""
+    """Where and when a cluster was measured.
+
+    That is the day (ISO 8601), the machine, and JAX's names for the platform and the device.
+    """
 
     date: str
     machine: str
@@ -107,9 +115,10 @@ class Device:
     `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
 
-    Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it takes or gives adds;
-    `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many elements an op computes that is no product,
-    `costly_per_s` the same of roots, exponentials and the like; `operators` are tables of single ops, which come before these rates.
+    Measured, where known: `launch_s` is the fixed time of launching a program and `array_s` what each array that it
+    takes or gives adds; `op_s` is the fixed time of an op which is a kernel of its own; `vector_per_s` is how many
+    elements an op computes that is no product, `costly_per_s` the same of roots, exponentials and the like; `operators`
+    are tables of single ops, which come before these rates.
     """
 
     kind: str
@@ -158,14 +167,14 @@ class Device:
 class Level:
     """`size` equal units (devices, or whole levels below) joined by one kind of link.
 
-    Each group of `devices_per_port` neighbouring devices of a unit shares a port (a network card, or all of a device's own
-    NVLinks) that sends `port_bytes_per_s` and receives as much at the same time. `efficiency` is the fraction that
+    Each group of `devices_per_port` neighbouring devices of a unit shares a port (a network card, or all of a device's
+    own NVLinks) that sends `port_bytes_per_s` and receives as much at the same time. `efficiency` is the fraction that
     collectives reach, `latency_s` the time of one step from a device to the next. On a "ring" whose links are wired
-    point to point, a group of fewer devices than the level has fewer links: `partial_bytes_per_s` lists the port's rate by
-    number of units in the group.
+    point to point, a group of fewer devices than the level has fewer links: `partial_bytes_per_s` lists the port's rate
+    by number of units in the group.
 
-    Measured, where known: `collectives` are (kind, number of units in the group, seconds by payload) with all groups of the level busy;
-    `transfer` is one array on its way from a device to another, outside of programs.
+    Measured, where known: `collectives` are (kind, number of units in the group, seconds by payload) with all groups of
+    the level busy; `transfer` is one array on its way from a device to another, outside of programs.
     """
 
     name: str
@@ -192,7 +201,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal devices joined by `levels`, outermost (slowest) first; devices are numbered with the innermost level fastest."""
+    """Equal devices joined by `levels`, outermost (slowest) first.
+
+    Devices are numbered with the innermost level fastest.
+    """
 
     name: str
     about: str

@@ -57,7 +57,9 @@ def parse_mesh(text: str) -> Mesh:
     """
     compact = text.replace(" ", "")
     if re.fullmatch(r"[0-9]+(x[0-9]+)*", compact):
-        axes = mesh_of_shape(tuple(int(size) for size in compact.split("x"))).axes if _positive(compact.split("x")) else ()
+        axes = (
+            mesh_of_shape(tuple(int(size) for size in compact.split("x"))).axes if _positive(compact.split("x")) else ()
+        )
     else:
         axes = _named_axes(text, compact)
     if not axes:
@@ -82,4 +84,6 @@ def _positive(sizes: list[str]) -> bool:
 
 
 def _bad_mesh(text: str, expected: str) -> RhinoError:
-    return RhinoError("RHI-CLI-001", f"mesh: got {text!r}, expected {expected}", fix="write a mesh like 8, 2x4 or x=2,y=4")
+    return RhinoError(
+        "RHI-CLI-001", f"mesh: got {text!r}, expected {expected}", fix="write a mesh like 8, 2x4 or x=2,y=4"
+    )

@@ -1,4 +1,7 @@
-"""Tables of measured ops: JSON from elsewhere, or `[[operator]]` in a cluster file. `docs/cluster.md` describes both."""
+"""Tables of measured ops: JSON from elsewhere, or `[[operator]]` in a cluster file.
+
+`docs/cluster.md` describes both.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,20 @@ def parse_operators(text: str, file: str = "") -> tuple[Operator, ...]:
     """Returns the operators of a JSON table; `file` is named in errors.
 
     Raises:
-        RhinoError: RHI-CLUSTER-003 where the text is not JSON, a key is missing, unknown or has a bad value, or an operator is there twice.
+        RhinoError: RHI-CLUSTER-003 where the text is not JSON, a key is missing, unknown or has a bad value, or an
+            operator is there twice.
     """
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         place = Place(file, error.lineno, error.colno)
-        raise RhinoError("RHI-CLUSTER-003", f"the operator table is not JSON: {error.msg}", place, fix="see docs/cluster.md") from None
+        raise RhinoError(
+            "RHI-CLUSTER-003", f"the operator table is not JSON: {error.msg}", place, fix="see docs/cluster.md"
+        ) from None
     if not isinstance(data, dict):
-        raise RhinoError("RHI-CLUSTER-003", "the operator table is no JSON object", Place(file), fix="see docs/cluster.md")
+        raise RhinoError(
+            "RHI-CLUSTER-003", "the operator table is no JSON object", Place(file), fix="see docs/cluster.md"
+        )
     root = Table(data, "", file, "RHI-CLUSTER-003", "operator table")
     root.keys("version", "source", "operators")
     if root.count("version") != VERSION:

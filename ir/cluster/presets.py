@@ -1,19 +1,24 @@
 """The clusters that have a name, as cluster files put together from shared blocks.
 
-Every number says where it came from; "estimate" marks those that no data sheet, paper or measurement known to us states.
+Every number says where it came from; "estimate" marks those that no data sheet, paper or measurement known to us
+states.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_XLA_GPU_MEMORY = "JAX's allocator takes 75 % of a GPU's memory unless XLA_CLIENT_MEM_FRACTION says otherwise (JAX docs)"
+_XLA_GPU_MEMORY = (
+    "JAX's allocator takes 75 % of a GPU's memory unless XLA_CLIENT_MEM_FRACTION says otherwise (JAX docs)"
+)
 
 _V100_MEMORY = f"""
-hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; ECC takes none of it" }}
+hbm_bytes = {{ value = 34359738368, source = "NVIDIA V100 data sheet (2020): 32 GB HBM2, that is 32 GiB; \
+ECC takes none of it" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 matmul_efficiency = {{ value = 0.75, source = "Rhino paper, section 7.2: up to 75.9 % of peak over a whole GPT step" }}
-memory_efficiency = {{ value = 0.83, source = "estimate, after Jia et al., Dissecting Volta (2018): about 750 of 900 GB/s" }}
+memory_efficiency = {{ value = 0.83, source = "estimate, after Jia et al., Dissecting Volta (2018): \
+about 750 of 900 GB/s" }}
 """
 
 _V100_SXM2: Final = f"""
@@ -53,29 +58,34 @@ f16 = {{ value = 312e12, source = "NVIDIA A100 data sheet (2021): FP16 312 TFLOP
 i8 = {{ value = 624e12, source = "NVIDIA A100 data sheet (2021): INT8 624 TOPS, dense" }}
 """
 
+_H100_SHEET = "NVIDIA H100 data sheet (2023), SXM"
+
 _H100: Final = f"""
 [device]
 kind = "H100-SXM5-80GB"
-hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 GB HBM3, that is 80 GiB (nvidia-smi shows 81559 MiB)" }}
+hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 GB HBM3, that is 80 GiB \
+(nvidia-smi shows 81559 MiB)" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 3.35e12, source = "NVIDIA H100 data sheet (2023), SXM: 3.35 TB/s" }}
-matmul_efficiency = {{ value = 0.65, source = "estimate: large cuBLAS products reach 600 to 700 of 989 bf16 TFLOPS under the power limit" }}
+matmul_efficiency = {{ value = 0.65, source = "estimate: large cuBLAS products reach 600 to 700 of 989 bf16 TFLOPS \
+under the power limit" }}
 memory_efficiency = {{ value = 0.9, source = "estimate: stream-like kernels" }}
 [device.flops_per_s]
 f64 = {{ value = 67e12, source = "NVIDIA H100 data sheet (2023), SXM: FP64 tensor core 67 TFLOPS" }}
 f32 = {{ value = 67e12, source = "NVIDIA H100 data sheet (2023), SXM: FP32 67 TFLOPS" }}
-tf32 = {{ value = 494.5e12, source = "NVIDIA H100 data sheet (2023), SXM: TF32 989 TFLOPS with sparsity, half of it dense" }}
-bf16 = {{ value = 989.5e12, source = "NVIDIA H100 data sheet (2023), SXM: BFLOAT16 1979 TFLOPS with sparsity, half of it dense" }}
-f16 = {{ value = 989.5e12, source = "NVIDIA H100 data sheet (2023), SXM: FP16 1979 TFLOPS with sparsity, half of it dense" }}
-f8 = {{ value = 1979e12, source = "NVIDIA H100 data sheet (2023), SXM: FP8 3958 TFLOPS with sparsity, half of it dense" }}
-i8 = {{ value = 1979e12, source = "NVIDIA H100 data sheet (2023), SXM: INT8 3958 TOPS with sparsity, half of it dense" }}
+tf32 = {{ value = 494.5e12, source = "{_H100_SHEET}: TF32 989 TFLOPS with sparsity, half of it dense" }}
+bf16 = {{ value = 989.5e12, source = "{_H100_SHEET}: BFLOAT16 1979 TFLOPS with sparsity, half of it dense" }}
+f16 = {{ value = 989.5e12, source = "{_H100_SHEET}: FP16 1979 TFLOPS with sparsity, half of it dense" }}
+f8 = {{ value = 1979e12, source = "{_H100_SHEET}: FP8 3958 TFLOPS with sparsity, half of it dense" }}
+i8 = {{ value = 1979e12, source = "{_H100_SHEET}: INT8 3958 TOPS with sparsity, half of it dense" }}
 """
 
 _V5E: Final = """
 [device]
 kind = "TPU v5e"
 hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB HBM2 per chip, that is 16 GiB" }
-usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, 30.75 of 32 G on v4" }
+usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
+30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 8.19e11, source = "Google Cloud docs, TPU v5e: 819 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -88,7 +98,8 @@ _V5P: Final = """
 [device]
 kind = "TPU v5p"
 hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB per chip" }
-usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, 30.75 of 32 G on v4" }
+usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
+30.75 of 32 G on v4" }
 hbm_bytes_per_s = { value = 2.765e12, source = "Google Cloud docs, TPU v5p: 2765 GBps" }
 matmul_efficiency = { value = 0.85, source = "estimate" }
 memory_efficiency = { value = 0.9, source = "estimate" }
@@ -108,11 +119,13 @@ size = 8
 topology = "ring"
 devices_per_port = 1
 latency_s = {{ value = 1.9e-6, source = "{_NCCL_NVLINK}" }}
-port_bytes_per_s = {{ value = 150e9, source = "NVIDIA V100 white paper (2017): 6 NVLinks of 25 GB/s per direction, all in rings over 8" }}
+port_bytes_per_s = {{ value = 150e9, source = "NVIDIA V100 white paper (2017): 6 NVLinks of 25 GB/s per direction, \
+all in rings over 8" }}
 efficiency = {{ value = 0.87, source = "estimate: nccl-tests reach about 130 of 150 GB/s bus bandwidth on 8 V100" }}
 [level.partial_bytes_per_s]
 2 = {{ value = 25e9, source = "hybrid cube mesh of DGX-1 (white paper, 2017): the weakest pair has one link" }}
-4 = {{ value = 100e9, source = "hybrid cube mesh of DGX-1 (white paper, 2017): four links of a GPU stay within its quad" }}
+4 = {{ value = 100e9, source = "hybrid cube mesh of DGX-1 (white paper, 2017): \
+four links of a GPU stay within its quad" }}
 """
 
 
@@ -129,7 +142,9 @@ efficiency = {{ value = 0.82, source = "{_NCCL_370}" }}
 """
 
 
-def _network(name: str, size: int, devices_per_port: int, port: tuple[float, str], efficiency: tuple[float, str]) -> str:
+def _network(
+    name: str, size: int, devices_per_port: int, port: tuple[float, str], efficiency: tuple[float, str]
+) -> str:
     return f"""
 [[level]]
 name = "{name}"
@@ -190,8 +205,15 @@ _HDR = (25e9, "NVIDIA DGX A100 data sheet (2020): 8 ConnectX-6 ports of 200 Gb/s
 _NDR = (50e9, "NVIDIA DGX H100 data sheet (2022): 8 ConnectX-7 ports of 400 Gb/s, one per GPU")
 _ROCE_REACHED = (0.88, "estimate: Ethernet, RoCE and NCCL overheads, 11 of 12.5 GB/s")
 _IB_REACHED = (0.92, "estimate: InfiniBand and NCCL overheads")
-_ICI_V5E = (100e9, "Google Cloud docs, TPU v5e: 400 GBps both ways over 4 links, 50 GB/s per link and direction; a ring uses 2 links")
-_ICI_V5P = (200e9, "Google Cloud docs, TPU v5p: 1200 GBps both ways over 6 links, 100 GB/s per link and direction; a ring uses 2 links")
+_ICI_V5E = (
+    100e9,
+    "Google Cloud docs, TPU v5e: 400 GBps both ways over 4 links, 50 GB/s per link and direction; a ring uses 2 links",
+)
+_ICI_V5P = (
+    200e9,
+    "Google Cloud docs, TPU v5p: 1200 GBps both ways over 6 links, 100 GB/s per link and direction; "
+    "a ring uses 2 links",
+)
 
 _NVLINK3 = _nvswitch(3, 300e9, "12 links of 25 GB/s per direction (NVIDIA A100 white paper, 2020)")
 _NVLINK4 = _nvswitch(4, 450e9, "18 links of 25 GB/s per direction (NVIDIA H100 white paper, 2022)")
@@ -201,15 +223,24 @@ _CLUSTERS: Final[dict[str, tuple[str, str]]] = {
     "cpu4": ("four host devices of one machine", _cpu(4, 7.5e9)),
     "cpu8": ("eight host devices of one machine", _cpu(8, 4.5e9)),
     "v100x8": ("one machine of the Rhino paper's platform M8", _V100_SXM2 + _NVLINK2),
-    "v100x8x2": ("two machines of the Rhino paper's platform M8", _V100_SXM2 + _network("roce", 2, 8, _ROCE, _ROCE_REACHED) + _NVLINK2),
-    "s1x8": ("eight machines of the Rhino paper's platform S1", _V100S_PCIE + _network("roce", 8, 1, _ROCE, _ROCE_REACHED)),
+    "v100x8x2": (
+        "two machines of the Rhino paper's platform M8",
+        _V100_SXM2 + _network("roce", 2, 8, _ROCE, _ROCE_REACHED) + _NVLINK2,
+    ),
+    "s1x8": (
+        "eight machines of the Rhino paper's platform S1",
+        _V100S_PCIE + _network("roce", 8, 1, _ROCE, _ROCE_REACHED),
+    ),
     "a100x8": ("one DGX A100", _A100 + _NVLINK3),
     "a100x8x2": ("two DGX A100", _A100 + _network("infiniband", 2, 1, _HDR, _IB_REACHED) + _NVLINK3),
     "h100x8": ("one DGX H100", _H100 + _NVLINK4),
     "h100x8x4": ("four DGX H100", _H100 + _network("infiniband", 4, 1, _NDR, _IB_REACHED) + _NVLINK4),
     "h100x8x8": ("eight DGX H100", _H100 + _network("infiniband", 8, 1, _NDR, _IB_REACHED) + _NVLINK4),
     "v5e-8": ("a 2x4 slice of TPU v5e", _V5E + _tpu_links(8, _ICI_V5E, (50e9, 50e9))),
-    "v5p-8": ("a 2x2x1 slice of TPU v5p: 4 chips (the 8 in its name counts cores)", _V5P + _tpu_links(4, _ICI_V5P, (100e9,))),
+    "v5p-8": (
+        "a 2x2x1 slice of TPU v5p: 4 chips (the 8 in its name counts cores)",
+        _V5P + _tpu_links(4, _ICI_V5P, (100e9,)),
+    ),
 }
 
 PRESETS: Final[dict[str, str]] = {

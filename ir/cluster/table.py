@@ -12,9 +12,14 @@ from rhino.ir.diagnostics import Place, RhinoError
 
 
 class Table:
-    """One table of a file, with the path of its keys for errors, which have the id `id` and call the keys a `what` key."""
+    """One table of a file, with the path of its keys for errors.
 
-    def __init__(self, data: Mapping[str, object], path: str, file: str, id: str = "RHI-CLUSTER-002", what: str = "cluster") -> None:
+    The errors have the id `id` and call the keys a `what` key.
+    """
+
+    def __init__(
+        self, data: Mapping[str, object], path: str, file: str, id: str = "RHI-CLUSTER-002", what: str = "cluster"
+    ) -> None:
         self.data, self._path, self._file, self._id, self._what = data, path, file, id, what
 
     def _inner(self, data: Mapping[str, object], path: str) -> Table:
@@ -27,7 +32,9 @@ class Table:
         """Raises the table's error for `key`, with what it holds and what was expected."""
         got = reprlib.repr(self.data[key]) if key in self.data else "nothing"
         what = f"{self._what} key {self._key(key)!r}: got {got}, expected {expected}"
-        raise RhinoError(self._id, what, Place(self._file), fix=fix or f"correct {self._key(key)!r}; see docs/cluster.md")
+        raise RhinoError(
+            self._id, what, Place(self._file), fix=fix or f"correct {self._key(key)!r}; see docs/cluster.md"
+        )
 
     def keys(self, *known: str, required: bool = True, optional: Collection[str] = ()) -> None:
         """Checks that no key is unknown and, with `required`, that each of `known` is there."""

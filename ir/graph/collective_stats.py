@@ -1,4 +1,7 @@
-"""Collectives by kind, counted: how many, and their payload in bytes per device; for planned, localized and compiled programs alike."""
+"""Collectives by kind: how many, and their payload in bytes per device.
+
+The same counts are taken of planned, localized and compiled programs.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ class Count(NamedTuple):
 class CollectiveStats:
     """Collectives of a program by kind.
 
-    `exact` is False where a loop's trip count is not a constant (its body counts once), or where branches differ (the one with the
-    most bytes counts).
+    `exact` is False where a loop's trip count is not a constant (its body counts once), or where branches differ (the
+    one with the most bytes counts).
     """
 
     counts: Mapping[str, Count] = field(default_factory=dict)
@@ -38,11 +41,16 @@ class CollectiveStats:
     @property
     def total(self) -> Count:
         """All kinds together."""
-        return Count(sum(count.num for count in self.counts.values()), sum(count.num_bytes for count in self.counts.values()))
+        return Count(
+            sum(count.num for count in self.counts.values()), sum(count.num_bytes for count in self.counts.values())
+        )
 
     @property
     def sent_bytes(self) -> int:
-        """What the payloads come to on the wire, up to a factor (n - 1) / n: an all-reduce scatters and gathers, so it counts twice."""
+        """Bytes of the payloads on the wire, up to a factor (n - 1) / n.
+
+        An all-reduce scatters and gathers, so it counts twice.
+        """
         return self.total.num_bytes + self.counts.get("all_reduce", Count()).num_bytes
 
     def __add__(self, other: CollectiveStats) -> CollectiveStats:
@@ -58,7 +66,8 @@ class CollectiveStats:
         if trips is None:
             return CollectiveStats(self.counts, self.exact and not self.counts)
         return CollectiveStats(
-            {kind: Count(count.num * trips, count.num_bytes * trips) for kind, count in self.counts.items() if trips}, self.exact
+            {kind: Count(count.num * trips, count.num_bytes * trips) for kind, count in self.counts.items() if trips},
+            self.exact,
         )
 
     def table(self) -> str:

@@ -22,7 +22,10 @@ DTYPES: Final = {
 
 
 def element_bytes(dtype: str) -> int:
-    """Returns the bytes that an element takes in memory: "f32", "i1", "f8E4M3FN", "complex<f32>"; none for what is no number."""
+    """Returns the bytes that an element takes in memory: "f32", "i1", "f8E4M3FN", "complex<f32>".
+
+    Returns None for a type that is no number.
+    """
     if dtype.startswith("complex<"):
         return 2 * element_bytes(dtype.removeprefix("complex<").removesuffix(">"))
     bits = _BITS.match(dtype)

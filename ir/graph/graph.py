@@ -1,8 +1,8 @@
 """The program as dense arrays: values, ops, uses; and one class for all ops that are alike.
 
-A 72-layer GPT has some 30,000 ops and a few hundred classes (same name, types, rule and numerics), so whatever depends on the class
-alone is computed once. No MLIR object lives in here: an op is its position in program order (a loop's body after
-the loop), a value is a number (arguments first).
+A 72-layer GPT has some 30,000 ops and a few hundred classes (same name, types, rule and numerics), so whatever depends
+on the class alone is computed once. No MLIR object lives in here: an op is its position in program order (a loop's body
+after the loop), a value is a number (arguments first).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from rhino.ir.graph.rules import Rule
 from rhino.ir.graph.spec import Spec
 
 MOST_TIMES: Final = 2**53
-"""How often an op is taken to run at most: so far floats count exactly, and a step that runs one more often does not end."""
+"""How often an op is taken to run at most.
+
+So far floats count exactly, and a step that runs one more often does not end.
+"""
 
 Choices = tuple[frozenset[int] | None, ...]
 
@@ -46,12 +49,13 @@ class TensorType:
 class OpClass:
     """What all alike ops share.
 
-    `rule` is None for an op that cannot be split (it is replicated). `reduction` is the monoid ("add", "max", "min") with which the parts
-    of a split reduction factor combine, or None. Each set in `linear` names operands such that the op commutes with addition over them
-    jointly, the others held: when exactly these are partial sums, so is the result. A `free` op depends on constants alone: it is
-    computed wherever it is needed. A `fusible` op can be computed inside its consumer's loop. `moved_bytes` is what the op reads and writes
-    where somebody has said so; otherwise that follows from its operands and results. `held` are the specs that its operands must have and
-    its results come in, where there is no choice.
+    `rule` is None for an op that cannot be split (it is replicated). `reduction` is the monoid ("add", "max", "min")
+    with which the parts of a split reduction factor combine, or None. Each set in `linear` names operands such that the
+    op commutes with addition over them jointly, the others held: when exactly these are partial sums, so is the result.
+    A `free` op depends on constants alone: it is computed wherever it is needed. A `fusible` op can be computed inside
+    its consumer's loop. `moved_bytes` is what the op reads and writes where somebody has said so; otherwise that
+    follows from its operands and results. `held` are the specs that its operands must have and its results come in,
+    where there is no choice.
     """
 
     name: str
@@ -91,10 +95,13 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A `while` whose body is part of the graph: the ops after `op` and before `end`, which returns from it, run `trips` times.
+    """A `while` whose body is part of the graph.
 
-    What the loop carries is one value from its start to after its end: the results of `op` stand for the body's arguments too. `kept` says
-    which of them the body returns as they came. `trips` is None where nobody knows how often it runs; it is then planned for once.
+    The ops after `op` and before `end`, which returns from the body, run `trips` times.
+
+    What the loop carries is one value from its start to after its end: the results of `op` stand for the body's
+    arguments too. `kept` says which of them the body returns as they came. `trips` is None where nobody knows how often
+    it runs; it is then planned for once.
     """
 
     op: int
@@ -107,8 +114,8 @@ class Loop:
 class Repeats:
     """For how many alike ones ops and values stand: those of the same group of layers.
 
-    Shapes: `times` [ops] and `copies` [values], how many at most; `run` [ops] is equal for ops of one group on the same way, 0 for those of
-    none. The runs of group g are 2g + 1 and 2g + 2.
+    Shapes: `times` [ops] and `copies` [values], how many at most; `run` [ops] is equal for ops of one group on the same
+    way, 0 for those of none. The runs of group g are 2g + 1 and 2g + 2.
     """
 
     times: Ints
@@ -135,13 +142,14 @@ HANDS_ON = frozenset({WHILE, YIELD, BARRIER})
 class Graph:
     """One function in normal form.
 
-    Shapes: `op_class` [ops]; operands of op `o` are `uses[use_start[o] : use_start[o + 1]]`, its results are the values `result_start[o] ..
-    result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for an argument. Values 0 .. len(arguments) -
-    1 are the arguments. `returns` are the returned values. `fixed` and `return_fixed` hold the specs that the user's own shardings leave
-    open, for the values and results that have one. `roles` says what each axis of the mesh is for ("batch", "model" or ""), and is empty
-    where the user has not said it. `zeros` are the values all of whose elements are known to be 0. `choices` holds, for ops of which it is
-    said, what they may do along each axis (as strategies/cost/candidates.py numbers it), None where that is open. `repeats` says for how
-    many alike ones ops and values stand (ir/program/folded_layers.py); None where each is but itself.
+    Shapes: `op_class` [ops]; operands of op `o` are `uses[use_start[o] : use_start[o + 1]]`, its results are the values
+    `result_start[o] .. result_start[o + 1] - 1`; `value_type` [values] indexes `types`; `value_op` [values] is -1 for
+    an argument. Values 0 .. len(arguments) - 1 are the arguments. `returns` are the returned values. `fixed` and
+    `return_fixed` hold the specs that the user's own shardings leave open, for the values and results that have one.
+    `roles` says what each axis of the mesh is for ("batch", "model" or ""), and is empty where the user has not said
+    it. `zeros` are the values all of whose elements are known to be 0. `choices` holds, for ops of which it is said,
+    what they may do along each axis (as strategies/cost/candidates.py numbers it), None where that is open. `repeats`
+    says for how many alike ones ops and values stand (ir/program/folded_layers.py); None where each is but itself.
     """
 
     classes: tuple[OpClass, ...]
@@ -216,14 +224,16 @@ class Graph:
 
 
 def materialized(graph: Graph, inside: NDArray[np.bool_] | None = None, given: Sequence[int] = ()) -> NDArray[np.bool_]:
-    """Returns, for every value, whether it gets memory of its own [values]; in a program that has the ops `inside` [ops] alone, if asked.
+    """Returns, for every value, whether it gets memory of its own [values].
 
-    That returns the values `given`, and has as arguments what it does not make.
+    With `inside` [ops], the program has these ops alone: it returns the values `given`, and its arguments are what it
+    does not compute.
 
-    Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like do, fusible ops and
-    reductions do not, nor does an update of part of a buffer the part that it writes. Who reads a view reads what it views. Another
-    fusible op is computed inside its reader, or inside each of its readers if it is cheap and none of them is a reduction (XLA's
-    `InstructionFusion`; on the CPU of jaxlib 0.10.2 a library computes reductions, which fuse a producer only if nothing else reads it).
+    Arguments and returned values do. So does what some reader takes from memory: products, gathers, loops and the like
+    do, fusible ops and reductions do not, nor does an update of part of a buffer the part that it writes. Who reads a
+    view reads what it views. Another fusible op is computed inside its reader, or inside each of its readers if it is
+    cheap and none of them is a reduction (XLA's `InstructionFusion`; on the CPU of jaxlib 0.10.2 a library computes
+    reductions, which fuse a producer only if nothing else reads it).
     """
     if not graph.num_ops:
         return np.ones(graph.num_values, dtype=bool)
@@ -266,11 +276,20 @@ REPEATS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.broadcast"})
 """Ops whose result repeats their operand, or gives it dims of one element."""
 
 COPY_FREE = frozenset(
-    {"stablehlo.reshape", "stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant", "stablehlo.bitcast_convert"}
+    {
+        "stablehlo.reshape",
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.iota",
+        "stablehlo.constant",
+        "stablehlo.bitcast_convert",
+    }
 )
 """Ops that need no memory of their own wherever their consumer computes: views, and values of a counter."""
 
-_COSTLY = "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine sqrt tan tanh"
+_COSTLY = (
+    "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
+    "sqrt tan tanh"
+)
 
 COSTLY = frozenset(f"stablehlo.{name}" for name in _COSTLY.split())
 """Fusible ops that XLA does not compute twice (`InstructionFusion::IsExpensive`)."""
@@ -281,7 +300,9 @@ MOVES = frozenset(f"stablehlo.{name}" for name in _MOVES.split())
 """Fusible ops whose elements come from another place of their operands: none is written over what it reads."""
 
 COPIED_UPDATE = "stablehlo.scatter"
-"""An update that writes over its first operand; what makes this, unless that depends on constants alone, then writes over nothing, so that
+"""An update that writes over its first operand.
+
+What makes this, unless that depends on constants alone, then writes over nothing, so that
 there is one tensor more, as if XLA's CPU backend (jaxlib 0.10.2) copied it."""
 
 PART_UPDATE = "stablehlo.dynamic_update_slice"

@@ -1,8 +1,9 @@
 """Count the collectives in XLA's compiled HLO text: what a compiled program really sends.
 
-The text is `LoadedExecutable.hlo_modules()[0].to_string()`. Operands carry no shapes there, so sizes come from the definitions.
-A payload is the sum of the operands' bytes, times the group's size where the collective gathers: this holds for combined
-collectives of tuple shape and for asynchronous `-start` forms alike, whose result shapes also hold operands and contexts.
+The text is `LoadedExecutable.hlo_modules()[0].to_string()`. Operands carry no shapes there, so sizes come from the
+definitions. A payload is the sum of the operands' bytes, times the group's size where the collective gathers: this
+holds for combined collectives of tuple shape and for asynchronous `-start` forms alike, whose result shapes also hold
+operands and contexts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _ARRAY: Final = re.compile(r"\b(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<= ]*)\]")
 _COMMENT: Final = re.compile(r"/\*.*?\*/")
 _OPERAND: Final = re.compile(r"%?([A-Za-z_][\w.-]*)\s*(?:,|$)")
 _CALLED: Final = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.-]+)")
-_BRANCHES: Final = re.compile(r"\b(?:branch_computations=\{([^}]*)\}|true_computation=%?([\w.-]+), false_computation=%?([\w.-]+))")
+_BRANCHES: Final = re.compile(
+    r"\b(?:branch_computations=\{([^}]*)\}|true_computation=%?([\w.-]+), false_computation=%?([\w.-]+))"
+)
 _TRIPS: Final = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _GROUPS_LISTED: Final = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _GROUPS_IOTA: Final = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
@@ -44,7 +47,10 @@ _PARTITIONS: Final = re.compile(r"\bnum_partitions=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction of HLO text; `arguments` is what stands between its parentheses, `operands` are the names in it."""
+    """An instruction of HLO text.
+
+    `arguments` is the text between its parentheses, `operands` are the names in it.
+    """
 
     shape: str
     opcode: str
@@ -60,7 +66,8 @@ Computation = Mapping[str, Instruction]
 def hlo_stats(text: str) -> CollectiveStats:
     """Returns the collectives that one device takes part in when it runs the compiled module once.
 
-    Loops count as often as XLA's `known_trip_count` says, else once with `exact=False`. Groups of one device are left out.
+    Loops count as often as XLA's `known_trip_count` says, else once with `exact=False`. Groups of one device are left
+    out.
     """
     entry, computations = parse_hlo(text)
     partitions = _PARTITIONS.search(text.split("\n", 1)[0])
@@ -76,7 +83,8 @@ def trips(loop: Instruction) -> int | None:
 def shape_bytes(shape: str) -> int:
     """Returns the bytes of an HLO shape, the sum of its leaves for a tuple: "f32[8,64]{1,0}", "(bf16[4], u32[])"."""
     return sum(
-        math.prod(int(dim.strip().removeprefix("<=")) for dim in found["dims"].split(",") if dim.strip()) * _element_bytes(found["dtype"])
+        math.prod(int(dim.strip().removeprefix("<=")) for dim in found["dims"].split(",") if dim.strip())
+        * _element_bytes(found["dtype"])
         for found in _ARRAY.finditer(shape)
     )
 
@@ -127,7 +135,9 @@ class _Walk:
         if op.opcode.endswith(("-update", "-done")):
             return EMPTY
         if branches := _BRANCHES.search(op.attributes):
-            names = [name.strip().removeprefix("%") for group in branches.groups() if group for name in group.split(",")]
+            names = [
+                name.strip().removeprefix("%") for group in branches.groups() if group for name in group.split(",")
+            ]
             return one_of([self.computation(name) for name in names])
         together = sum((self.computation(name) for name in _CALLED.findall(op.attributes)), EMPTY)
         if op.opcode != "while" or not together.counts:

@@ -8,7 +8,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class LayerMark:
-    """What is said of an op or an argument: the group it belongs to (-1: none), for how many layers that stands, and which way it goes."""
+    """The mark of an op or an argument: the group of layers that it belongs to.
+
+    `group` is -1 where there is none; `size` is how many layers the group stands for, and `is_back` says whether it is
+    of the backward pass.
+    """
 
     group: int = -1
     size: int = 1

@@ -1,7 +1,8 @@
 """Shardy's sharding rule of an op as a table of factors.
 
-A rule such as `([i, j, l], [l, k])->([i, j, k]) {i=8, j=32, k=64, l=64} reduction={l}` names, for every dim of every operand and result,
-the factors that it is made of, most significant first. Op semantics are Shardy's; nothing about single ops is written down here.
+A rule such as `([i, j, l], [l, k])->([i, j, k]) {i=8, j=32, k=64, l=64} reduction={l}` names, for every dim of every
+operand and result, the factors that it is made of, most significant first. Op semantics are Shardy's; nothing about
+single ops is written down here.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Rule:
         return replace(self, fixed=self.fixed | factors)
 
     def is_major(self, factor: int) -> bool:
-        """Says whether `factor` leads (above all of size > 1) every dim that it is in, so that splitting it splits the dim."""
+        """Says whether splitting `factor` splits every dim that it is in: no factor of size > 1 is before it there."""
         for mapping in (*self.operands, *self.results):
             for dim in mapping:
                 if factor in dim and any(self.sizes[other] > 1 for other in dim[: dim.index(factor)]):
@@ -68,7 +69,14 @@ def parse_rule(text: str) -> Rule:
         return frozenset(index[name] for name in _FACTOR.findall(found.group(1))) if found else frozenset()
 
     sizes = tuple(int(size) for _, size in _SIZE.findall(right))
-    return Rule(names, sizes, mappings(left), mappings(tensors), group("reduction"), group("need_replication") | group("permutation"))
+    return Rule(
+        names,
+        sizes,
+        mappings(left),
+        mappings(tensors),
+        group("reduction"),
+        group("need_replication") | group("permutation"),
+    )
 
 
 def elementwise_rule(shape: tuple[int, ...]) -> Rule:

@@ -1,10 +1,11 @@
 """How one tensor lies on a mesh: for each axis replicated, a partial sum, or split along a dim.
 
-A spec has one entry for each mesh axis: 0 replicated, 1 partial (the parts add up), 2 + d split along dim d into equal consecutive blocks.
-Each axis, outermost first, splits what the axes before it left: two axes that split one dim share it, the outer one with the larger
-blocks. Entries are packed into one integer, five bits an axis and the outermost axis lowest, so that a spec is cheap to hash and to
-compare; along a single axis a spec is its entry. Sizes always divide: a dim that an axis does not divide has no split. Along an axis of
-size 1 all entries say the same, and the planner's specs have the first of them.
+A spec has one entry for each mesh axis: 0 replicated, 1 partial (the parts add up), 2 + d split along dim d into equal
+consecutive blocks. Each axis, outermost first, splits what the axes before it left: two axes that split one dim share
+it, the outer one with the larger blocks. Entries are packed into one integer, five bits an axis and the outermost axis
+lowest, so that a spec is cheap to hash and to compare; along a single axis a spec is its entry. Sizes always divide: a
+dim that an axis does not divide has no split. Along an axis of size 1 all entries say the same, and the planner's specs
+have the first of them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def pack_rows(entries: NDArray[np.int64]) -> list[Spec]:
     """Returns the spec of each row of entries, outermost axis first [rows, axes]."""
     num_axes = entries.shape[1]
     wide = entries if _BITS * num_axes < _INTEGER_BITS else entries.astype(object)
-    return [Spec(one) for one in (wide @ np.array([1 << (_BITS * axis) for axis in range(num_axes)], dtype=wide.dtype)).tolist()]
+    return [
+        Spec(one)
+        for one in (wide @ np.array([1 << (_BITS * axis) for axis in range(num_axes)], dtype=wide.dtype)).tolist()
+    ]
 
 
 def unpack(spec: int, num_axes: int) -> tuple[int, ...]:
@@ -116,7 +120,10 @@ def fits(spec: int, shape: Sequence[int], sizes: Sequence[int]) -> bool:
 
 
 def all_specs(shape: Sequence[int], sizes: Sequence[int], partial: Sequence[int] = ()) -> tuple[Spec, ...]:
-    """Returns every spec that a tensor of `shape` can be stored in on axes of `sizes`; as partial sums along the axes in `partial`."""
+    """Returns every spec that a tensor of `shape` can be stored in on axes of `sizes`.
+
+    Along the axes in `partial` it is a partial sum.
+    """
     dims = range(min(len(shape), _MOST_DIMS))
     ways = [
         (REPLICATED, *([PARTIAL] if axis in partial else []), *map(split, dims)) if size > 1 else (REPLICATED,)
@@ -135,7 +142,10 @@ def dim_axes(spec: int, num_axes: int, rank: int) -> list[list[int]]:
 
 
 def spec_text(spec: int, names: Sequence[str] = ()) -> str:
-    """Returns the spec as a reader would say it: `R`, `P`, `S0`, `S1`, ...; with several axes each after its name, as `x:S0 y:R`."""
+    """Returns the spec as text: `R`, `P`, `S0`, `S1` and so on.
+
+    With several axes, each follows its name, as in `x:S0 y:R`.
+    """
     if len(names) <= 1:
         return _entry_text(spec)
     return " ".join(f"{name}:{_entry_text(one)}" for name, one in zip(names, unpack(spec, len(names)), strict=True))

@@ -1,7 +1,8 @@
 """The only door to jaxlib's MLIR bindings: contexts, parsing, pass managers, and the version they were tested with.
 
-Everything else imports `ir`, `passmanager` and the dialects from here, so that a new jaxlib is tried in one place. They come from
-jaxlib itself: `jax.extend.mlir` has the same and loads all of JAX, more than half of the time that `rhino-opt` takes to start.
+Everything else imports `ir`, `passmanager` and the dialects from here, so that a new jaxlib is tried in one place. They
+come from jaxlib itself: `jax.extend.mlir` has the same and loads all of JAX, more than half of the time that
+`rhino-opt` takes to start.
 """
 
 from __future__ import annotations

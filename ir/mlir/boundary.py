@@ -29,7 +29,9 @@ def entries(attribute: ir.Attribute) -> Attributes:
 def set_function_type(function: func.FuncOp) -> None:
     """Gives a function the type that follows from what its block takes and returns."""
     block = function.regions[0].blocks[0]
-    kind = ir.FunctionType.get([value.type for value in block.arguments], [value.type for value in end_of(block).operands])
+    kind = ir.FunctionType.get(
+        [value.type for value in block.arguments], [value.type for value in end_of(block).operands]
+    )
     function.attributes["function_type"] = ir.TypeAttr.get(kind)
 
 

@@ -1,7 +1,7 @@
 """Which result takes over an argument's buffer: the attribute that says so, and what it may say.
 
-XLA refuses two arguments for one result, and buffers of different sizes. Another type of the same size it takes; but a result is to lie on
-the devices as the argument does that it takes the place of, and tensors of different shapes cannot.
+XLA refuses two arguments for one result, and buffers of different sizes. Another type of the same size it takes; but a
+result is to lie on the devices as the argument does that it takes the place of, and tensors of different shapes cannot.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def check_aliases(function: func.FuncOp, file: str) -> None:
     """Refuses what cannot be a function's donation.
 
     Raises:
-        RhinoError: RHI-READ-002 where an attribute is no number of a result, RHI-READ-009 where a result would take over two buffers, or
-            that of another type.
+        RhinoError: RHI-READ-002 where an attribute is no number of a result, RHI-READ-009 where a result would take
+            over two buffers, or that of another type.
     """
     owner: dict[int, int] = {}
     kinds = function.type.inputs, function.type.results  # lists of all are made for each, so not once an argument

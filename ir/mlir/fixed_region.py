@@ -1,8 +1,8 @@
 """Regions that somebody has made parallel by hand: `sdy.manual_computation`, what JAX's `shard_map` lowers to.
 
-Its body is the program of one device already, and stays as it is. The shardings of its operands and results are what the plan around it
-has to give and gets. For Shardy's conversion to local shapes, which takes no region of local types, it is set aside, with a call of no
-meaning in its place; afterwards its ops stand where the call stood.
+Its body is the program of one device already, and stays as it is. The shardings of its operands and results are what
+the plan around it has to give and gets. For Shardy's conversion to local shapes, which takes no region of local types,
+it is set aside, with a call of no meaning in its place; afterwards its ops stand where the call stood.
 """
 
 from __future__ import annotations
@@ -48,15 +48,22 @@ def held_specs(op: ir.Operation, mesh: NamedMesh, file: str) -> Held:
         over = ", ".join(f'"{axis}"' for axis in sorted(axes)) or "no axis"
         what = f"a manual computation over {over}, on a mesh of {mesh.mesh},"
         raise cannot_honour(what, "make it manual over all axes of the mesh first, with --rhino-normalize", place)
-    return _specs(op, "in", [v.type for v in op.operands], mesh, place), _specs(op, "out", [v.type for v in op.results], mesh, place)
+    return _specs(op, "in", [v.type for v in op.operands], mesh, place), _specs(
+        op, "out", [v.type for v in op.results], mesh, place
+    )
 
 
 def _specs(op: ir.Operation, side: str, kinds: list[ir.Type], mesh: NamedMesh, place: Place) -> tuple[Spec, ...]:
     shardings = sdy.TensorShardingPerValueAttr(op.attributes[f"{side}_shardings"]).shardings
     shapes = [tuple(ir.RankedTensorType(kind).shape) for kind in kinds]
-    described = [f"{'operand' if side == 'in' else 'result'} {number} of a manual computation" for number in range(len(kinds))]
+    described = [
+        f"{'operand' if side == 'in' else 'result'} {number} of a manual computation" for number in range(len(kinds))
+    ]
     # All axes are manual: a dim that is open is not split by those that it does not name.
-    given = [min(allowed_specs(one, mesh, shape, place, what)) for one, shape, what in zip(shardings, shapes, described, strict=True)]
+    given = [
+        min(allowed_specs(one, mesh, shape, place, what))
+        for one, shape, what in zip(shardings, shapes, described, strict=True)
+    ]
     return tuple([without_unit_axes(spec, mesh.mesh.shape) for spec in given])
 
 
@@ -67,7 +74,9 @@ def set_aside(op: ir.Operation, number: int) -> tuple[SetAside, ir.Operation]:
         function = func.FuncOp(aside.call, ([], []))
     op.regions[0].blocks[0].append_to(function.regions[0])
     with ir.InsertionPoint(op), op.location:
-        call = stablehlo.CustomCallOp([r.type for r in op.results], list(op.operands), call_target_name=aside.call).operation
+        call = stablehlo.CustomCallOp(
+            [r.type for r in op.results], list(op.operands), call_target_name=aside.call
+        ).operation
     for before, after in zip(op.results, call.results, strict=True):
         before.replace_all_uses_with(after)
     op.erase()

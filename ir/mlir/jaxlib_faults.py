@@ -1,7 +1,7 @@
 """Programs on which jaxlib's own parser and passes end the process (jaxlib 0.10.2): refused before these see them.
 
-Each is at odds with the StableHLO specification, or of a kind that the planner does not take, so that nothing is lost. What the parser
-dies of has to be found in the text.
+Each is at odds with the StableHLO specification, or of a kind that the planner does not take, so that nothing is lost.
+What the parser dies of has to be found in the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _IN_TEXT: Final = (
         "export the program for fixed shapes",
     ),
 )
-"""Texts at which the parser divides by zero or reads through a null pointer, with the id, what is wrong and what to do."""
+"""Texts at which the parser divides by zero or reads through a null pointer, with the id, what is wrong and what to
+do."""
 
 
 def refuse_text(text: str, name: str) -> None:
@@ -48,7 +49,8 @@ def refuse_ops(ops: Iterable[ir.Operation], name: str) -> None:
     """Refuses ops on which passes of jaxlib's end the process.
 
     Raises:
-        RhinoError: RHI-READ-002 for a windowed reduction that starts from no scalar, RHI-READ-003 for a scan of complex numbers.
+        RhinoError: RHI-READ-002 for a windowed reduction that starts from no scalar, RHI-READ-003 for a scan of complex
+            numbers.
     """
     for op in ops:
         if op.name == "stablehlo.reduce_window":

@@ -1,6 +1,7 @@
 """Where an op or argument comes from: the place in a file for errors, and the name that people know it by.
 
-JAX writes an argument's pytree path and an op's scope as name locations; both survive passes, and are how a user recognises a tensor.
+JAX writes an argument's pytree path and an op's scope as name locations; both survive passes, and are how a user
+recognises a tensor.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ A program of local shapes with explicit collectives is refused by XLA's partitio
 `sdy.manual_computation` over all mesh axes, in a function of global shapes, it compiles, and nothing is left to choose.
 
 Reads     `sdy.mesh`, and `sdy.sharding` on the entry's arguments and results (absent: replicated).
-Writes    an entry of global types whose body is the manual computation; aliasing and other attributes of arguments and results,
-          and the arguments' locations, stay where they were. `sdy.sharding` inside is dropped: its axes are all manual there.
-          An argument or result that is a partial sum has a leading dim for each axis that it is a sum over, split over that axis: so each
-          device holds its summand, and the array is an ordinary one.
+Writes    an entry of global types whose body is the manual computation; aliasing and other attributes of arguments and
+          results, and the arguments' locations, stay where they were. `sdy.sharding` inside is dropped: its axes are
+          all manual there. An argument or result that is a partial sum has a leading dim for each axis that it is a sum
+          over, split over that axis: so each device holds its summand, and the array is an ordinary one.
 Errors    RHI-LOCAL-001 no mesh, or a sharding that names its mesh in another way; RHI-READ-005.
 """
 
@@ -32,9 +32,8 @@ LOCAL = "rhino.local"
 def wrap_manual(local_module: ir.Module) -> ir.Module:
     """Returns a copy of the localized `local_module` whose entry takes and gives global tensors.
 
-    Shapes:
-        A dimension of the entry's arguments and results grows by the product of the axes that split it. A partial sum over axes of sizes
-        a, b, ... is [a, b, ..., its own dims].
+    Shapes: A dimension of the entry's arguments and results grows by the product of the axes that split it. A partial
+        sum over axes of sizes a, b, ... is [a, b, ..., its own dims].
 
     Raises:
         RhinoError: RHI-LOCAL-001, RHI-READ-005.
@@ -45,8 +44,14 @@ def wrap_manual(local_module: ir.Module) -> ir.Module:
         if LOCAL in module.operation.attributes:
             del module.operation.attributes[LOCAL]
         reader = _reader(module, entry)
-        inputs = [reader.boundary(arg.type, attrs) for arg, attrs in zip(entry.arguments, boundary_attributes(entry, "arg"), strict=True)]
-        outputs = [reader.boundary(kind, attrs) for kind, attrs in zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)]
+        inputs = [
+            reader.boundary(arg.type, attrs)
+            for arg, attrs in zip(entry.arguments, boundary_attributes(entry, "arg"), strict=True)
+        ]
+        outputs = [
+            reader.boundary(kind, attrs)
+            for kind, attrs in zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)
+        ]
         strip_shardings(module)
         wrapped = _global_function(entry, inputs, outputs)
         _move_body(entry, wrapped, reader.mesh, inputs, outputs)
@@ -89,7 +94,10 @@ def strip_shardings(module: ir.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """An argument or result of the entry: its closed sharding and its global type, both with dims for the axes that it is a sum over."""
+    """An argument or result of the entry: its closed sharding and its global type.
+
+    Both have a leading dim for each axis that the tensor is a partial sum over.
+    """
 
     sharding: sdy.TensorShardingAttr
     global_type: ir.Type
@@ -105,7 +113,7 @@ class _Reader:
     entry: func.FuncOp
 
     def boundary(self, local: ir.Type, attrs: dict[str, ir.Attribute]) -> _Boundary:
-        """The sharding in `attrs` (replicated if it has none), closed, and the global type of a tensor of `local` type."""
+        """The closed sharding in `attrs` (replicated if there is none), and the global type of a tensor of `local`."""
         if not isinstance(local, ir.RankedTensorType):
             raise _refuse(f"an argument or result of the entry is no tensor, but {local}", self.entry.operation)
         if SHARDING not in attrs:
@@ -115,7 +123,10 @@ class _Reader:
         if given.mesh_or_ref != self.mesh_ref:
             raise _refuse(f"a boundary sharding must be of mesh {self.mesh_ref}: {given}", self.entry.operation)
         sums = list(given.unreduced_axes)
-        axes = [*([ref] for ref in sums), *(list(sdy.DimensionShardingAttr(dim).axes) for dim in given.dimension_shardings)]
+        axes = [
+            *([ref] for ref in sums),
+            *(list(sdy.DimensionShardingAttr(dim).axes) for dim in given.dimension_shardings),
+        ]
         dims = [sdy.DimensionShardingAttr.get(refs, is_closed=True) for refs in axes]
         held = [*[1] * len(sums), *local.shape]
         shape = [size * self.parts(refs) for size, refs in zip(held, axes, strict=True)]
@@ -126,7 +137,9 @@ class _Reader:
         """Into how many parts a dimension is split over `axes`, some of which may be parts of a mesh axis."""
         sizes = dict(self.mesh.axes)
         refs = [sdy.AxisRefAttr(axis) for axis in axes]
-        return math.prod(sdy.SubAxisInfoAttr(ref.sub_axis_info).size if ref.sub_axis_info else sizes[ref.name] for ref in refs)
+        return math.prod(
+            sdy.SubAxisInfoAttr(ref.sub_axis_info).size if ref.sub_axis_info else sizes[ref.name] for ref in refs
+        )
 
 
 def _reader(module: ir.Module, entry: func.FuncOp) -> _Reader:
@@ -152,7 +165,9 @@ def _global_function(entry: func.FuncOp, inputs: list[_Boundary], outputs: list[
     return wrapped
 
 
-def _move_body(entry: func.FuncOp, wrapped: func.FuncOp, mesh: Mesh, inputs: list[_Boundary], outputs: list[_Boundary]) -> None:
+def _move_body(
+    entry: func.FuncOp, wrapped: func.FuncOp, mesh: Mesh, inputs: list[_Boundary], outputs: list[_Boundary]
+) -> None:
     """Moves the body of `entry` into one manual computation in `wrapped`, and erases `entry`."""
     axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(axis) for axis in mesh.names])
     with ir.InsertionPoint(wrapped.entry_block), entry.location:
@@ -179,7 +194,10 @@ def _move_body(entry: func.FuncOp, wrapped: func.FuncOp, mesh: Mesh, inputs: lis
 
 
 def _drop_sums(block: ir.Block, inputs: list[_Boundary]) -> None:
-    """Makes the arguments that are partial sums such as their arrays lie on a device, and gives their readers the summands."""
+    """Gives partial-sum arguments the shape of their arrays on a device, with a leading dim of 1 for each axis.
+
+    Their readers get the summand, reshaped to its own shape.
+    """
     for argument, item in zip(block.arguments, inputs, strict=True):
         if item.num_sums:
             kind = argument.type
@@ -196,12 +214,17 @@ def _with_ones(kind: ir.Type, count: int) -> ir.RankedTensorType:
 
 def _set_shardings(function: func.FuncOp, side: Side, boundaries: list[_Boundary]) -> None:
     attrs = boundary_attributes(function, side)
-    set_boundary_attributes(function, side, [{**item, SHARDING: end.sharding} for item, end in zip(attrs, boundaries, strict=True)])
+    set_boundary_attributes(
+        function, side, [{**item, SHARDING: end.sharding} for item, end in zip(attrs, boundaries, strict=True)]
+    )
 
 
 def _strip_function(function: func.FuncOp) -> None:
     for side in ("arg", "res"):
-        kept = [{name: value for name, value in attrs.items() if name != SHARDING} for attrs in boundary_attributes(function, side)]
+        kept = [
+            {name: value for name, value in attrs.items() if name != SHARDING}
+            for attrs in boundary_attributes(function, side)
+        ]
         set_boundary_attributes(function, side, kept)
 
 

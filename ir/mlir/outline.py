@@ -1,8 +1,9 @@
 """Loops as functions, and back, for passes that convert functions but not regions.
 
-Shardy's conversion to local shapes rewrites functions and straight-line ops; the regions of a `stablehlo.while` it leaves with global
-types. So each loop's condition and body become private functions with shardings on their arguments and results, and the loop becomes a
-call of no meaning with the same operands and results. After the conversion the loop is put together again, in local types.
+Shardy's conversion to local shapes rewrites functions and straight-line ops; the regions of a `stablehlo.while` it
+leaves with global types. So each loop's condition and body become private functions with shardings on their arguments
+and results, and the loop becomes a call of no meaning with the same operands and results. After the conversion the loop
+is put together again, in local types.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _CALL = "rhino.loop"
 
 @dataclass(frozen=True, slots=True)
 class OutlinedLoop:
-    """A loop as functions. `num_carried` values go round; more operands of the call are what its regions read from outside."""
+    """A loop as functions: `num_carried` values are carried.
+
+    Further operands of the call are values that the regions read from outside.
+    """
 
     call: str
     condition: str
@@ -30,11 +34,14 @@ class OutlinedLoop:
 
 
 def outline_loops(
-    module: ir.Operation, loops: Sequence[tuple[ir.Operation, list[ir.Attribute]]], known: Mapping[ir.Value[Any], ir.Attribute]
+    module: ir.Operation,
+    loops: Sequence[tuple[ir.Operation, list[ir.Attribute]]],
+    known: Mapping[ir.Value[Any], ir.Attribute],
 ) -> list[OutlinedLoop]:
     """Replaces loops, inner ones first, by calls of functions; returns what `inline_loops` needs.
 
-    Each loop comes with a sharding for each value that it carries; `known` holds those of values that regions may read from outside.
+    Each loop comes with a sharding for each value that it carries; `known` holds those of values that regions may read
+    from outside.
     """
     made = []
     for number, (loop, carried) in enumerate(loops):
@@ -55,7 +62,10 @@ def outline_loops(
 
 
 def inline_loops(module: ir.Operation, loops: Sequence[OutlinedLoop]) -> None:
-    """Puts loops together again, outer ones first: the reverse of `outline_loops`, whatever became of the types in between."""
+    """Puts outlined loops together again, outer ones first.
+
+    This reverses `outline_loops`, whatever happened to the types in between.
+    """
     for loop in reversed(loops):
         functions = {op.name.value: op for op in module.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
         call = next(op for op in walk(module) if op.name == "stablehlo.custom_call" and _target(op) == loop.call)

@@ -1,7 +1,10 @@
-"""Read a module from bytes, whatever a front end calls StableHLO: text, MLIR bytecode, a portable artifact, or a `jax.export` blob.
+"""Read a module from bytes, in any of the formats that a front end writes StableHLO in.
 
-Errors: RHI-READ-001 not one of the formats, RHI-READ-002 does not parse or verify, RHI-READ-003 a dialect that is not supported,
-RHI-READ-004 dynamic shapes, RHI-READ-005 no entry function, RHI-READ-009 an impossible donation, RHI-READ-010 a tensor that is too large.
+These are text, MLIR bytecode, a portable artifact, and a `jax.export` blob.
+
+Errors: RHI-READ-001 not one of the formats, RHI-READ-002 does not parse or verify, RHI-READ-003 a dialect that is not
+supported, RHI-READ-004 dynamic shapes, RHI-READ-005 no entry function, RHI-READ-009 an impossible donation,
+RHI-READ-010 a tensor that is too large.
 """
 
 from __future__ import annotations
@@ -23,12 +26,18 @@ _BYTECODE_MAGIC: Final = b"ML\xefR"
 _PORTABLE_PRODUCER: Final = b"StableHLO_v"
 _DIALECTS: Final = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy"})
 MOST_BYTES: Final = 1 << 56
-"""Bytes of a tensor, all devices together (64 PiB): more than the memory of any cluster, and sums of sizes stay exact in 64 bits."""
+"""Bytes of a tensor, all devices together (64 PiB).
+
+More than the memory of any cluster, and sums of sizes stay exact in 64 bits.
+"""
 _FORMATS: Final = "StableHLO text, MLIR bytecode, a StableHLO portable artifact or a serialized jax.export"
 
 
 def read_module(data: bytes, name: str, context: ir.Context) -> ir.Module:
-    """Returns the module in `data`, verified, of static shapes and of donations that can be; `name` is the file's name for messages."""
+    """Returns the module in `data`, verified, of static shapes and with donations that are possible.
+
+    `name` is the file's name for messages.
+    """
     with context:
         try:
             module = _parse(data, name, context)
@@ -53,7 +62,8 @@ def entry_function(module: ir.Module | ir.Operation, name: str = "") -> func.Fun
                 "RHI-READ-005",
                 "the module is a step in stages: a program for each part, in no order yet, and no entry",
                 Place(name),
-                fix="start from the whole step: rhino-opt --auto-parallel --plan=FOLDER orders its parts, and rhino-run runs that folder",
+                fix="start from the whole step: rhino-opt --auto-parallel --plan=FOLDER orders its parts, "
+                "and rhino-run runs that folder",
             )
         names = ", ".join(f"@{op.name.value}" for op in public) or "none"
         raise RhinoError(
@@ -140,7 +150,9 @@ def _parse_error(error: ir.MLIRError, name: str) -> RhinoError:
     unknown = re.search(r"[Dd]ialect `?(\w+)'? not found|unregistered (?:dialect|operation)", message)
     if unknown:
         return _unsupported_dialect(message, place_of(first.location, name))
-    return RhinoError("RHI-READ-002", f"the module does not parse: {message}", place_of(first.location, name), notes[:3])
+    return RhinoError(
+        "RHI-READ-002", f"the module does not parse: {message}", place_of(first.location, name), notes[:3]
+    )
 
 
 def _unsupported_dialect(what: str, place: Place) -> RhinoError:
@@ -158,7 +170,9 @@ def _check_dialects(ops: Iterable[ir.Operation], name: str) -> None:
         if op.name in known:
             continue
         if op.name.split(".", 1)[0] not in _DIALECTS:
-            raise _unsupported_dialect(f"op '{op.name}' is of a dialect that is not supported", place_of(op.location, name))
+            raise _unsupported_dialect(
+                f"op '{op.name}' is of a dialect that is not supported", place_of(op.location, name)
+            )
         known.add(op.name)
 
 
@@ -210,7 +224,9 @@ def captured_by(op: ir.Operation) -> list[ir.Value[Any]]:
     """Returns the values that an op's regions read from around it, in order of first use."""
     inner = [one for one in walk(op) if one != op]
     own: set[ir.Value[Any]] = {result for one in inner for result in one.results}
-    own |= {argument for one in (op, *inner) for region in one.regions for block in region for argument in block.arguments}
+    own |= {
+        argument for one in (op, *inner) for region in one.regions for block in region for argument in block.arguments
+    }
     return list({value: None for one in inner for value in one.operands if value not in own})
 
 

@@ -1,4 +1,7 @@
-"""What is refused in a program: by the planner, because it would mean something else on several devices, and before a run."""
+"""Refuse programs that cannot be planned or run.
+
+The planner refuses an op that would mean something else on several devices; other ops are refused before a run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ _SIZED_BY_VALUES: Final = _stablehlo(
 _OUTSIDE_FIX: Final = "pass what it moves as an argument or a result"
 _UNSEEDED_FIX: Final = "draw from a key, with rng_bit_generator or jax.random"
 _NO_CALLBACKS: Final = "take callbacks (jax.debug.print, jax.pure_callback, ...) out of the program"
-_RULE_FIX: Final = "give it a sharding rule (--op-rules) if that is as it should be, or has_side_effect = false if it has none"
+_RULE_FIX: Final = (
+    "give it a sharding rule (--op-rules) if that is as it should be, or has_side_effect = false if it has none"
+)
 _WHY: Final = (
     (
         "RHI-READ-003",
@@ -48,14 +53,19 @@ _WHY: Final = (
         _OUTSIDE_FIX,
     ),
     ("RHI-READ-003", _UNSEEDED, "draws other numbers on each device", _UNSEEDED_FIX),
-    ("RHI-READ-004", _SIZED_BY_VALUES, "has sizes that are values, not constants", "export the program for fixed shapes, or refine it"),
+    (
+        "RHI-READ-004",
+        _SIZED_BY_VALUES,
+        "has sizes that are values, not constants",
+        "export the program for fixed shapes, or refine it",
+    ),
 )
 """Ids, the ops that get them, why, and what to do."""
 _REFUSED: Final = {name: (identifier, why, fix) for identifier, names, why, fix in _WHY for name in sorted(names)}
 
 
 def refuse_foreign(op: ir.Operation, file: str) -> None:
-    """Refuses an op that is not the same op when each of several devices does it, or whose sharding is in another's words.
+    """Refuses an op that differs when each of several devices runs it, or whose sharding is in foreign terms.
 
     Raises:
         RhinoError: RHI-READ-003, RHI-READ-004, RHI-SHARD-001.
@@ -65,7 +75,10 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
         identifier, why, fix = _REFUSED[name]
         raise RhinoError(identifier, f"'{name}' {why}", place_of(op.location, file), fix=fix)
     if _calls_back(op):
-        what = f"'{name}' calls {_target(op)}, back into the process that made the program: each of several devices would do it"
+        what = (
+            f"'{name}' calls {_target(op)}, back into the process that made the program: "
+            "each of several devices would do it"
+        )
         raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix=_NO_CALLBACKS)
     if _acts(op) and RULE not in op.attributes:
         what = f"'{name}' of {_target(op)} has a side effect: each of several devices would have it"
@@ -74,9 +87,15 @@ def refuse_foreign(op: ir.Operation, file: str) -> None:
         kind = result.type
         if not isinstance(kind, ir.RankedTensorType) and str(kind) != _TOKEN:
             what = f"'{name}' gives a {kind}, no tensor"
-            raise RhinoError("RHI-READ-003", what, place_of(op.location, file), fix="give each of its parts as a result")
+            raise RhinoError(
+                "RHI-READ-003", what, place_of(op.location, file), fix="give each of its parts as a result"
+            )
     if name.startswith("sdy.") and name not in _SHARDY:
-        fix = "put it in plain terms first, with --rhino-normalize" if name in _PLAIN else "plan for the program without it"
+        fix = (
+            "put it in plain terms first, with --rhino-normalize"
+            if name in _PLAIN
+            else "plan for the program without it"
+        )
         raise cannot_honour(f"'{name}'", fix, place_of(op.location, file))
     if GSPMD in op.attributes:
         raise cannot_honour(f"'{name}' with a GSPMD sharding", USE_SHARDY, place_of(op.location, file))
@@ -91,9 +110,13 @@ def refuse_unrunnable(module: ir.Module, file: str) -> None:
     for op in walk(module.operation):
         place = place_of(op.location, file)
         if op.name in _OUTSIDE:
-            raise RhinoError("RHI-RUN-001", f"'{op.name}' waits for another program, and there is none", place, fix=_OUTSIDE_FIX)
+            raise RhinoError(
+                "RHI-RUN-001", f"'{op.name}' waits for another program, and there is none", place, fix=_OUTSIDE_FIX
+            )
         if op.name in _UNSEEDED:
-            raise RhinoError("RHI-RUN-001", f"'{op.name}' draws other numbers each time: no two runs agree", place, fix=_UNSEEDED_FIX)
+            raise RhinoError(
+                "RHI-RUN-001", f"'{op.name}' draws other numbers each time: no two runs agree", place, fix=_UNSEEDED_FIX
+            )
         if _calls_back(op):
             what = f"'{op.name}' calls {_target(op)}, back into the process that made the program, which is gone"
             raise RhinoError("RHI-RUN-001", what, place, fix=_NO_CALLBACKS)
@@ -104,7 +127,11 @@ def _calls_back(op: ir.Operation) -> bool:
 
 
 def _acts(op: ir.Operation) -> bool:
-    return op.name == "stablehlo.custom_call" and "has_side_effect" in op.attributes and ir.BoolAttr(op.attributes["has_side_effect"]).value
+    return (
+        op.name == "stablehlo.custom_call"
+        and "has_side_effect" in op.attributes
+        and ir.BoolAttr(op.attributes["has_side_effect"]).value
+    )
 
 
 def _target(op: ir.Operation) -> str:

@@ -9,12 +9,26 @@ from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec, dim_axes, dim_parts, fits, pack, partial_axes, split, split_dim
+from rhino.ir.graph.spec import (
+    PARTIAL,
+    REPLICATED,
+    Spec,
+    dim_axes,
+    dim_parts,
+    fits,
+    pack,
+    partial_axes,
+    split,
+    split_dim,
+)
 from rhino.ir.mlir.bindings import ir, sdy
 
 SHARDING = "sdy.sharding"
 FORBIDDEN = "rhino.forbidden"
-"""Shardings that a tensor must not have: on an argument or a result a list of them, on an op a list for each of its results."""
+"""Shardings that a tensor must not have.
+
+On an argument or a result a list of them, on an op a list for each of its results.
+"""
 SAID = "rhino.said"
 """On an argument, a result or an op: the user's words that its constraints come from."""
 ROLES = "rhino.axis_roles"
@@ -32,8 +46,10 @@ def sharding_attribute(mesh_name: str, names: tuple[str, ...], spec: Spec, rank:
     return layout_attribute(mesh_name, names, dim_axes(spec, len(names), rank), partial_axes(spec))
 
 
-def layout_attribute(mesh_name: str, names: tuple[str, ...], dims: Sequence[Sequence[int]], partial: Sequence[int] = ()) -> ir.Attribute:
-    """Returns the closed `#sdy.sharding` of a tensor whose dims are split over the axes `dims` [rank], in that order."""
+def layout_attribute(
+    mesh_name: str, names: tuple[str, ...], dims: Sequence[Sequence[int]], partial: Sequence[int] = ()
+) -> ir.Attribute:
+    """Returns the closed `#sdy.sharding` of a tensor whose dims are split over axes `dims` [rank], in that order."""
     inner = ", ".join(axis_names(names, axes) for axes in dims)
     unreduced = f", unreduced={axis_names(names, partial)}" if partial else ""
     return ir.Attribute.parse(f"#sdy.sharding<@{mesh_name}, [{inner}]{unreduced}>")
@@ -57,18 +73,22 @@ class NamedMesh:
     mesh: Mesh
 
 
-def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
+def allowed_specs(
+    attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, ...], place: Place, what: str
+) -> frozenset[Spec]:
     """Returns the specs that an existing sharding leaves open: one if it is closed, more where its dims are open.
 
     Raises:
-        RhinoError: RHI-SHARD-001 where the sharding splits a dim that its axes do not divide, names another mesh, a part of an axis, or
-            axes of one dim in another order than the mesh's.
+        RhinoError: RHI-SHARD-001 where the sharding splits a dim that its axes do not divide, names another mesh, a
+            part of an axis, or axes of one dim in another order than the mesh's.
     """
     sharding = sdy.TensorShardingAttr(attribute)
     mesh, names = target.mesh, target.mesh.names
     inlined = "#sdy.mesh<[" + ", ".join(f'"{name}"={size}' for name, size in mesh.axes) + "]>"
     if str(sharding.mesh_or_ref) not in (f"@{target.name}", inlined, NO_MESH):
-        raise _refused(place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{target.name}")
+        raise _refused(
+            place, what, str(attribute), f"it is of mesh {sharding.mesh_or_ref}, and the plan is for @{target.name}"
+        )
     entries: dict[int, int] = {}
     dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
     last = [-1] * len(dims)  # the innermost axis that splits each dim
@@ -76,17 +96,34 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
         for reference in map(sdy.AxisRefAttr, dim.axes):
             over = ", ".join(str(axis_ref).removeprefix("#sdy<axis_ref").removesuffix(">") for axis_ref in dim.axes)
             if reference.name not in names or reference.sub_axis_info is not None:
-                raise _refused(place, what, str(attribute), f"dim {number} is split over {over}; the plan is for whole axes of {mesh}")
+                raise _refused(
+                    place,
+                    what,
+                    str(attribute),
+                    f"dim {number} is split over {over}; the plan is for whole axes of {mesh}",
+                )
             axis = names.index(reference.name)
             if axis < last[number]:
-                raise _refused(place, what, str(attribute), f"dim {number} is split over {over}; the plan splits by outer axes first")
+                raise _refused(
+                    place,
+                    what,
+                    str(attribute),
+                    f"dim {number} is split over {over}; the plan splits by outer axes first",
+                )
             last[number] = axis
             entries[axis] = split(number)
     given = pack(entries.get(axis, REPLICATED) for axis in range(len(names)))
     for number, (parts, extent) in enumerate(zip(dim_parts(given, mesh.shape, len(shape)), shape, strict=True)):
         if parts > 1 and (extent % parts or not extent):
-            over = ", ".join(f'"{names[axis]}" ({mesh.shape[axis]})' for axis, one in sorted(entries.items()) if split_dim(one) == number)
-            why, padded = f"dim {number} has size {extent}, which {over} does not divide", max(-(-extent // parts), 1) * parts
+            over = ", ".join(
+                f'"{names[axis]}" ({mesh.shape[axis]})'
+                for axis, one in sorted(entries.items())
+                if split_dim(one) == number
+            )
+            why, padded = (
+                f"dim {number} has size {extent}, which {over} does not divide",
+                max(-(-extent // parts), 1) * parts,
+            )
             padding = f"let dim {number} be stored with {padded} elements (--pad=NAME:{number})"
             fix = f"choose dims that whole axes divide, leave the sharding open for the search, or {padding}"
             raise _refused(place, what, str(attribute), why, fix)
@@ -95,7 +132,14 @@ def allowed_specs(attribute: ir.Attribute, target: NamedMesh, shape: tuple[int, 
     ways = [
         (entries[axis],)
         if axis in entries
-        else (REPLICATED, *(split(number) for number, dim in enumerate(dims) if size > 1 and not dim.is_closed and axis > last[number]))
+        else (
+            REPLICATED,
+            *(
+                split(number)
+                for number, dim in enumerate(dims)
+                if size > 1 and not dim.is_closed and axis > last[number]
+            ),
+        )
         for axis, size in enumerate(mesh.shape)
     ]
     return frozenset(spec for choice in product(*ways) if fits(spec := pack(choice), shape, mesh.shape))
@@ -105,7 +149,9 @@ _FIX: Final = "choose dims that whole axes divide, outer axes first, or leave th
 
 
 def _refused(place: Place, what: str, got: str, why: str, fix: str = _FIX) -> RhinoError:
-    return RhinoError("RHI-SHARD-001", f"the sharding of {what} cannot be honoured: {why}", place, (f"the sharding is {got}",), fix)
+    return RhinoError(
+        "RHI-SHARD-001", f"the sharding of {what} cannot be honoured: {why}", place, (f"the sharding is {got}",), fix
+    )
 
 
 def module_mesh(module: ir.Operation) -> tuple[str, Mesh] | None:

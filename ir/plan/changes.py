@@ -14,17 +14,25 @@ _SHOWN: Final = 8
 _FIX: Final = "plan again without it, and save the new plan"
 
 
-def check_current(plan: Plan, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]], cluster: Sequence[str] | None) -> None:
-    """Raises RHI-PLAN-004 where `plan` is not of the program behind `source`, or not of the cluster file with the lines `cluster`."""
+def check_current(
+    plan: Plan, source: Source, tensors: tuple[Sequence[Tensor], Sequence[Tensor]], cluster: Sequence[str] | None
+) -> None:
+    """Raises RHI-PLAN-004 unless `plan` is of the program behind `source` and of a cluster file of lines `cluster`."""
     if cluster is not None and tuple(cluster) != plan.cluster:
-        lines = (line for line in unified_diff(plan.cluster, cluster, "plan", "now", n=0, lineterm="") if not line.startswith("@@"))
+        lines = (
+            line
+            for line in unified_diff(plan.cluster, cluster, "plan", "now", n=0, lineterm="")
+            if not line.startswith("@@")
+        )
         raise _stale(f"the plan of {plan.source.function} was made for another cluster", islice(lines, 2, None))
     if source.normal_sha256 == plan.source.normal_sha256:
         return  # As it was traced it may differ: JAX numbers functions that are called by what it has traced before.
     if source.sha256 == plan.source.sha256 and not plan.source.normal_sha256:
         return
     if source.sha256 != plan.source.sha256:
-        raise _stale(f"the plan was made for another program than {source.function}", _differences(plan, source, tensors))
+        raise _stale(
+            f"the plan was made for another program than {source.function}", _differences(plan, source, tensors)
+        )
     why = "the program is the same, and is brought into another form before it is planned than then"
     raise _stale(f"the plan of {source.function} was made by another version of Rhino", iter((why,)))
 

@@ -4,10 +4,11 @@
     step.json             mesh, programs, slots, constants and instructions, one a line
     programs/NAME.mlir    what is compiled
 
-A plan needs no planner to run, and is the same, byte for byte, for the same plan. It may come from somebody else: a name in it reaches
-regular files inside the folder alone, and no more is read than a plan can have.
+A plan needs no planner to run, and is the same, byte for byte, for the same plan. It may come from somebody else: a
+name in it reaches regular files inside the folder alone, and no more is read than a plan can have.
 
-Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 a file is missing or altered; RHI-PLAN-003 it cannot be written.
+Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 a file is missing or altered; RHI-PLAN-003 it
+          cannot be written.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def load_plan(path: Path) -> Plan:
-    """Returns the plan in a file or a folder, every file of it checked against its hash. Raises RHI-PLAN-001, RHI-PLAN-002."""
+    """Returns the plan in a file or a folder, every file of it checked against its hash.
+
+    Raises RHI-PLAN-001, RHI-PLAN-002.
+    """
     is_folder = os.path.isdir(path)
     file = path / PLAN if is_folder else Path(os.path.realpath(path))
     try:
@@ -133,7 +137,9 @@ def _checked_files(folder: Path, names: Mapping[str, Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
     room_bytes = _MOST_BYTES
     for name, digest in names.items():
-        data = _checked(folder, name, text_of(digest), min(room_bytes, _MOST_JSON_BYTES) if name == STEP else room_bytes)
+        data = _checked(
+            folder, name, text_of(digest), min(room_bytes, _MOST_JSON_BYTES) if name == STEP else room_bytes
+        )
         room_bytes -= len(data)
         texts[name] = data.decode()
     return texts
@@ -150,7 +156,10 @@ def _checked(folder: Path, name: str, digest: str, most_bytes: int) -> bytes:
 
 
 def _read(folder: Path, name: str, most_bytes: int) -> bytes:
-    """Returns what the regular file `name` within a folder holds. Raises ValueError where it is no such file, or has more bytes."""
+    """Returns what the regular file `name` within a folder holds.
+
+    Raises ValueError where it is no such file, or has more bytes.
+    """
     file = folder / name
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
         raise ValueError(f"it is not within the plan's folder, {folder}")

@@ -1,9 +1,10 @@
 """One training step as a static list of instructions over numbered slots: what a planner writes and the executor runs.
 
-A *rank* is one pipeline device: a sub-mesh that runs one stage program at a time. All ranks have meshes of the same shape. A *slot*
-holds one array on one rank; slots are numbered over the whole step, and each is written once (a donated buffer moves to the slot that takes
-it over). The list is in one global order in which every instruction stands after those whose slots it reads; a process runs the part of it
-that belongs to its ranks, in that order, with each transfer replaced by what it is there: a copy, a send or a receive.
+A *rank* is one pipeline device: a sub-mesh that runs one stage program at a time. All ranks have meshes of the same
+shape. A *slot* holds one array on one rank; slots are numbered over the whole step, and each is written once (a donated
+buffer moves to the slot that takes it over). The list is in one global order in which every instruction stands after
+those whose slots it reads; a process runs the part of it that belongs to its ranks, in that order, with each transfer
+replaced by what it is there: a copy, a send or a receive.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from typing import Literal, TypeAlias, assert_never
 from rhino.ir.cluster.mesh import Mesh
 
 Phase = Literal["setup", "forward", "backward", "input-gradient", "weight-gradient", "apply", "step"]
-"""What a program does: once before the micro-batches, once per micro-batch (the four in the middle), once after them, or all of it."""
+"""What a program does: once before the micro-batches, once per micro-batch (the four in the middle), once after them,
+or all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tensor on a rank's mesh: `shape` is global, `dtype` MLIR's name for it, `dims[d]` the axes that split dim `d`, outermost first."""
+    """A tensor on a rank's mesh, with its global `shape`.
+
+    `dtype` is MLIR's name for it; `dims[d]` are the axes that split dim `d`, outermost first.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -58,7 +63,9 @@ class Task:
     micro_batch: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.phase} of stage {self.stage}" + ("" if self.micro_batch is None else f", micro-batch {self.micro_batch}")
+        return f"{self.phase} of stage {self.stage}" + (
+            "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,10 @@ Local: TypeAlias = Run | Copy | Send | Receive | Free | Feed | Fetch
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A whole step on `num_ranks` ranks with a mesh of shape `mesh` each. `constants` are slots that hold an integer for ever."""
+    """A whole step on `num_ranks` ranks with a mesh of shape `mesh` each.
+
+    `constants` are slots that hold an integer for ever.
+    """
 
     mesh: Mesh
     num_ranks: int

@@ -1,11 +1,17 @@
-"""A plan: how a training step runs on many devices, in one stage or in several, for which program and cluster, and what that takes.
+"""A plan: how a training step runs on many devices, and what that costs.
 
-Every plan says what it is of, how arguments and results are placed, and what is predicted. The rest it says in one of two ways:
+It is for one program and one cluster, in one stage or in several.
 
-- `sharding`: shardings on the ops of the normalized program, which stock XLA partitions and compiles. The program is not in the plan.
-- `execution`: a static list of instructions with the programs that they run, one or several to a rank. No planner is needed to run it.
+Every plan says what it is of, how arguments and results are placed, and what is predicted. The rest it says in one of
+two ways:
 
-Arguments, results and ops go by the user's names. Rows that differ in the numbers of their names alone are one (`[*]`): layers, mostly.
+- `sharding`: shardings on the ops of the normalized program, which stock XLA partitions and compiles. The program is
+  not in the plan.
+- `execution`: a static list of instructions with the programs that they run, one or several to a rank. No planner is
+  needed to run it.
+
+Arguments, results and ops go by the user's names. Rows that differ in the numbers of their names alone are one (`[*]`):
+layers, mostly.
 """
 
 from __future__ import annotations
@@ -30,10 +36,11 @@ Dims = tuple[tuple[str, ...], ...]
 class Tensor:
     """An argument or result by its pytree path, on the mesh of stage rank `rank`.
 
-    `kind` is dtype and global shape, as `float32[8,16]`. `dims` is of the tensor as it is stored, which for a typed key has
-    dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the next step;
-    None on a result. `padded` is the shape in which it is stored, with zeros behind its own elements; empty where that is its
-    own. `num_bytes` are those that are stored, on all devices of the rank together where nothing is replicated.
+    `kind` is dtype and global shape, as `float32[8,16]`. `dims` is of the tensor as it is stored, which for a typed key
+    has dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the
+    next step; None on a result. `padded` is the shape in which it is stored, with zeros behind its own elements; empty
+    where that is its own. `num_bytes` are those that are stored, on all devices of the rank together where nothing is
+    replicated.
     """
 
     path: str
@@ -62,7 +69,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The program that a plan is for: hashes as it was traced and as it was normalized, and how many ops of each kind it had.
+    """The program that a plan is for.
+
+    It is known by its hashes as traced and as normalized, and by how many ops of each kind it had.
 
     Of a plan whose passes ran one by one only the first hash is known; `normal_sha256` and `ops` are empty then.
     """
@@ -75,10 +84,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Collectives that are alike: `count` of them in a step, their payload in bytes per device and their seconds together.
+    """Collectives that are alike: `count` of them in a step.
 
-    `tensor` is what is moved and `reader` for what (empty: it is stored so), by the user's names; `[*]` stands for numbers
-    that differ. `line` is where that stands in the user's source, as `model.py:41`, where it is known.
+    `num_bytes` is their payload per device and `seconds` their time, of all of them together.
+
+    `tensor` is what is moved and `reader` for what (empty: it is stored so), by the user's names; `[*]` stands for
+    numbers that differ. `line` is where that stands in the user's source, as `model.py:41`, where it is known.
     """
 
     kind: str
@@ -97,10 +108,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Ops that are alike: `count` executions in a step, each shared by `shares` devices, in the scope `name` of the program.
+    """Ops that are alike: `count` executions in a step, each shared by `shares` devices, in the program's scope `name`.
 
-    `compute_s` are their seconds together on a device, `collectives_s` those of the collectives that they wait for or that
-    finish them, `num_bytes` what their results take there, all together. `how` is how operands are needed and results come.
+    `compute_s` are their seconds together on a device, `collectives_s` those of the collectives that they wait for or
+    that finish them, `num_bytes` what their results take there, all together. `how` is how operands are needed and
+    results come.
     """
 
     kind: str
@@ -128,8 +140,8 @@ class PeakTensor:
 class Memory:
     """The bytes alive on a device over the schedule of a step.
 
-    `curve` has a point (time, bytes) where the largest bytes of each part of the schedule are first reached, and the peak;
-    times count from 0 to `num_times`. `alive` is what is there at the peak, the largest first.
+    `curve` has a point (time, bytes) where the largest bytes of each part of the schedule are first reached, and the
+    peak; times count from 0 to `num_times`. `alive` is what is there at the peak, the largest first.
     """
 
     num_times: int
@@ -168,8 +180,9 @@ class Sharding:
 class Execution:
     """What the executor runs: a step's instructions, and its programs' texts by their names in the step.
 
-    `run_s` and `temp_bytes` are predicted of a run of each program, on a device; transfers between ranks take `link_latency_s`
-    and their bytes over `link_bytes_per_s`. Of `nonnegative_arguments`, by number, no element may be drawn below 0.
+    `run_s` and `temp_bytes` are predicted of a run of each program, on a device; transfers between ranks take
+    `link_latency_s` and their bytes over `link_bytes_per_s`. Of `nonnegative_arguments`, by number, no element may be
+    drawn below 0.
     """
 
     step: Step
@@ -185,7 +198,8 @@ class Execution:
 class Alternative:
     """What else was looked at: what its best plan takes, or why there is none (`step_s` is None then).
 
-    `is_exact` says that the step is that of its programs, and no estimate. No plan of its kind takes less than `at_least_s`.
+    `is_exact` says that the step is that of its programs, and no estimate. No plan of its kind takes less than
+    `at_least_s`.
     """
 
     what: str
@@ -197,7 +211,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Autotuning:
-    """How stages, mesh, micro-batches and rematerialization were found: by which strategy, after how many plans for each."""
+    """How stages, mesh, micro-batches and rematerialization were found.
+
+    It names the strategy, and the number of plans that it made for each of them.
+    """
 
     found_by: str
     num_planned: Mapping[str, int]
@@ -207,8 +224,8 @@ class Autotuning:
 class Predicted:
     """What a step is predicted to take. `at_least_s`: nothing that was searched takes less (0 where no bound is known).
 
-    `peak_bytes` are of a device of each rank. `kept_bytes` of them, by rank too, are state that the caller keeps beside the
-    new one; what is planned has `budget_bytes` less these.
+    `peak_bytes` are of a device of each rank. `kept_bytes` of them, by rank too, are state that the caller keeps beside
+    the new one; what is planned has `budget_bytes` less these.
     """
 
     step_s: float
@@ -227,8 +244,8 @@ class Predicted:
 class Plan:
     """One plan. `cluster` is the text of the cluster's file, `mesh` that of a stage's rank.
 
-    `options` is what was asked of the passes beside cluster, mesh, budget and what follows from the plan itself. `schedule` is
-    empty where there is one stage.
+    `options` is what was asked of the passes beside cluster, mesh, budget and what follows from the plan itself.
+    `schedule` is empty where there is one stage.
     """
 
     source: Source
@@ -299,8 +316,8 @@ def key_dims(tensors: Sequence[Tensor]) -> dict[int, int]:
 def dims_between_calls(tensor: Tensor, mesh: Mapping[str, int]) -> Dims:
     """Returns the axes that split each dim of an array of JAX's, which has its own shape.
 
-    JAX splits no dim that devices do not divide. What splits a padded one inside of the program splits another between calls,
-    the first that is left with a multiple of its size, or none.
+    JAX splits no dim that devices do not divide. What splits a padded one inside of the program splits another between
+    calls, the first that is left with a multiple of its size, or none.
     """
     shape = tensor.shape
     dims, homeless = [list(axes) for axes in tensor.dims[: len(shape)]], list[str]()
@@ -337,7 +354,10 @@ def dims_text(dims: Dims) -> str:
 
 
 def layout_text(spec: int, axes: Sequence[str], rank: int) -> str:
-    """Returns the sharding of a tensor of `rank` on the mesh axes, as Shardy lists dims; a partial sum is one `sum over` axes."""
+    """Returns the sharding of a tensor of `rank` on the mesh axes, as Shardy lists dims.
+
+    A partial sum is written as `sum over` its axes.
+    """
     dims = dims_text(tuple(tuple(axes[axis] for axis in one) for one in dim_axes(spec, len(axes), rank)))
     sums = ", ".join(f'"{axes[axis]}"' for axis in partial_axes(spec))
     return f"{dims} sum over {{{sums}}}" if sums else dims

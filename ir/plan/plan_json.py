@@ -1,7 +1,7 @@
 """A plan as JSON, and back. Rows that belong together stand one to a line, so that a diff of two files reads.
 
-An object holds the whole plan but for a step's instructions and programs, which are files of their own beside it (`rhino.ir.plan.files`);
-`files` has their hashes, and `sha256` is the hash of the rest of the object.
+An object holds the whole plan but for a step's instructions and programs, which are files of their own beside it
+(`rhino.ir.plan.files`); `files` has their hashes, and `sha256` is the hash of the rest of the object.
 
 Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 it is not as it was written.
 """
@@ -65,7 +65,10 @@ def digest_of(data: bytes) -> str:
 
 
 def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
-    """Returns the file of a plan; the same text for the same plan. `files` are the hashes of what stands beside it, by name."""
+    """Returns the file of a plan; the same text for the same plan.
+
+    `files` are the hashes of what stands beside it, by name.
+    """
     predicted, tuned = plan.predicted, plan.autotuning
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -267,7 +270,9 @@ def _records(
     rows: Any,  # noqa: ANN401 - JSON
     fields: Sequence[Callable[[Any], object]],
 ) -> tuple[_Record, ...]:
-    return tuple(record(*(field(value) for field, value in zip(fields, list_of(row), strict=True))) for row in list_of(rows))
+    return tuple(
+        record(*(field(value) for field, value in zip(fields, list_of(row), strict=True))) for row in list_of(rows)
+    )
 
 
 def _runs(numbers: tuple[int, ...]) -> str:
@@ -331,7 +336,7 @@ def _check(plan: Plan) -> None:
 
 
 def _check_aliases(plan: Plan) -> None:
-    """Raises ValueError where an argument becomes what is no result, or one of another type, or that another argument becomes."""
+    """Raises ValueError unless every alias is of a result of the argument's type that no other argument becomes."""
     taken = [one.alias for one in plan.arguments if one.alias is not None]
     for one in plan.arguments:
         if one.alias is not None and (plan.results[one.alias].kind != one.kind or taken.count(one.alias) > 1):

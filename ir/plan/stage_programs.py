@@ -1,4 +1,6 @@
-"""A training step cut into stage programs that have no order yet: what `split-stages` finds and a schedule makes a `Step` of.
+"""A training step cut into stage programs that have no order yet.
+
+`split-stages` finds them, and a schedule makes a `Step` of them.
 
 Values go by name. A name is one of
 
@@ -6,11 +8,11 @@ Values go by name. A name is one of
 - `MICRO_BATCH`: the number of the micro-batch at hand, from 0, wherever it is read;
 - what a `setup`, `apply` or `step` program gives: once per step;
 - what a program of the other four phases gives: once per micro-batch, read by programs of the same micro-batch only;
-- an *accumulator*: a `setup` program gives it, one program of the phases between reads it and gives it anew under the same name in every
-  micro-batch, and `apply` programs read what it is in the end.
+- an *accumulator*: a `setup` program gives it, one program of the phases between reads it and gives it anew under the
+  same name in every micro-batch, and `apply` programs read what it is in the end.
 
-Where a value is read on another rank than the one that gives it, it is moved there, once (in every micro-batch, if it is given in each).
-No accumulator is moved before its end. Its giver and all its readers mean one layout.
+Where a value is read on another rank than the one that gives it, it is moved there, once (in every micro-batch, if it
+is given in each). No accumulator is moved before its end. Its giver and all its readers mean one layout.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ ONCE: Final = ("setup", "apply", "step")
 class StageProgram:
     """The part of a step that belongs to a phase and a stage (0 .. d-1, of the backward phases too).
 
-    `reads` and `gives` name a value for each input and each output of `StagedStep.programs[program]`. A phase between `setup` and `apply`
-    has at most one part in a stage, and may have none: a last stage that does both at once has a `backward` alone, a backward that is
-    not divided has no `weight-gradient`. `setup` and `apply` may have any number in a stage, to read what parts of other stages give. A
-    `step` is the only part there is: it goes through the micro-batches itself.
+    `reads` and `gives` name a value for each input and each output of `StagedStep.programs[program]`. A phase between
+    `setup` and `apply` has at most one part in a stage, and may have none: a last stage that does both at once has a
+    `backward` alone, a backward that is not divided has no `weight-gradient`. `setup` and `apply` may have any number
+    in a stage, to read what parts of other stages give. A `step` is the only part there is: it goes through the
+    micro-batches itself.
     """
 
     phase: Phase
@@ -52,7 +55,8 @@ class StageProgram:
 class Argument:
     """An argument of the step; `consumed` says that a program may take over its buffer.
 
-    `becomes` is the result that is this argument in the next step: the argument is fed where that result is made, so that it stays there.
+    `becomes` is the result that is this argument in the next step: the argument is fed where that result is made, so
+    that it stays there.
     """
 
     name: str
@@ -63,11 +67,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step in stages: every stage on a rank with a mesh of shape `mesh`, several stages on one rank if the schedule says so.
+    """A step in stages: every stage on a rank with a mesh of shape `mesh`.
 
-    `programs` are what is compiled; equal parts name the same one. Their `donated` pairs are wishes: an output that may take over an
-    input's buffer, as an accumulator's or an updated parameter's should. Those stay that hold wherever the program runs.
-    `parts` stand in an order in which each follows those of its micro-batch whose values it reads. `results` name the step's results.
+    The schedule may place several stages on one rank.
+
+    `programs` are what is compiled; equal parts name the same one. Their `donated` pairs are wishes: an output that may
+    take over an input's buffer, as an accumulator's or an updated parameter's should. Those stay that hold wherever the
+    program runs. `parts` stand in an order in which each follows those of its micro-batch whose values it reads.
+    `results` name the step's results.
     """
 
     mesh: Mesh

@@ -1,4 +1,7 @@
-"""A step as JSON, a row to a line, and back: what is not of its kind is refused with a TypeError or ValueError that says what."""
+"""A step as JSON, a row to a line, and back.
+
+A value of the wrong kind is refused with a TypeError or ValueError that names it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ def step_text(step: Step) -> str:
     programs = [json.dumps(_program_json(program)) for program in step.programs]
     slots = [json.dumps([slot.rank, *_layout_json(slot.layout)]) for slot in step.slots]
     instructions = [json.dumps(_instruction_json(one)) for one in step.instructions]
-    head = json.dumps({"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants})
+    head = json.dumps(
+        {"mesh": [list(axis) for axis in step.mesh.axes], "ranks": step.num_ranks, "constants": step.constants}
+    )
     rows = {"programs": programs, "slots": slots, "instructions": instructions}
     tables = [f'"{name}": [\n{_lines(lines)}\n]' for name, lines in rows.items()]
     return ",\n".join([head[:-1], *tables]) + "}\n"
@@ -99,7 +104,9 @@ def _layout_json(layout: Layout) -> list[Any]:
 
 def _layout(data: list[Any]) -> Layout:
     shape, dtype, dims = data
-    layout = Layout(numbers_of(shape), text_of(dtype), tuple([tuple(map(text_of, list_of(axes))) for axes in list_of(dims)]))
+    layout = Layout(
+        numbers_of(shape), text_of(dtype), tuple([tuple(map(text_of, list_of(axes))) for axes in list_of(dims)])
+    )
     axes = [axis for own in layout.dims for axis in own]
     if len(layout.dims) != len(layout.shape) or len(set(axes)) < len(axes):
         raise ValueError(f"no layout: {data}")

@@ -1,4 +1,7 @@
-"""What a step holds in memory, instruction by instruction: what the planner predicts, the verifier bounds and the executor has."""
+"""The memory of a step, instruction by instruction.
+
+The planner predicts it, the verifier bounds it, and the executor allocates it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from rhino.ir.plan.instructions import Free, Global, Layout, Run, Step, rank_of,
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The most that each device of a rank holds: arrays, and the temporaries of the program that runs then; at instruction `peak_at`.
+    """The peak memory on each device of a rank: arrays, and the temporaries of the program that runs then.
 
-    `peak_micro_batches` counts the micro-batches that are on the rank at a time, from the start of the first to the end of the last
-    of their tasks in a stage; once for each stage of the rank.
+    The peak is at instruction `peak_at`.
+
+    `peak_micro_batches` counts the micro-batches that are on the rank at a time, from the start of the first to the end
+    of the last of their tasks in a stage; once for each stage of the rank.
     """
 
     peak_bytes: int
@@ -28,12 +33,17 @@ class RankMemory:
 def local_bytes(layout: Layout, mesh: Mesh) -> int:
     """Returns the bytes of one device's part of an array."""
     sizes = dict(mesh.axes)
-    parts = [-(-size // math.prod(sizes[axis] for axis in axes)) for size, axes in zip(layout.shape, layout.dims, strict=True)]
+    parts = [
+        -(-size // math.prod(sizes[axis] for axis in axes))
+        for size, axes in zip(layout.shape, layout.dims, strict=True)
+    ]
     return math.prod(parts) * element_bytes(layout.dtype)
 
 
 def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, ...]:
-    """Returns what each rank holds at most; `temp_bytes` are each program's temporaries, on a device (none if not given).
+    """Returns the peak memory of each rank.
+
+    `temp_bytes` are each program's temporaries, on a device (none if not given).
 
     The step's slots are written once and given up once, as the verifier proves.
     """
@@ -86,8 +96,15 @@ def held_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _peak_micro_batches(step: Step) -> list[int]:
-    """The most micro-batches that each rank has begun and not finished, each stage of it by itself; a whole step has one at a time."""
-    runs = [one for one in step.instructions if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase == "step")]
+    """The most micro-batches that each rank has begun and not finished, each stage of it by itself.
+
+    A step without micro-batches counts as one.
+    """
+    runs = [
+        one
+        for one in step.instructions
+        if isinstance(one, Run) and (one.task.micro_batch is not None or one.task.phase == "step")
+    ]
     last = {(one.task.stage, one.task.micro_batch): at for at, one in enumerate(runs)}
     peaks = [0] * step.num_ranks
     begun: defaultdict[int, dict[tuple[int, int | None], None]] = defaultdict(dict)

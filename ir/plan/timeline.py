@@ -66,10 +66,12 @@ _LETTERS: Final[dict[Phase, str]] = {
 
 
 def render(timeline: Timeline, width: int = 160) -> str:
-    """Returns the timeline as text: one row a rank, time to the right in at most about `width` columns, dots where the rank is idle.
+    """Returns the timeline as text, one row a rank.
 
-    A task is its letter, its micro-batch and, where a rank holds several stages, a letter for the stage; "-" fills it up to its length.
-    What is too short for its label is cut; what takes no time is left out.
+    Time goes to the right in at most about `width` columns, with dots where the rank is idle.
+
+    A task is its letter, its micro-batch and, where a rank holds several stages, a letter for the stage; "-" fills it
+    up to its length. What is too short for its label is cut; what takes no time is left out.
     """
     spans = [span for span in timeline.spans if span.end_s > span.start_s]
     if not spans:
@@ -81,10 +83,18 @@ def render(timeline: Timeline, width: int = 160) -> str:
     for rank, name in enumerate(names):
         row = _row([span for span in spans if span.rank == rank], timeline.end_s, columns, chunks)
         lines.append(f"{name.ljust(len(names[-1]))}|{row}| {100 * timeline.idle(rank):.0f}% idle")
-    used = [f"{letter} {phase}" for phase, letter in _LETTERS.items() if any(span.task.phase == phase for span in spans)]
+    used = [
+        f"{letter} {phase}" for phase, letter in _LETTERS.items() if any(span.task.phase == phase for span in spans)
+    ]
     stages = f", {_chunk_letter(0)} {_chunk_letter(1)} ...: the stages of a rank" if max(chunks.values()) else ""
     total = format_seconds(timeline.end_s)
-    return "\n".join([*lines, f"{total} in all, a column is {format_seconds(timeline.end_s / columns)}; {', '.join(used)}{stages}", ""])
+    return "\n".join(
+        [
+            *lines,
+            f"{total} in all, a column is {format_seconds(timeline.end_s / columns)}; {', '.join(used)}{stages}",
+            "",
+        ]
+    )
 
 
 def _chunks(spans: Sequence[Span]) -> dict[int, int]:
@@ -105,7 +115,10 @@ def _chunk_letter(chunk: int) -> str:
 
 
 def _num_columns(spans: Sequence[Span], end_s: float, label: int, width: int) -> int:
-    """As many columns as the shortest task of a micro-batch needs for the longest label and a gap, but no more than `width`."""
+    """Number of columns that gives the shortest task of a micro-batch room for the longest label and a gap.
+
+    It is at most `width`.
+    """
     shortest_s = min([span.end_s - span.start_s for span in spans if span.task.micro_batch is not None] or [end_s])
     return max(1, min(width, math.ceil(end_s / shortest_s * (label + 1) - 1e-6)))
 

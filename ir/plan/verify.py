@@ -4,15 +4,16 @@ One pass over the global list, and one instruction is named where it fails. Prov
 
 - that every reference is to something there, every array what its reader takes, and on the reader's rank;
 - that each slot is written once, before it is read, and not touched once freed or taken over;
-- that no buffer is taken over that is a constant, was sent (the other rank may fetch it later than the list says) or is a result;
+- that no buffer is taken over that is a constant, was sent (the other rank may fetch it later than the list says) or is
+  a result;
 - that each slot written is freed, taken over or fetched, and each result fetched once;
 - that transfers are numbered differently, between two ranks, with one layout on both;
 - that no rank holds more than its memory, counted as the executor holds it.
 
-From this follows what need not be checked. Every instruction stands behind those that it waits for, and each process runs its part of the
-list in the list's order, so the first instruction that is not done waits for nothing: the step ends however many processes there are, and
-however few launches a device's queue takes (32 on XLA's CPU client) before the next one waits. That holds for `project`'s lists;
-`verify_parts` proves that lists from elsewhere are these.
+From this follows what need not be checked. Every instruction stands behind those that it waits for, and each process
+runs its part of the list in the list's order, so the first instruction that is not done waits for nothing: the step
+ends however many processes there are, and however few launches a device's queue takes (32 on XLA's CPU client) before
+the next one waits. That holds for `project`'s lists; `verify_parts` proves that lists from elsewhere are these.
 """
 
 from __future__ import annotations
@@ -24,7 +25,21 @@ from typing import Final, Literal, TypeAlias
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.elements import DTYPES, element_bytes
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Local, Run, Step, StepProgram, Transfer, project, reads, writes
+from rhino.ir.plan.instructions import (
+    Feed,
+    Fetch,
+    Free,
+    Global,
+    Layout,
+    Local,
+    Run,
+    Step,
+    StepProgram,
+    Transfer,
+    project,
+    reads,
+    writes,
+)
 from rhino.ir.plan.plan import Execution, Plan
 from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
 from rhino.ir.units import PEAK, format_bytes
@@ -39,7 +54,9 @@ _NUM_LARGEST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device has for a step: `budget_bytes`, of which each program takes its `temp_bytes` [programs] while it runs.
+    """The memory that a device has for a step.
+
+    Each program takes its `temp_bytes` [programs] of `budget_bytes` while it runs.
 
     `names` are the arguments', for the message.
     """
@@ -82,22 +99,30 @@ def verify_plan(plan: Plan, execution: Execution) -> None:
         layout = step.slots[slot].layout
         names = layout.dtype, DTYPES.get(layout.dtype)
         if not tensor.num_key_dims and (tensor.shape != layout.shape or tensor.dtype not in names):
-            raise RhinoError("RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}")
+            raise RhinoError(
+                "RHI-STEP-006", f"{words} of the step is {_words(layout)}, and the plan says {tensor.kind}"
+            )
 
 
 def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local]]]) -> None:
     """Proves that processes that hold these ranks and these lists run `step` between them.
 
     Raises:
-        RhinoError: RHI-STEP-009 where a rank is with no process or with two, or a list is not the process's part of the step.
+        RhinoError: RHI-STEP-009 where a rank is with no process or with two, or a list is not the process's part of the
+            step.
     """
     held = sorted(rank for ranks, _ in parts for rank in ranks)
     if held != list(range(step.num_ranks)):
-        raise RhinoError("RHI-STEP-009", f"the processes hold ranks {held}, expected each of 0 .. {step.num_ranks - 1} once")
+        raise RhinoError(
+            "RHI-STEP-009", f"the processes hold ranks {held}, expected each of 0 .. {step.num_ranks - 1} once"
+        )
     for ranks, found in parts:
         for at, (expected, got) in enumerate(zip_longest(project(step, ranks), found)):
             if expected != got:
-                what = f"instruction {at} of the process with ranks {list(ranks)} is {got or 'missing'}, expected {expected or 'none'}"
+                what = (
+                    f"instruction {at} of the process with ranks {list(ranks)} is {got or 'missing'}, "
+                    f"expected {expected or 'none'}"
+                )
                 raise RhinoError("RHI-STEP-009", what)
 
 
@@ -107,7 +132,10 @@ def _check_programs(step: Step) -> None:
             numbers = [one[pair] for one in program.donated]
             if len(set(numbers)) < len(numbers) or any(one not in range(count) for one in numbers):
                 words = ("inputs", "outputs")[pair]
-                raise RhinoError("RHI-STEP-001", f"program {number} ({program.name}): {numbers} are not different ones of {count} {words}")
+                raise RhinoError(
+                    "RHI-STEP-001",
+                    f"program {number} ({program.name}): {numbers} are not different ones of {count} {words}",
+                )
         for taken, by in program.donated:
             if program.inputs[taken] != program.outputs[by]:
                 what = f"output {by} is {_words(program.outputs[by])} and takes over {_words(program.inputs[taken])}"
@@ -115,11 +143,16 @@ def _check_programs(step: Step) -> None:
 
 
 def _check_layouts(step: Step) -> None:
-    layouts = [*(slot.layout for slot in step.slots), *(one for program in step.programs for one in (*program.inputs, *program.outputs))]
+    layouts = [
+        *(slot.layout for slot in step.slots),
+        *(one for program in step.programs for one in (*program.inputs, *program.outputs)),
+    ]
     for layout in dict.fromkeys(layouts):
         unknown = [axis for axes in layout.dims for axis in axes if axis not in step.mesh.names]
         if unknown or not element_bytes(layout.dtype):
-            raise RhinoError("RHI-STEP-001", f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}")
+            raise RhinoError(
+                "RHI-STEP-001", f"an array is {_words(layout)}, on a mesh with axes {', '.join(step.mesh.names)}"
+            )
 
 
 def _check_slots(step: Step) -> None:
@@ -128,7 +161,9 @@ def _check_slots(step: Step) -> None:
             raise RhinoError("RHI-STEP-001", f"slot {slot} is on rank {one.rank} of {step.num_ranks}")
     constants = [slot for slot, _ in step.constants]
     if len(set(constants)) < len(constants) or any(slot not in range(len(step.slots)) for slot in constants):
-        raise RhinoError("RHI-STEP-001", f"the constants' slots {constants} are not different ones of {len(step.slots)}")
+        raise RhinoError(
+            "RHI-STEP-001", f"the constants' slots {constants} are not different ones of {len(step.slots)}"
+        )
 
 
 class _Walk:
@@ -210,7 +245,9 @@ class _Walk:
             for number, (slot, layout) in enumerate(zip(slots, layouts, strict=True)):
                 if self.step.slots[slot].layout != layout:
                     got = _words(self.step.slots[slot].layout)
-                    raise self.error("RHI-STEP-006", f"{words} {number}, slot {slot}, is {got}, expected {_words(layout)}")
+                    raise self.error(
+                        "RHI-STEP-006", f"{words} {number}, slot {slot}, is {got}, expected {_words(layout)}"
+                    )
         for taken, _ in program.donated:
             if run.inputs.count(run.inputs[taken]) > 1:
                 raise self.error("RHI-STEP-004", f"it takes over slot {run.inputs[taken]}, which it reads twice")
@@ -259,7 +296,9 @@ class _Walk:
         """Nothing is left over, and no result is missing."""
         for slot, state in enumerate(self.state):
             if state == "held":
-                raise RhinoError("RHI-STEP-005", f"slot {slot} is {self.story(slot)}: nothing frees, takes over or fetches it")
+                raise RhinoError(
+                    "RHI-STEP-005", f"slot {slot} is {self.story(slot)}: nothing frees, takes over or fetches it"
+                )
         for number in range(self.num_results):
             if ("result", number) not in self.first_use:
                 raise RhinoError("RHI-STEP-005", f"no instruction fetches result {number}")
@@ -277,15 +316,18 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
     sizes = {slot: local_bytes(step.slots[slot].layout, step.mesh) for slot in held}
     largest = sorted(held, key=lambda slot: (-sizes[slot], slot))[:_NUM_LARGEST]
     notes = [
-        f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}, {_origin(step, slot, limits.names)}"
+        f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}, "
+        f"{_origin(step, slot, limits.names)}"
         for slot in largest
     ]
     if isinstance(one, Run) and limits.temp_bytes:
-        notes.append(f"temporaries of program {step.programs[one.program].name}: {format_bytes(limits.temp_bytes[one.program])}")
+        notes.append(
+            f"temporaries of program {step.programs[one.program].name}: {format_bytes(limits.temp_bytes[one.program])}"
+        )
     return RhinoError(
         "RHI-STEP-008",
-        f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, {_what(step, one)}: "
-        f"{format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
+        f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, "
+        f"{_what(step, one)}: {format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
         notes=(f"{len(held)} arrays are held then", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     )

@@ -1,7 +1,10 @@
-"""A step in the form of an accumulation program: what stands before the loop over micro-batches, what the loop carries, what follows.
+"""A step in the form of an accumulation program, with a loop over micro-batches.
 
-Whoever wrote the loop, what it carries is of three kinds: *counters*, which go from a constant by a constant in each round (the number of
-the micro-batch among them); *kept* values, which go round as they came, and are read as what they came from; and what is accumulated.
+Its parts are what comes before the loop, what the loop carries, and what follows.
+
+Whoever wrote the loop, what it carries is of three kinds: *counters*, which go from a constant by a constant in each
+round (the number of the micro-batch among them); *kept* values, which go round as they came, and are read as what they
+came from; and what is accumulated.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Counter:
 class Accumulation:
     """The parts of an accumulation program.
 
-    `carried[k]` says what the loop's k-th value is: a counter, kept, or accumulated (None); `following[k]` is what the body makes of it.
+    `carried[k]` says what the loop's k-th value is: a counter, kept, or accumulated (None); `following[k]` is what the
+    body makes of it.
     """
 
     entry: func.FuncOp
@@ -63,7 +67,9 @@ class Accumulation:
 
     def accumulated(self) -> Iterator[tuple[int, AnyValue, AnyValue]]:
         """Yields for each accumulated value its number, its argument of the body, and what the body makes of it."""
-        for number, (kind, argument) in enumerate(zip(self.carried, self.loop.regions[1].blocks[0].arguments, strict=True)):
+        for number, (kind, argument) in enumerate(
+            zip(self.carried, self.loop.regions[1].blocks[0].arguments, strict=True)
+        ):
             if kind is None:
                 yield number, argument, self.following[number]
 
@@ -72,7 +78,8 @@ def read_accumulation(entry: func.FuncOp, file: str = "") -> Accumulation:
     """Returns the parts of `entry`.
 
     Raises:
-        RhinoError: RHI-SPLIT-001 where it has no loop over micro-batches, or several, or one that runs another number of times.
+        RhinoError: RHI-SPLIT-001 where it has no loop over micro-batches, or several, or one that runs another number
+            of times.
     """
     ops = [view.operation for view in entry.regions[0].blocks[0].operations]
     loops = [number for number, op in enumerate(ops) if MICRO_BATCHES in op.attributes]
@@ -99,7 +106,9 @@ def read_accumulation(entry: func.FuncOp, file: str = "") -> Accumulation:
         )
     free = _free_values([*ops[:at], *inner, *ops[at + 1 : -1]], loop, carried)
     returned = list(end_of(entry.regions[0].blocks[0]).operands)
-    return Accumulation(entry, loop, ops[:at], inner, ops[at + 1 : -1], returned, carried, following, count, frozenset(free))
+    return Accumulation(
+        entry, loop, ops[:at], inner, ops[at + 1 : -1], returned, carried, following, count, frozenset(free)
+    )
 
 
 def _kind(loop: ir.Operation, number: int, result: AnyValue) -> Counter | AnyValue | None:
@@ -111,7 +120,9 @@ def _kind(loop: ir.Operation, number: int, result: AnyValue) -> Counter | AnyVal
     return Counter(start, step) if start is not None and step is not None else None
 
 
-def _free_values(ops: list[ir.Operation], loop: ir.Operation, carried: list[Counter | AnyValue | None]) -> set[AnyValue]:
+def _free_values(
+    ops: list[ir.Operation], loop: ir.Operation, carried: list[Counter | AnyValue | None]
+) -> set[AnyValue]:
     """The values that follow from constants and counters alone: they are computed wherever they are read."""
     counters = [number for number, kind in enumerate(carried) if isinstance(kind, Counter)]
     free: set[AnyValue] = {side[k] for side in (loop.regions[1].blocks[0].arguments, loop.results) for k in counters}
@@ -123,7 +134,9 @@ def _free_values(ops: list[ir.Operation], loop: ir.Operation, carried: list[Coun
     return free
 
 
-def _is_free(value: AnyValue, loop: ir.Operation, carried: list[Counter | AnyValue | None], free: set[AnyValue]) -> bool:
+def _is_free(
+    value: AnyValue, loop: ir.Operation, carried: list[Counter | AnyValue | None], free: set[AnyValue]
+) -> bool:
     kept = outside(value, loop, carried)
     return (value if kept is None else kept) in free
 

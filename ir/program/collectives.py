@@ -1,7 +1,8 @@
 """Count what a program sends between devices: collectives by kind, and their payload in bytes per device.
 
-`module_stats` reads a local StableHLO program; `rhino.ir.graph.hlo_collectives.hlo_stats` reads what XLA compiled. Both use the payload of
-`payload_bytes`, which the cost model uses too, so that predicted, planned and compiled bytes can be compared as they are.
+`module_stats` reads a local StableHLO program; `rhino.ir.graph.hlo_collectives.hlo_stats` reads what XLA compiled. Both
+use the payload of `payload_bytes`, which the cost model uses too, so that predicted, planned and compiled bytes can be
+compared as they are.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ def module_stats(module: ir.Module | ir.Operation) -> CollectiveStats:
     Raises:
         RhinoError: RHI-READ-005 where the module has no entry function.
     """
-    functions = {op.name.value: op for op in module.operation.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)}
+    functions = {
+        op.name.value: op for op in module.operation.regions[0].blocks[0].operations if isinstance(op, func.FuncOp)
+    }
     return _Walk(functions, {}).function(entry_function(module).name.value)
 
 
 def tensor_bytes(kind: ir.Type) -> int:
-    """Returns the bytes of a tensor of static shape; booleans and sub-byte elements take a byte each, and tokens none."""
+    """Returns the bytes of a tensor of static shape.
+
+    Booleans and sub-byte elements take a byte each, and tokens none.
+    """
     if not isinstance(kind, ir.RankedTensorType):
         return 0
     return math.prod(kind.shape) * element_bytes(str(kind.element_type))
@@ -82,7 +88,8 @@ def _crosses_devices(op: ir.OpView) -> bool:
     if "source_target_pairs" in op.attributes:
         return any(source != target for source, target in _rows(op.attributes["source_target_pairs"]))
     groups = op.attributes["replica_groups"]
-    # Shardy may write groups as axes of a mesh; only the dense form says the size here, and the others hold several devices.
+    # Shardy may write groups as axes of a mesh; only the dense form says the size here, and the others hold several
+    # devices.
     return not isinstance(groups, ir.DenseIntElementsAttr) or ir.RankedTensorType(groups.type).shape[-1] != 1
 
 

@@ -20,7 +20,10 @@ from rhino.ir.program.program import CARRIED
 
 @dataclass(frozen=True, slots=True)
 class OpResult:
-    """A result of an op of the entry: the op's number in it, and which of its results this is. `num_bytes` are those of all of it."""
+    """A result of an op of the entry: the op's number in the entry, and the result's position.
+
+    `num_bytes` are the bytes of the whole tensor.
+    """
 
     op: int
     position: int
@@ -28,7 +31,10 @@ class OpResult:
 
 
 def results_inside(module: ir.Module) -> Iterator[OpResult]:
-    """Yields the tensors that ops of the entry compute, in program order; constants, and what barriers hand on, are no work of theirs."""
+    """Yields the tensors that ops of the entry compute, in program order.
+
+    Constants and the results of barriers are left out.
+    """
     for number, op in enumerate(body_of(module)):
         if op.name in SOURCES or op.name == BARRIER or not op.name.startswith("stablehlo."):
             continue
@@ -45,7 +51,10 @@ def body_of(module: ir.Module) -> list[ir.Operation]:
 
 
 def exposing(module: ir.Module, values: Sequence[OpResult]) -> ir.Module:
-    """Returns a copy of an annotated module whose entry returns `values` behind its results, as they are stored; sums are taken."""
+    """Returns a copy of an annotated module whose entry also returns `values`, last, with the shardings of their ops.
+
+    Partial sums are reduced.
+    """
     copy = copy_module(module)
     with copy.context, ir.Location.unknown():
         entry, body = entry_function(copy), body_of(copy)
@@ -60,7 +69,7 @@ def exposing(module: ir.Module, values: Sequence[OpResult]) -> ir.Module:
 
 
 def _stored(op: ir.Operation, position: int) -> Attributes:
-    """Returns the attributes of a result of the entry that lies as a result of `op` is stored, a sum as the whole that it comes to."""
+    """Returns the attributes of an entry result that is sharded as a result of `op` is; a partial sum is reduced."""
     given: list[ir.Attribute] = []
     if op.name == WHILE and CARRIED in op.attributes:
         given = list(ir.ArrayAttr(op.attributes[CARRIED]))

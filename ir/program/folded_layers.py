@@ -1,8 +1,8 @@
 """Ops that stand for several alike ones, in a step that has fewer layers than it takes time and memory for.
 
-`rhino-fold-layers` (passes/pipeline/fold_layers.py) keeps one layer for a group of neighbours and marks what it keeps. Rewriting keeps
-marks on ops; an op that is new belongs to what it reads. From the marks follows how often each op runs, and how many tensors a value may
-stand for.
+`rhino-fold-layers` (passes/pipeline/fold_layers.py) keeps one layer for a group of neighbours and marks what it keeps.
+Rewriting keeps marks on ops; an op that is new belongs to what it reads. From the marks follows how often each op runs,
+and how many tensors a value may stand for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ FOLDED: Final = "rhino.folded"
 """On a module: its ops stand for more than themselves."""
 
 GROUP: Final = "rhino.group"
-"""On an op or an argument: the number of its group, for how many layers that stands, and 1 where later layers come first."""
+"""On an op or an argument: the number of its group, for how many layers that stands, and 1 where later layers come
+first."""
 
 
 def refuse_folded(module: ir.Operation, file: str) -> None:
-    """Raises RHI-LOCAL-001 where layers of `module` stand for several each: its programs would compute something else."""
+    """Raises RHI-LOCAL-001 where layers of `module` stand for several each.
+
+    Programs of such a module would compute something else.
+    """
     if FOLDED in module.attributes:
-        what, fix = "the module's layers stand for several each, which is for estimates alone", "leave rhino-fold-layers out"
+        what, fix = (
+            "the module's layers stand for several each, which is for estimates alone",
+            "leave rhino-fold-layers out",
+        )
         raise RhinoError("RHI-LOCAL-001", what, Place(file), fix=fix)
 
 
@@ -45,14 +52,19 @@ def mark_of(attribute: ir.Attribute | None) -> LayerMark | None:
 
 
 def repeats_of(graph: Graph, ops: Sequence[LayerMark | None], arguments: Sequence[LayerMark | None]) -> Repeats:
-    """Returns for what a graph's ops and values stand by the marks of `ops` [ops] and `arguments` [arguments], None where one is new."""
+    """Returns for how many layers the ops and values of a graph stand.
+
+    The marks are `ops` [ops] and `arguments` [arguments]; a mark is None where the op or argument is new.
+    """
     values = [mark or NOWHERE for mark in arguments]
     found: list[LayerMark] = []
     begin = {loop.end: loop.op for loop in graph.loops}
     for op, mark in enumerate(ops):
         if graph.cls(op).name in HANDS_ON:
             found.append(NOWHERE)
-            values += [values[operand] for operand, _ in zip(graph.operands(op).tolist(), graph.results(op), strict=False)]
+            values += [
+                values[operand] for operand, _ in zip(graph.operands(op).tolist(), graph.results(op), strict=False)
+            ]
         else:
             found.append(mark or _mark_of_read(graph, op, values))
             values += [found[-1]] * len(graph.results(op))
@@ -65,7 +77,10 @@ def repeats_of(graph: Graph, ops: Sequence[LayerMark | None], arguments: Sequenc
 
 
 def _mark_of_read(graph: Graph, op: int, values: Sequence[LayerMark]) -> LayerMark:
-    """Returns the mark of what was made last of all that a new op reads; an argument's only where it reads nothing else of a group."""
+    """Returns the mark for a new op: that of the last value it reads that belongs to a group.
+
+    An argument's mark counts only where the op reads nothing else of a group.
+    """
     read = [value for value in graph.operands(op).tolist() if values[value].group >= 0]
     return values[max(read)] if read else NOWHERE
 

@@ -1,7 +1,7 @@
 """What changes nothing when an op joins it to something, as a number and as a constant.
 
-Source    StableHLO specification, section "reduce": the initial value has to be the identity of the body for the result to be the same in
-          whatever parts it is computed.
+Source    StableHLO specification, section "reduce": the initial value has to be the identity of the body for the result
+          to be the same in whatever parts it is computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _INFINITE: Final = (ir.F16Type, ir.BF16Type, ir.F32Type, ir.F64Type)
 
 
 def identity_of(by: str, element: ir.Type) -> float | None:
-    """Returns the identity of the op called `by` on elements of a type; None where there is none, or none that is known."""
+    """Returns the identity of the op called `by` on elements of a type, or None.
+
+    None means that there is no identity, or that none is known.
+    """
     least, largest = _range(element)
     is_integer = isinstance(element, ir.IntegerType)
     match by.removeprefix("stablehlo."):
@@ -82,5 +85,7 @@ def is_constant(value: ir.Value[Any], number: float) -> bool:
         return False
     splat = attribute.get_splat_value()
     if isinstance(splat, ir.IntegerAttr | ir.BoolAttr) and isinstance(element, ir.IntegerType):
-        return bool((int(splat.value) - int(number)) % 2**element.width == 0)  # of one pattern of bits: -1 is 255 in eight
+        return bool(
+            (int(splat.value) - int(number)) % 2**element.width == 0
+        )  # of one pattern of bits: -1 is 255 in eight
     return isinstance(splat, ir.FloatAttr) and bool(splat.value == number)

@@ -20,7 +20,10 @@ _RESULT_INFO = "jax.result_info"
 
 @dataclass(eq=False)
 class NamedTensor:
-    """A tensor, the names it goes by, and what is said of it: its sharding if it has one, those it must not have, and by whom."""
+    """A tensor, its names, and the constraints on it.
+
+    These are its sharding, if it has one, the shardings that it must not have, and the user's words for them.
+    """
 
     names: tuple[str, ...]
     what: str
@@ -37,12 +40,20 @@ def said_words(attributes: Attributes | ir.OpAttributeMap) -> list[str]:
 
 
 def words_on(program: Program, value: int) -> list[str]:
-    """Returns the user's words that the constraints on a value come from: on the argument or the op, and where it is returned."""
+    """Returns the user's words that the constraints on a value come from.
+
+    They are on the argument or the op, and on the results where the value is returned.
+    """
     op = int(program.graph.value_op[value])
     words = said_words(boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes)
     if value in program.graph.returns:
         results = boundary_attributes(program.entry, "res")
-        words += [one for number, attrs in zip(program.graph.returns, results, strict=True) if number == value for one in said_words(attrs)]
+        words += [
+            one
+            for number, attrs in zip(program.graph.returns, results, strict=True)
+            if number == value
+            for one in said_words(attrs)
+        ]
     return list(dict.fromkeys(words))
 
 
@@ -62,18 +73,25 @@ def result_tensors(entry: func.FuncOp, file: str) -> list[NamedTensor]:
     tensors = []
     for number, (kind, attrs) in enumerate(zip(entry.type.results, boundary_attributes(entry, "res"), strict=True)):
         info = (dotted(ir.StringAttr(attrs[_RESULT_INFO]).value),) if _RESULT_INFO in attrs else ()
-        tensors.append(_boundary_tensor((str(number), *info), f"result {number}", kind, place_of(entry.location, file), attrs))
+        tensors.append(
+            _boundary_tensor((str(number), *info), f"result {number}", kind, place_of(entry.location, file), attrs)
+        )
     return tensors
 
 
 def write_boundary(entry: func.FuncOp, side: Side, tensors: Sequence[NamedTensor]) -> None:
     """Writes what is said of arguments or results."""
     old = boundary_attributes(entry, side)
-    set_boundary_attributes(entry, side, [{**attrs, **_said_of(tensor)} for attrs, tensor in zip(old, tensors, strict=True)])
+    set_boundary_attributes(
+        entry, side, [{**attrs, **_said_of(tensor)} for attrs, tensor in zip(old, tensors, strict=True)]
+    )
 
 
 def op_tensors(program: Program, op: int) -> list[NamedTensor]:
-    """Returns the results of an op; their names are its location's (a scope), alone and with the op's behind a colon."""
+    """Returns the results of an op.
+
+    Their names are the name in the op's location (a scope), alone and followed by a colon and the op's name.
+    """
     operation, values = program.ops[op], program.graph.results(op)
     scope = name_of(operation.location)
     names = (scope, f"{scope}:{operation.name.rpartition('.')[2]}")
@@ -83,7 +101,9 @@ def op_tensors(program: Program, op: int) -> list[NamedTensor]:
     for offset, value in enumerate(values):
         what = f"'{operation.name}' in '{scope}'" + (f" result {offset}" if len(values) > 1 else "")
         place = place_of(operation.location, program.file)
-        tensor = NamedTensor(names, what, program.graph.type_of(value).shape, place, shardings[offset] if shardings else None)
+        tensor = NamedTensor(
+            names, what, program.graph.type_of(value).shape, place, shardings[offset] if shardings else None
+        )
         tensor.forbidden += list(ir.ArrayAttr(forbidden[offset])) if forbidden else []
         tensors.append(tensor)
     return tensors
@@ -101,9 +121,13 @@ def write_op(op: ir.Operation, tensors: Sequence[NamedTensor], mesh_name: str) -
             case _:
                 op.attributes[SHARDING] = per_value_attribute(every)
     if any(tensor.forbidden for tensor in tensors):
-        op.attributes[FORBIDDEN] = ir.ArrayAttr.get([ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden))) for tensor in tensors])
+        op.attributes[FORBIDDEN] = ir.ArrayAttr.get(
+            [ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden))) for tensor in tensors]
+        )
     if any(tensor.said for tensor in tensors):
-        op.attributes[SAID] = _words([*said_words(op.attributes), *(words for tensor in tensors for words in tensor.said)])
+        op.attributes[SAID] = _words(
+            [*said_words(op.attributes), *(words for tensor in tensors for words in tensor.said)]
+        )
 
 
 def dims_attribute(mesh_name: str, dims: Sequence[Dim]) -> ir.Attribute:
@@ -124,7 +148,8 @@ def open_attribute(mesh_name: str, rank: int) -> ir.Attribute:
 def both(first: ir.Attribute, second: ir.Attribute, target: NamedMesh, tensor: NamedTensor) -> ir.Attribute | None:
     """Returns the sharding that leaves open what both do; None where that is nothing.
 
-    Axes only ever split a dim outer ones first, so the axes of both, in the mesh's order, are what is common where anything is.
+    Axes only ever split a dim outer ones first, so the axes of both, in the mesh's order, are what is common where
+    anything is.
     """
     sets = [allowed_specs(one, target, tensor.shape, tensor.place, tensor.what) for one in (first, second)]
     if not sets[0] & sets[1]:
@@ -137,7 +162,9 @@ def both(first: ir.Attribute, second: ir.Attribute, target: NamedMesh, tensor: N
 
     dims = [
         (axes([*a.axes, *b.axes]), not (a.is_closed or b.is_closed))
-        for a, b in zip(*([sdy.DimensionShardingAttr(dim) for dim in side.dimension_shardings] for side in sides), strict=True)
+        for a, b in zip(
+            *([sdy.DimensionShardingAttr(dim) for dim in side.dimension_shardings] for side in sides), strict=True
+        )
     ]
     replicated = axes([one for side in sides for one in side.replicated_axes])
     return _attribute(target.name, dims, replicated, axes([one for side in sides for one in side.unreduced_axes]))
@@ -147,7 +174,9 @@ def _attribute(
     mesh_name: str, dims: Sequence[tuple[Sequence[str], bool]], replicated: Sequence[str], unreduced: Sequence[str]
 ) -> ir.Attribute:
     inner = ", ".join(_braced(axes, is_open=is_open) for axes, is_open in dims)
-    groups = [f", {word}={_braced(axes)}" for word, axes in (("replicated", replicated), ("unreduced", unreduced)) if axes]
+    groups = [
+        f", {word}={_braced(axes)}" for word, axes in (("replicated", replicated), ("unreduced", unreduced)) if axes
+    ]
     return ir.Attribute.parse(f"#sdy.sharding<@{mesh_name}, [{inner}]{''.join(groups)}>")
 
 
@@ -182,4 +211,8 @@ def _op_shardings(op: ir.Operation) -> list[ir.Attribute]:
         case _ if op.name == WHILE:
             return list(ir.ArrayAttr(op.attributes[CARRIED])) if CARRIED in op.attributes else []
         case _:
-            return list(sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings) if SHARDING in op.attributes else []
+            return (
+                list(sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings)
+                if SHARDING in op.attributes
+                else []
+            )

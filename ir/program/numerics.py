@@ -1,7 +1,8 @@
-"""What an op does to sums: the monoid that joins the parts of a split reduction, and the operands over which the op is linear.
+"""What an op does to sums: the monoid that joins the parts of a split reduction, and its linear operands.
 
-Shardy's rules say which factors can be split; they do not say how the parts combine (its partitioner always adds), nor where a partial
-sum may flow on unreduced. Both follow from the op's definition in the StableHLO specification, section "Ops".
+Shardy's rules say which factors can be split; they do not say how the parts combine (its partitioner always adds), nor
+where a partial sum may flow on unreduced. Both follow from the op's definition in the StableHLO specification, section
+"Ops".
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from rhino.ir.program.identity import identity_of, is_constant
 Linear = tuple[frozenset[int], ...]
 
 _BINARY = (
-    "add atan2 divide maximum minimum multiply power remainder subtract and or xor shift_left shift_right_arithmetic shift_right_logical"
+    "add atan2 divide maximum minimum multiply power remainder subtract and or xor shift_left shift_right_arithmetic "
+    "shift_right_logical"
 )
 _UNARY = (
-    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag is_finite log log_plus_one logistic "
-    "negate not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh bitcast_convert reduce_precision"
+    "abs cbrt ceil convert cosine count_leading_zeros exponential exponential_minus_one floor imag is_finite log "
+    "log_plus_one logistic negate not popcnt real round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh "
+    "bitcast_convert reduce_precision"
 )
 _OTHER = (
-    "clamp compare complex select broadcast_in_dim broadcast reshape transpose slice reverse pad concatenate iota constant dynamic_slice"
+    "clamp compare complex select broadcast_in_dim broadcast reshape transpose slice reverse pad concatenate iota "
+    "constant dynamic_slice"
 )
 FUSIBLE: Final = frozenset(f"stablehlo.{name}" for name in f"{_BINARY} {_UNARY} {_OTHER}".split())
 """Ops that a compiler computes inside the loop of their consumer."""
@@ -32,12 +36,20 @@ SOURCES: Final = frozenset({"stablehlo.constant", "stablehlo.iota"})
 
 _BODY_MONOIDS: Final = {"stablehlo.add": "add", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 
-_BOOLEAN_MONOIDS: Final = {"stablehlo.or": "max", "stablehlo.maximum": "max", "stablehlo.and": "min", "stablehlo.minimum": "min"}
+_BOOLEAN_MONOIDS: Final = {
+    "stablehlo.or": "max",
+    "stablehlo.maximum": "max",
+    "stablehlo.and": "min",
+    "stablehlo.minimum": "min",
+}
 """Of two booleans the larger is whether either is true, the smaller whether both are."""
 
 
 def reduction_of(op: ir.Operation) -> str | None:
-    """Returns the monoid ("add", "max", "min") that joins partial results when a reduction factor of `op` is split, or None."""
+    """Returns the monoid ("add", "max", "min") that joins partial results when a reduction factor of `op` is split.
+
+    Returns None where there is none.
+    """
     match op.name:
         case "stablehlo.dot_general" | "stablehlo.dot" | "stablehlo.convolution":
             return "add"
@@ -108,7 +120,10 @@ def _adding_scatter(op: ir.Operation) -> Linear:
 _FIRST, _SECOND, _BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 _RULES: Final[dict[str, Callable[[ir.Operation], Linear]]] = {
     **dict.fromkeys(("add", "subtract", "dynamic_update_slice"), _always(_BOTH)),
-    **dict.fromkeys(("negate", "reshape", "transpose", "broadcast_in_dim", "reverse", "slice", "real", "imag", "gather"), _always(_FIRST)),
+    **dict.fromkeys(
+        ("negate", "reshape", "transpose", "broadcast_in_dim", "reverse", "slice", "real", "imag", "gather"),
+        _always(_FIRST),
+    ),
     **dict.fromkeys(("multiply", "dot_general", "dot", "convolution"), _always(_FIRST, _SECOND)),
     "dynamic_slice": _always(_FIRST),
     "select": _always(frozenset({1, 2})),
@@ -123,11 +138,13 @@ _LINEAR: Final = {f"stablehlo.{name}": rule for name, rule in _RULES.items()}
 
 
 def _adds(kind: ir.Type) -> bool:
-    """Says whether elements of `kind` form a group under addition that an all-reduce computes (numbers, not booleans)."""
+    """Says whether `kind` is a group under addition that an all-reduce computes: numbers are, booleans are not."""
     if not isinstance(kind, ir.RankedTensorType):
         return False
     element = kind.element_type
-    return isinstance(element, ir.FloatType | ir.ComplexType) or (isinstance(element, ir.IntegerType) and element.width > 1)
+    return isinstance(element, ir.FloatType | ir.ComplexType) or (
+        isinstance(element, ir.IntegerType) and element.width > 1
+    )
 
 
 def _body_monoid(op: ir.Operation, by: str | None) -> str | None:

@@ -31,8 +31,13 @@ from rhino.ir.program.trip_count import trip_count
 COST = "rhino.cost"
 """On a custom call: the floating-point operations and bytes moved that its owner says it takes, unsplit."""
 CARRIED = "rhino.carried"
-"""On a loop: the shardings of what it carries. `sdy.sharding` there makes XLA's import fail (see passes/sharding/choose_shardings.py)."""
-_KEEPS_ZERO = frozenset(f"stablehlo.{name}" for name in ("broadcast", "broadcast_in_dim", "convert", "reshape", "transpose"))
+"""On a loop: the shardings of what it carries.
+
+`sdy.sharding` there makes XLA's import fail (see passes/sharding/choose_shardings.py).
+"""
+_KEEPS_ZERO = frozenset(
+    f"stablehlo.{name}" for name in ("broadcast", "broadcast_in_dim", "convert", "reshape", "transpose")
+)
 _EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 CONSTANT = "stablehlo.constant"
 PAD = "stablehlo.pad"
@@ -73,7 +78,10 @@ def argument_name(value: ir.Value[Any], number: int) -> str:
 
 
 def is_ruled(op: ir.Operation) -> bool:
-    """Says whether `op` has its rule from Shardy. One on a custom call may be its owner's, and says nothing about the other ops."""
+    """Says whether `op` has its rule from Shardy.
+
+    One on a custom call may be its owner's, and says nothing about the other ops.
+    """
     return RULE in op.attributes and op.name != CUSTOM_CALL
 
 
@@ -94,7 +102,8 @@ def read_program(entry: func.FuncOp, mesh: Mesh, file: str = "") -> Program:
     graph = reader.graph(entry, arguments, terminator)
     if module is not None and FOLDED in module.attributes:
         marks = [
-            [mark_of(one.get(GROUP)) for one in side] for side in ([op.attributes for op in reader.ops], boundary_attributes(entry, "arg"))
+            [mark_of(one.get(GROUP)) for one in side]
+            for side in ([op.attributes for op in reader.ops], boundary_attributes(entry, "arg"))
         ]
         graph = replace(graph, repeats=repeats_of(graph, *marks))
     return Program(graph, entry, reader.ops, file)
@@ -145,9 +154,13 @@ class _Reader:
             alias = ir.IntegerAttr(attrs[ALIAS]).value if ALIAS in attrs else None
             if not isinstance(value.type, ir.RankedTensorType):
                 what = f'argument {number} "{name}" is a {value.type}, no tensor'
-                raise RhinoError("RHI-READ-003", what, place_of(value.location, self.file), fix="pass tensors alone to the entry")
+                raise RhinoError(
+                    "RHI-READ-003", what, place_of(value.location, self.file), fix="pass tensors alone to the entry"
+                )
             if GSPMD in attrs:
-                raise cannot_honour(f'argument {number} "{name}" with a GSPMD sharding', USE_SHARDY, place_of(value.location, self.file))
+                raise cannot_honour(
+                    f'argument {number} "{name}" with a GSPMD sharding', USE_SHARDY, place_of(value.location, self.file)
+                )
             if SHARDING in attrs:
                 self.fix(number, attrs[SHARDING], value.location, f'argument {number} "{name}"')
             if FORBIDDEN in attrs:
@@ -169,7 +182,10 @@ class _Reader:
 
     def allowed(self, attribute: ir.Attribute, shape: tuple[int, ...], place: Place, what: str) -> frozenset[Spec]:
         """Returns the specs that a sharding leaves open, as the planner writes them."""
-        return frozenset(without_unit_axes(spec, self.mesh.mesh.shape) for spec in allowed_specs(attribute, self.mesh, shape, place, what))
+        return frozenset(
+            without_unit_axes(spec, self.mesh.mesh.shape)
+            for spec in allowed_specs(attribute, self.mesh, shape, place, what)
+        )
 
     def forbid(self, value: int, shardings: ir.Attribute, location: ir.Location, what: str) -> None:
         """Takes away from how a value may be stored; of what is then left open, an op's result may be a sum too."""
@@ -194,7 +210,9 @@ class _Reader:
         has_operands, has_regions = bool(read), len(op.regions) > 0
         if has_regions and name not in (WHILE, MANUAL):
             read += self.captured(op)
-        free = name in SOURCES or (has_operands and name in FUSIBLE and all(self.free[v] or self.is_scalar(v) for v in read))
+        free = name in SOURCES or (
+            has_operands and name in FUSIBLE and all(self.free[v] or self.is_scalar(v) for v in read)
+        )
         self.result_start.append(first)
         for result in op.results:
             self.free[self.define(result, number)] = free
@@ -233,7 +251,10 @@ class _Reader:
         return not self.type_list[self.value_type[value]].shape
 
     def loop(self, number: int, op: ir.Operation) -> None:
-        """Adds the body of a `while`. What it carries is one value, inside and outside; the condition reads it whole."""
+        """Adds the body of a `while`.
+
+        A carried value is one value, inside and outside. The condition reads it whole.
+        """
         carried = range(self.result_start[-1], len(self.value_type))
         condition, body = (region.blocks[0] for region in op.regions)
         for block in (condition, body):
@@ -263,11 +284,14 @@ class _Reader:
         return sorted(found)
 
     def class_number(
-        self, op: ir.Operation, own: tuple[str, tuple[int, ...], tuple[int, ...], ir.Attribute | None, bool, object, object]
+        self,
+        op: ir.Operation,
+        own: tuple[str, tuple[int, ...], tuple[int, ...], ir.Attribute | None, bool, object, object],
     ) -> int:
         """Returns the class of the last op.
 
-        `own` is what it says itself: name, types of operands and results, rule, whether free, cost, and what it addresses.
+        `own` is what it says itself: name, types of operands and results, rule, whether free, cost, and what it
+        addresses.
         """
         _, types, results, rule, free, *_ = own
         held = self.held.get(len(self.ops) - 1)
@@ -292,7 +316,9 @@ class _Reader:
             operands=operand_types,
             results=result_types,
             rule=table,
-            reduction="add" if rule is not None and is_custom(rule) else reduction_of(op),  # a rule's reductions are sums
+            reduction="add"
+            if rule is not None and is_custom(rule)
+            else reduction_of(op),  # a rule's reductions are sums
             linear=linear_in(op),
             free=free,
             fusible=op.name in FUSIBLE,
@@ -337,13 +363,20 @@ class _Reader:
             limit = self.allowed(attrs[SHARDING], shape, place, what) if SHARDING in attrs else None
             if FORBIDDEN in attrs:
                 limit = limit if limit is not None else frozenset(all_specs(shape, self.mesh.mesh.shape))
-                limit -= {spec for one in ir.ArrayAttr(attrs[FORBIDDEN]) for spec in allowed_specs(one, self.mesh, shape, place, what)}
+                limit -= {
+                    spec
+                    for one in ir.ArrayAttr(attrs[FORBIDDEN])
+                    for spec in allowed_specs(one, self.mesh, shape, place, what)
+                }
             fixed.append(limit)
         return tuple(fixed)
 
 
 def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
-    """Returns the rule without the factors whose blocks cannot be computed by the op on local shapes; None where there are none left."""
+    """Returns the rule without the factors whose blocks the op cannot compute on local shapes.
+
+    Returns None for an op that cannot be computed on local shapes at all.
+    """
     match op.name:
         case "stablehlo.dynamic_update_slice":  # where it writes is a global place
             return rule.keeping_whole(rule.factors_of(0) - rule.factors_of(1))
@@ -359,7 +392,10 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
 
 
 def _unaddressed(op: ir.Operation, rule: Rule) -> frozenset[int]:
-    """Returns the factors of dims that a scatter writes at place 0 alone: on one device of those that share such a dim."""
+    """Returns the factors of dims that a scatter writes at index 0 alone.
+
+    If such a dim is split, index 0 is on one of the devices.
+    """
     numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     dims = set(numbers.inserted_window_dims) - set(numbers.scattered_dims_to_operand_dims)
     return frozenset(factor for dim in dims for factor in rule.operands[0][dim])
@@ -403,8 +439,13 @@ def _tensor_type(kind: ir.Type) -> TensorType:
     return TensorType(tuple(kind.shape), str(element), element_bytes(str(element)))
 
 
-def _flops(op: ir.Operation, rule: Rule | None, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> int:
-    """Returns floating-point operations of one execution: two per multiply-add of a product, one per element touched otherwise."""
+def _flops(
+    op: ir.Operation, rule: Rule | None, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]
+) -> int:
+    """Returns the floating-point operations of one execution.
+
+    A product has two per multiply-add; any other op has one per element that it touches.
+    """
     match op.name:
         case "stablehlo.dot_general" | "stablehlo.dot" if rule is not None:
             return 2 * prod(rule.sizes)

@@ -14,12 +14,15 @@ from rhino.ir.plan.instructions import Layout, StepProgram
 
 
 def check_signature(program: StepProgram, module: ir.Module, mesh: Mesh, file: str) -> None:
-    """Raises what is wrong where `module`, of a file called `file`, takes or gives something else than `program`, or elsewhere than `mesh`.
+    """Raises an error where `module`, of the file `file`, differs from `program` in arguments, results or mesh size.
 
     How arrays are split is seen only in what XLA makes of the module.
     """
     entry = entry_function(module, file)
-    for side, types, layouts in (("argument", entry.type.inputs, program.inputs), ("result", entry.type.results, program.outputs)):
+    for side, types, layouts in (
+        ("argument", entry.type.inputs, program.inputs),
+        ("result", entry.type.results, program.outputs),
+    ):
         if len(types) != len(layouts):
             raise disagreement(program, f"the module has {len(types)} {side}s, the program {len(layouts)}", file)
         for number, (got, layout) in enumerate(zip(types, layouts, strict=True)):
@@ -33,8 +36,13 @@ def check_signature(program: StepProgram, module: ir.Module, mesh: Mesh, file: s
 
 def disagreement(program: StepProgram, what: str, file: str) -> RhinoError:
     """Returns the error that says in what a program and its module disagree."""
-    return RhinoError("RHI-RUN-006", f"program {program.name} and its module {program.module} disagree: {what}", Place(file))
+    return RhinoError(
+        "RHI-RUN-006", f"program {program.name} and its module {program.module} disagree: {what}", Place(file)
+    )
 
 
 def _is_of(kind: ir.Type, layout: Layout) -> bool:
-    return isinstance(kind, ir.RankedTensorType) and (str(kind.element_type), tuple(kind.shape)) == (layout.dtype, layout.shape)
+    return isinstance(kind, ir.RankedTensorType) and (str(kind.element_type), tuple(kind.shape)) == (
+        layout.dtype,
+        layout.shape,
+    )

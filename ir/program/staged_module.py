@@ -1,13 +1,17 @@
-"""A step in stages, as a module: one function for each program, a declaration of the whole step, and which part runs which program.
+"""A step in stages, as a module.
 
-    module attributes {rhino.parts = [{phase = "forward", stage = 0 : i64, program = @forward_0, reads = [...], gives = [...]}, ...],
+It has a function for each program and a declaration of the whole step, and lists which part runs which program.
+
+    module attributes {rhino.parts = [{phase = "forward", stage = 0 : i64, program = @forward_0,
+                                       reads = [...], gives = [...]}, ...],
                        rhino.num_stages = 2 : i64, rhino.micro_batches = 4 : i64, rhino.results = [...]} {
       func.func private @step(tensor<..> {rhino.name = "x"}, ...) -> (tensor<..>, ...)     whole step: no body
       func.func private @forward_0(...) -> (...) { ... }
 
-Names of values are as in `rhino.ir.plan.stage_programs`. An argument with `tf.aliasing_output` may give its buffer to that result.
-Shardings on the boundary of a program say how its arrays lie on a rank. An array that is a partial sum there has a leading dim for each
-axis that it is a sum over, split over that axis: so each device holds its summand, and the array is an ordinary one.
+Names of values are as in `rhino.ir.plan.stage_programs`. An argument with `tf.aliasing_output` may give its buffer to
+that result. The shardings on a program's boundary are those of its arrays on a rank. An array that is a partial sum
+there has a leading dim for each axis that it is a sum over, split over that axis: each device has its summand, and the
+array is an ordinary one.
 """
 
 from __future__ import annotations
@@ -94,7 +98,9 @@ def program_boundary(sharding: ir.Attribute | None, alias: int | None = None) ->
     return attributes
 
 
-def write_staged(module: ir.Operation, parts: list[StagedPart], num_stages: int, num_micro_batches: int, results: list[str]) -> None:
+def write_staged(
+    module: ir.Operation, parts: list[StagedPart], num_stages: int, num_micro_batches: int, results: list[str]
+) -> None:
     """Writes on the module what its functions are for."""
     module.attributes[PARTS] = ir.ArrayAttr.get([part.attribute() for part in parts])
     module.attributes[NUM_STAGES] = _number(num_stages)
@@ -132,7 +138,10 @@ def read_staged(module: ir.Operation) -> StagedStep:
 def layouts(function: func.FuncOp, side: Side, mesh: Mesh) -> tuple[Layout, ...]:
     """Returns how the arguments or results of a function lie on a rank."""
     types = function.type.inputs if side == "arg" else function.type.results
-    return tuple(_layout(kind, attributes, mesh) for kind, attributes in zip(types, boundary_attributes(function, side), strict=True))
+    return tuple(
+        _layout(kind, attributes, mesh)
+        for kind, attributes in zip(types, boundary_attributes(function, side), strict=True)
+    )
 
 
 def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
@@ -141,7 +150,10 @@ def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
     if SHARDING not in attributes:
         return Layout(shape, dtype, ((),) * len(shape))
     sharding = sdy.TensorShardingAttr(attributes[SHARDING])
-    dims = tuple(tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(dim).axes) for dim in sharding.dimension_shardings)
+    dims = tuple(
+        tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(dim).axes)
+        for dim in sharding.dimension_shardings
+    )
     sums = tuple(sdy.AxisRefAttr(axis).name for axis in sharding.unreduced_axes)
     sizes = dict(mesh.axes)
     return Layout((*(sizes[axis] for axis in sums), *shape), dtype, (*((axis,) for axis in sums), *dims))
@@ -149,7 +161,9 @@ def _layout(kind: ir.Type, attributes: Attributes, mesh: Mesh) -> Layout:
 
 def _program(function: func.FuncOp, mesh: Mesh) -> StepProgram:
     donated = [
-        (number, _int(attributes[ALIAS])) for number, attributes in enumerate(boundary_attributes(function, "arg")) if ALIAS in attributes
+        (number, _int(attributes[ALIAS]))
+        for number, attributes in enumerate(boundary_attributes(function, "arg"))
+        if ALIAS in attributes
     ]
     name = str(function.name.value)
     return StepProgram(name, name, layouts(function, "arg", mesh), layouts(function, "res", mesh), tuple(donated))
@@ -158,7 +172,11 @@ def _program(function: func.FuncOp, mesh: Mesh) -> StepProgram:
 def _part(part: Attributes, numbers: dict[str, int]) -> StageProgram:
     reads, gives = (tuple(map(_text, ir.ArrayAttr(part[key]))) for key in ("reads", "gives"))
     return StageProgram(
-        cast(Phase, _text(part["phase"])), _int(part["stage"]), numbers[ir.FlatSymbolRefAttr(part["program"]).value], reads, gives
+        cast(Phase, _text(part["phase"])),
+        _int(part["stage"]),
+        numbers[ir.FlatSymbolRefAttr(part["program"]).value],
+        reads,
+        gives,
     )
 
 

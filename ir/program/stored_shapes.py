@@ -1,8 +1,10 @@
-"""Arguments and results that are stored in another shape than callers know: `rhino.view` and `rhino.padded` on them say which.
+"""Arguments and results that are stored in another shape than callers know.
 
-With `rhino.view` the elements are the same, in the same order: a `[64, 192]` weight stored as `[64, 3, 64]` is a reshape away on either
-side. With `rhino.padded` zeros follow them along some dims: a `[509, 64]` weight stored as `[512, 64]` is cut, and padded. Each holds the
-shape before; what has both was padded first.
+The attributes `rhino.view` and `rhino.padded` on them give the other shape.
+
+With `rhino.view` the elements are the same, in the same order: a `[64, 192]` weight stored as `[64, 3, 64]` is a
+reshape away on either side. With `rhino.padded` zeros follow them along some dims: a `[509, 64]` weight stored as
+`[512, 64]` is cut, and padded. Each holds the shape before; what has both was padded first.
 """
 
 from __future__ import annotations
@@ -28,12 +30,17 @@ def logical_shape(attributes: Mapping[str, ir.Attribute], stored: tuple[int, ...
     if PADDED not in attributes:
         return whole
     shape = _shape(attributes[PADDED])
-    if shape is None or len(shape) != len(whole) or any(not 0 <= own <= size for own, size in zip(shape, whole, strict=True)):
+    if (
+        shape is None
+        or len(shape) != len(whole)
+        or any(not 0 <= own <= size for own, size in zip(shape, whole, strict=True))
+    ):
         raise RhinoError(
             "RHI-READ-002",
             f"{PADDED} is {attributes[PADDED]}, and the tensor has shape {list(whole)}",
             place,
-            fix="write the logical shape as array<i64: ...>, each dim of at most the size that is stored, or take the attribute away",
+            fix="write the logical shape as array<i64: ...>, each dim of at most the size that is stored, "
+            "or take the attribute away",
         )
     return shape
 

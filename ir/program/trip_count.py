@@ -1,4 +1,7 @@
-"""How often a loop runs, where its program says so: a counter that goes from a constant by constant steps until it passes a constant."""
+"""How often a loop runs, where its program shows it.
+
+The loop counts from a constant by constant steps until the counter passes a constant.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ _MIRRORED: Final = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 def trip_count(loop: ir.OpView) -> int | None:
     """Returns how often a `stablehlo.while` runs, or None.
 
-    Recognised: the condition compares a counter with a bound, in either order, by LT, LE, GT, GE or NE; the counter starts at a constant,
-    and the body adds a constant to it or subtracts one; the bound is a constant, or carried round as it came from one. (So loops come out
-    of JAX's `scan`, `fori_loop` and `while_loop`.) A counter that would wrap round is not looked for.
+    Recognised: the condition compares a counter with a bound, in either order, by LT, LE, GT, GE or NE; the counter
+    starts at a constant, and the body adds a constant to it or subtracts one; the bound is a constant, or carried round
+    as it came from one. (So loops come out of JAX's `scan`, `fori_loop` and `while_loop`.) A counter that would wrap
+    round is not looked for.
     """
     test = _test(loop.operation)
     if test is None:
@@ -56,7 +60,11 @@ def _test(loop: ir.Operation) -> _Test | None:
     compare = maker_of(_returned(condition)[0])
     if compare is None or compare.name != "stablehlo.compare":
         return None
-    direction = str(compare.attributes["comparison_direction"]).removeprefix("#stablehlo<comparison_direction ").removesuffix(">")
+    direction = (
+        str(compare.attributes["comparison_direction"])
+        .removeprefix("#stablehlo<comparison_direction ")
+        .removesuffix(">")
+    )
     left, right = compare.operands
     for side, other, way in ((left, right, direction), (right, left, _MIRRORED.get(direction, ""))):
         counter = _argument_number(side, condition)

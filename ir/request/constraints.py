@@ -5,8 +5,8 @@ As text:  a pin      `PATTERN=[{"x"}, {}]`, Shardy's list of dims; quotes may be
           a role     `AXIS=batch` or `AXIS=model`
           a scope    `PATTERN=replicate(4)` or `PATTERN=split(4)`; without a number, all devices
           a pad      `PATTERN` or `PATTERN:DIM`
-As TOML:  `[[pin]]` and `[[forbid]]` with `name` and `sharding`, or `axis`; `[axis-role]` with an axis for a key; `[scope]` with a pattern;
-          `[[pad]]` with `name`, and `dim` if it is one alone.
+As TOML:  `[[pin]]` and `[[forbid]]` with `name` and `sharding`, or `axis`; `[axis-role]` with an axis for a key;
+          `[scope]` with a pattern; `[[pad]]` with `name`, and `dim` if it is one alone.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def parse_pad(text: str) -> Pad:
     said = f"pad '{text}'"
     pattern, colon, dim = text.strip().rpartition(":")
     if colon and not (pattern and dim.isdecimal()):
-        raise RhinoError("RHI-CLI-001", f"{said}: expected NAME, or NAME:DIM with the number of a dim", fix="see docs/constraints.md")
+        raise RhinoError(
+            "RHI-CLI-001", f"{said}: expected NAME, or NAME:DIM with the number of a dim", fix="see docs/constraints.md"
+        )
     return Pad(pattern, int(dim), said) if colon else Pad(dim, None, said)
 
 
@@ -152,7 +154,10 @@ def read_constraints(file: str) -> Constraints:
         _check_keys(root, "the file", ("pin", "forbid", "axis-role", "scope", "pad"))
         pins = [_file_pin(row, f"pin {number} of {file}") for number, row in enumerate(_rows(root, "pin"), 1)]
         bans = [_file_ban(row, f"forbid {number} of {file}") for number, row in enumerate(_rows(root, "forbid"), 1)]
-        roles = [_role(axis, role, f"axis-role '{axis}={role}' of {file}") for axis, role in _table(root, "axis-role", "axes")]
+        roles = [
+            _role(axis, role, f"axis-role '{axis}={role}' of {file}")
+            for axis, role in _table(root, "axis-role", "axes")
+        ]
         scopes = [_scope(name, way, f"scope '{name}={way}' of {file}") for name, way in _table(root, "scope", "names")]
         pads = [_file_pad(row, f"pad {number} of {file}") for number, row in enumerate(_rows(root, "pad"), 1)]
         return Constraints((*pins, *bans), tuple(roles), tuple(scopes), tuple(pads))
@@ -168,7 +173,9 @@ def read_toml(file: str, id: str) -> dict[str, object]:
         what = f"the file cannot be read: {error.strerror}"
         raise RhinoError("RHI-CLI-002", what, Place(file), fix="give a TOML file that can be read") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RhinoError("RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id, f"not TOML: {error}", Place(file)) from None
+        raise RhinoError(
+            "RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id, f"not TOML: {error}", Place(file)
+        ) from None
 
 
 def _on_command_line(said: str, make: Callable[[], _Made]) -> _Made:
@@ -254,7 +261,9 @@ def _file_ban(row: Mapping[str, object], where: str) -> Ban | AxisBan:
     _check_keys(row, where, ("name", "sharding", "axis"))
     if ("sharding" in row) == ("axis" in row):
         raise _MalformedError(f"{where}: expected either sharding or axis")
-    return _ban(_text(row, "name", where), _text(row, "axis" if "axis" in row else "sharding", where), _quoted(row, where))
+    return _ban(
+        _text(row, "name", where), _text(row, "axis" if "axis" in row else "sharding", where), _quoted(row, where)
+    )
 
 
 def _file_pad(row: Mapping[str, object], where: str) -> Pad:

@@ -5,8 +5,8 @@
     flops = "4 * i * j * k * l * m"
     bytes = "4 * i * j * l * (2 * k + 2 * m)"
 
-The rule is Shardy's text. Sizes of factors may be left out where the shapes of an op say them. `flops` and `bytes` are optional, of the
-sizes of factors.
+The rule is Shardy's text. Sizes of factors may be left out where the shapes of an op say them. `flops` and `bytes` are
+optional, of the sizes of factors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Factors = tuple[tuple[tuple[str, ...], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class OpRule:
-    """The rule for one target: factors of operands and results, sizes where given, the groups of factors as text, and costs."""
+    """The rule for one target: factors of operands and results, given sizes, groups of factors as text, and costs."""
 
     operands: Factors
     results: Factors
@@ -70,7 +70,9 @@ class OpRule:
                     sizes[unknown[0]] = extent // known
         for place, factors, extent in dims:
             if missing := [factor for factor in factors if factor not in sizes]:
-                raise ValueError(f"the size of factor {missing[0]} does not follow from the op's shapes: write {{{missing[0]}=SIZE}}")
+                raise ValueError(
+                    f"the size of factor {missing[0]} does not follow from the op's shapes: write {{{missing[0]}=SIZE}}"
+                )
             if prod(sizes[factor] for factor in factors) != extent:
                 got = " x ".join(f"{factor}={sizes[factor]}" for factor in factors) or "1"
                 raise ValueError(f"{place} has size {extent} in the op, and {got} in the rule")
@@ -78,7 +80,9 @@ class OpRule:
 
     def text(self, sizes: Mapping[str, int]) -> str:
         """Returns Shardy's attribute for factors of these sizes, marked as its op's owner's."""
-        sides = ["(" + ", ".join(_tensor_text(mapping) for mapping in side) + ")" for side in (self.operands, self.results)]
+        sides = [
+            "(" + ", ".join(_tensor_text(mapping) for mapping in side) + ")" for side in (self.operands, self.results)
+        ]
         order = sorted(sizes, key=_position)
         listed = ", ".join(f"{factor}={sizes[factor]}" for factor in order)
         groups = f" {self.groups}" if self.groups else ""
@@ -96,7 +100,9 @@ def read_op_rules(file: str) -> dict[str, OpRule]:
         try:
             rules[target] = _op_rule(row)
         except ValueError as error:
-            raise RhinoError("RHI-RULE-001", f"[{target}]: {error}", Place(file), fix="see docs/constraints.md") from None
+            raise RhinoError(
+                "RHI-RULE-001", f"[{target}]: {error}", Place(file), fix="see docs/constraints.md"
+            ) from None
     return rules
 
 
@@ -110,7 +116,10 @@ def _op_rule(row: object) -> OpRule:
             raise ValueError(f"got {key} = {value!r}, expected text")
     match = _RULE.fullmatch(row["rule"])
     if match is None or _GROUP.sub("", match["groups"]).strip(" ,"):
-        raise ValueError(f"got rule {row['rule']!r}, expected ([i, j], [j, k])->([i, k]), then sizes and groups as Shardy writes them")
+        raise ValueError(
+            f"got rule {row['rule']!r}, expected ([i, j], [j, k])->([i, k]), "
+            "then sizes and groups as Shardy writes them"
+        )
     sizes = [_SIZE.fullmatch(part) for part in (match["sizes"] or "").split(",") if part.strip()]
     if not all(sizes):
         raise ValueError(f"got sizes {{{match['sizes']}}}, expected {{i=8, j=4}}")
@@ -120,7 +129,9 @@ def _op_rule(row: object) -> OpRule:
 
 
 def _factors(text: str) -> Factors:
-    tensors = tuple(tuple(_dim(dim) for dim in tensor.split(",")) if tensor.strip() else () for tensor in _TENSOR.findall(text))
+    tensors = tuple(
+        tuple(_dim(dim) for dim in tensor.split(",")) if tensor.strip() else () for tensor in _TENSOR.findall(text)
+    )
     if _TENSOR.sub("", text).strip(" ,"):
         raise ValueError(f"got ({text}), expected tensors as [i, jk]")
     return tensors

@@ -1,7 +1,7 @@
 """Patterns over names of tensors: globs in which a pytree path may be written with dots.
 
-`*` stands for any text and `?` for any one character; a pattern may leave out leading parts of a name, so that `layers.*.up` finds
-`state.params['layers'][0]['up']`, and `state.mu['layers'][0]['up']` too.
+`*` stands for any text and `?` for any one character; a pattern may leave out leading parts of a name, so that
+`layers.*.up` finds `state.params['layers'][0]['up']`, and `state.mu['layers'][0]['up']` too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def matches(pattern: str, name: str, separator: str) -> bool:
 
 
 def nearest(pattern: str, names: Iterable[str], separator: str) -> tuple[str, ...]:
-    """Returns the three names that `pattern` comes closest to, best first; neighbouring parts of a name count as a whole one does."""
+    """Returns the three names that `pattern` comes closest to, best first.
+
+    Matching neighbouring parts of a name counts as much as matching a whole name.
+    """
     bare = pattern.replace("*", "")
     count = bare.count(separator) + 1
 

@@ -1,4 +1,7 @@
-"""How devices share the ops of a scope, as users write it: `replicate`, `split` or `split(8)`, and in names of scopes."""
+"""How devices share the ops of a scope, as users write it and as names of scopes carry it.
+
+Users write `replicate`, `split` or `split(8)`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _NAME: Final = re.compile(rf"rhino\.({REPLICATE}|{SPLIT})(?:\[(\d+)\])?(?:\.\d+)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How devices share the ops of a scope: `kind` is "replicate" or "split"; without `num`, all that scopes around and inside leave."""
+    """How devices share the ops of a scope: `kind` is "replicate" or "split".
+
+    Without `num`, it is all devices that the scopes around and inside leave.
+    """
 
     kind: str
     num: int | None

@@ -1,11 +1,13 @@
 """Write on every op the strategies that the search chooses from.
 
-Reads     what `rhino-choose-shardings` reads: rules, mesh, existing shardings and scopes. Missing rules are made for the time of the pass.
-Writes    `rhino.candidates = ["replicate", "i", "partial 0", ...]`, named as in `rhino.strategy`, on each op of the entry and of the
-          loops in it that has more than one strategy. Ops that depend on constants or scalars alone have none: they follow their users.
-Errors    RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh,
-          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-PIN-002 a scope has no
-          axes, or nothing to share.
+Reads     what `rhino-choose-shardings` reads: rules, mesh, existing shardings and scopes. Missing rules are made for
+          the time of the pass.
+Writes    `rhino.candidates = ["replicate", "i", "partial 0", ...]`, named as in `rhino.strategy`, on each op of the
+          entry and of the loops in it that has more than one strategy. Ops that depend on constants or scalars alone
+          have none: they follow their users.
+Errors    RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the
+          module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function,
+          RHI-PIN-002 a scope has no axes, or nothing to share.
 Source    Rhino 4.3.3.
 """
 

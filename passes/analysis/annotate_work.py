@@ -1,9 +1,10 @@
 """Write on every op how much work it is on one device: floating-point operations, and bytes of its tensors.
 
-Reads     the ops, and their `sdy.sharding_rule` (how much a product multiplies); a rule that is missing is made for the time of the pass.
-Writes    `rhino.work = {bytes = B : i64, flops = F : i64}` on each op of the entry and of the loops in it, for one run of the op; none on
-          returns and on loops themselves. `bytes` are those of its operands and results, each read or written once; `flops` are two for
-          each multiply-add of a product or convolution, else one for each element.
+Reads     the ops, and their `sdy.sharding_rule` (how much a product multiplies); a rule that is missing is made for the
+          time of the pass.
+Writes    `rhino.work = {bytes = B : i64, flops = F : i64}` on each op of the entry and of the loops in it, for one run
+          of the op; none on returns and on loops themselves. `bytes` are those of its operands and results, each read
+          or written once; `flops` are two for each multiply-add of a product or convolution, else one for each element.
 Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have.
 """
 

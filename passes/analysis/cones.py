@@ -1,8 +1,8 @@
 """Write on every op the cone that it is in.
 
 Reads     the ops and what they read; a missing `sdy.sharding_rule` is made for the time of the pass.
-Writes    `rhino.cone = N : i64` on each op of the entry and of the loops in it that takes part (as for `rhino-critical-path`); cones are
-          numbered in the order of their roots. `rhino.cone_root` on the roots.
+Writes    `rhino.cone = N : i64` on each op of the entry and of the loops in it that takes part (as for
+          `rhino-critical-path`); cones are numbered in the order of their roots. `rhino.cone_root` on the roots.
 Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have.
 Source    Rhino 4.3.2, level 1; strategies/structure/cones.py.
 """

@@ -1,9 +1,10 @@
 """Write on every op when it can and must start, and mark the critical nodes.
 
 Reads     the ops and what they read; a missing `sdy.sharding_rule` is made for the time of the pass.
-Writes    `rhino.earliest = N : i64` and `rhino.latest = N : i64` on each op of the entry and of the loops in it that takes part: none on
-          ops that depend on constants or scalars alone, on loops themselves and on returns. Where both are equal, the op is on the
-          backbone; `rhino.critical` marks the products there. Time counts ops, or products alone; a loop's body counts once.
+Writes    `rhino.earliest = N : i64` and `rhino.latest = N : i64` on each op of the entry and of the loops in it that
+          takes part: none on ops that depend on constants or scalars alone, on loops themselves and on returns. Where
+          both are equal, the op is on the backbone; `rhino.critical` marks the products there. Time counts ops, or
+          products alone; a loop's body counts once.
 Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have.
 Source    Rhino 4.3.1; strategies/structure/critical_path.py.
 """
@@ -49,5 +50,7 @@ class AnnotateCriticalPath(Pass):
                     op.attributes[CRITICAL] = ir.UnitAttr.get()
         unit = "products" if self.only_products else "ops"
         remarks.add(
-            self.name, Place(remarks.file), f"the critical path is {path.length:,} {unit} long; critical nodes: {path.critical.sum():,}"
+            self.name,
+            Place(remarks.file),
+            f"the critical path is {path.length:,} {unit} long; critical nodes: {path.critical.sum():,}",
         )

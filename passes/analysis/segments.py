@@ -1,10 +1,12 @@
 """Write on every op the segment that it is in, and which segments are alike.
 
 Reads     the ops and what they read; a missing `sdy.sharding_rule` is made for the time of the pass.
-Writes    `rhino.segment = N : i64` and `rhino.fold = M : i64` on each op of the entry and of the loops in it that takes part (as for
-          `rhino-critical-path`). Segments are numbered along the model; those with the same number of `rhino.fold` are alike.
+Writes    `rhino.segment = N : i64` and `rhino.fold = M : i64` on each op of the entry and of the loops in it that takes
+          part (as for `rhino-critical-path`). Segments are numbered along the model; those with the same number of
+          `rhino.fold` are alike.
 Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have.
-Source    Rhino 4.3.2, level 3 (segments), TAP IV-C (folding); strategies/structure/segments.py, strategies/structure/segment_folding.py.
+Source    Rhino 4.3.2, level 3 (segments), TAP IV-C (folding); strategies/structure/segments.py,
+          strategies/structure/segment_folding.py.
 """
 
 from __future__ import annotations

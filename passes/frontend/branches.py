@@ -1,12 +1,13 @@
-"""Take branches apart: `case` and `if` become selections where they compute element by element, and loops where they have products.
+"""Turn `case` and `if` into selections where they compute element by element, and into loops where they have products.
 
-A branch runs whole on every device, so what it reads and gives would have to be whole. An update that is skipped where a gradient is not
-finite, or a loss that is scaled, is a branch in the program and nothing but element-wise ops in its body: computed in both ways and
-selected, its tensors can be split like any others, and a compiler fuses the selection with what it selects from.
+A branch runs whole on every device, so what it reads and gives would have to be whole. An update that is skipped where
+a gradient is not finite, or a loss that is scaled, is a branch in the program and nothing but element-wise ops in its
+body: computed in both ways and selected, its tensors can be split like any others, and a compiler fuses the selection
+with what it selects from.
 
-Of a branch with products only the one that is taken may run. It becomes a loop of one trip or none: the search, which goes into loops, goes
-into it, and each device runs its part, with the collectives that stand in it, for all devices take the same branch. What it carries
-starts as what the element-wise branches give, or as zeros where there is none.
+Of a branch with products only the one that is taken may run. It becomes a loop of one trip or none: the search, which
+goes into loops, goes into it, and each device runs its part, with the collectives that stand in it, for all devices
+take the same branch. What it carries starts as what the element-wise branches give, or as zeros where there is none.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def split_branches(entry: func.FuncOp) -> None:
 
 
 def _is_elementwise(region: ir.Region) -> bool:
-    return all(op.operation.name in FUSIBLE or op.operation.name == _RETURN for block in region for op in block.operations)
+    return all(
+        op.operation.name in FUSIBLE or op.operation.name == _RETURN for block in region for op in block.operations
+    )
 
 
 def _is_worth_loops(op: ir.Operation) -> bool:
@@ -83,7 +86,9 @@ def _is_taken(op: ir.Operation, number: int) -> ir.Value[Any]:
 
 def _compare(index: ir.Value[Any], direction: str, number: int) -> ir.Value[Any]:
     make: _Make = stablehlo.compare
-    wanted = stablehlo.constant(ir.DenseElementsAttr.get_splat(index.type, ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)))
+    wanted = stablehlo.constant(
+        ir.DenseElementsAttr.get_splat(index.type, ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number))
+    )
     return make(index, wanted, stablehlo.ComparisonDirectionAttr.get(direction))
 
 
@@ -116,7 +121,10 @@ def _loop(test: ir.Value[Any], starts: _Values, branch: ir.Block) -> _Values:
 
 
 def _read_in_turn(loop: ir.Operation, body: ir.Block) -> None:
-    """Makes what a body reads from outside depend on the loop, or XLA would compute before it what it finds to be the same in each trip."""
+    """Makes what a body reads from outside depend on the loop.
+
+    Otherwise XLA would hoist out of the loop what it finds to be the same in each trip.
+    """
     outside = [value for value in captured_by(loop) if (made := maker_of(value)) is None or made.name not in SOURCES]
     inside = [view.operation for view in body.operations]
     with ir.InsertionPoint.at_block_begin(body):

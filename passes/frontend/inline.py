@@ -1,8 +1,8 @@
 """Inline every call in the entry function, within a limit of ops.
 
-MLIR's own `inline` leaves `func.call` alone here: jaxlib registers no inliner interface for the func dialect. Which calls there are, and
-how many ops they expand to, is known before the first op is copied; then each op is copied once, to where it stays, however deep its call
-is nested.
+MLIR's own `inline` leaves `func.call` alone here: jaxlib registers no inliner interface for the func dialect. Which
+calls there are, and how many ops they expand to, is known before the first op is copied; then each op is copied once,
+to where it stays, however deep its call is nested.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ CALL: Final = "func.call"
 _RETURN: Final = "func.return"
 INLINE_ERRORS: Final = ("RHI-READ-006", "RHI-READ-007", "RHI-READ-008")
 MOST_OPS: Final = 1_000_000
-"""Ops of a program in which calls are inlined: ten times those of the largest published step (GPT-72, 76,000 instructions; Rhino 6)."""
+"""Ops of a program in which calls are inlined.
+
+Ten times those of the largest published step (GPT-72, 76,000 instructions; Rhino 6).
+"""
 
 
 def inline_calls(module: ir.Operation, entry: func.FuncOp, file: str) -> None:
     """Replaces every call in `entry` by what it calls, in place.
 
     Raises:
-        RhinoError: RHI-READ-006 where calls are recursive, RHI-READ-007 where they expand to more than `MOST_OPS` ops, RHI-READ-008 where
-            a function that is called has no body.
+        RhinoError: RHI-READ-006 where calls are recursive, RHI-READ-007 where they expand to more than `MOST_OPS` ops,
+            RHI-READ-008 where a function that is called has no body.
     """
     functions = {op.name.value: op for op in functions_of(module)}
     _check_size(_callees_first(entry, functions, file), file)

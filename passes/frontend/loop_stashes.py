@@ -1,9 +1,10 @@
 """What one loop stacks for another to read, and that one could as well compute, is not stacked.
 
-JAX's `scan` stacks for its backward pass each value that the backward pass reads: results of products, and beside them what is computed
-from these element by element. Layers that are not in a loop compute such values again where they are read. Out of a loop they go over
-stacks, which are written as zeros, written, and read: so a value that follows by cheap ops, element by element, from other stacks that the
-same loop reads is computed there, and its stack is gone. It is the same program, with the same roundings.
+JAX's `scan` stacks for its backward pass each value that the backward pass reads: results of products, and beside them
+what is computed from these element by element. Layers that are not in a loop compute such values again where they are
+read. Out of a loop they go over stacks, which are written as zeros, written, and read: so a value that follows by cheap
+ops, element by element, from other stacks that the same loop reads is computed there, and its stack is gone. It is the
+same program, with the same roundings.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from rhino.ir.program.program import CARRIED
 from rhino.ir.program.trip_count import constant_of, step_of, trip_count
 from rhino.passes.frontend.loop_values import Value, copied, without
 
-_SLICE, _UPDATE, _DIVIDE, _RESHAPE = "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice", "stablehlo.divide", "stablehlo.reshape"
+_SLICE, _UPDATE, _DIVIDE, _RESHAPE = (
+    "stablehlo.dynamic_slice",
+    "stablehlo.dynamic_update_slice",
+    "stablehlo.divide",
+    "stablehlo.reshape",
+)
 _CUSTOM_CALL: Final = "stablehlo.custom_call"
 _CHEAP: Final = FUSIBLE - COSTLY - (MOVES - REPEATS)
 _MOST_READ: Final = 2
@@ -55,7 +61,8 @@ class _Stack:
 
 def shrink_stashes(entry: func.FuncOp) -> None:
     """Takes the stacks out of loops whose elements the loops that read them can compute from other stacks."""
-    for loop in reversed([op for op in walk(entry.operation) if op.name == WHILE]):  # who reads comes later, and is made anew
+    for loop in reversed([op for op in walk(entry.operation) if op.name == WHILE]):
+        # Readers come later in the program, and are made anew.
         if stacks := _stacks(loop):
             _shrink(loop, stacks)
 
@@ -92,7 +99,10 @@ def _shrink(loop: ir.Operation, stacks: list[_Stack]) -> None:
 
 
 def _stacks(loop: ir.Operation) -> list[_Stack]:
-    """Returns the stacks that a loop fills, an element a round, and others only read; in the order in which elements are made."""
+    """Returns the stacks that a loop fills, one element per trip, and that others only read.
+
+    They are in the order in which the loop makes their elements.
+    """
     body, trips = loop.regions[1].blocks[0], trip_count(loop.opview)
     *_, last = (view.operation for view in body.operations)
     order: dict[ir.Operation | None, int] = {view.operation: place for place, view in enumerate(body.operations)}
@@ -102,8 +112,14 @@ def _stacks(loop: ir.Operation) -> list[_Stack]:
         if update is None or update.name != _UPDATE or len(update.operands) < 3 or trips is None or not _is_open(loop):
             continue
         kind = ir.RankedTensorType(value.type)
-        is_own = update.operands[0] == body.arguments[number] and len(list(body.arguments[number].uses)) == len(list(value.uses)) == 1
-        is_element = kind.shape[0] == trips and list(ir.RankedTensorType(update.operands[1].type).shape) == [1, *kind.shape[1:]]
+        is_own = (
+            update.operands[0] == body.arguments[number]
+            and len(list(body.arguments[number].uses)) == len(list(value.uses)) == 1
+        )
+        is_element = kind.shape[0] == trips and list(ir.RankedTensorType(update.operands[1].type).shape) == [
+            1,
+            *kind.shape[1:],
+        ]
         element = _element(update.operands[1])
         if not (is_own and is_element and _counts(loop, list(update.operands[2:]))):
             continue
@@ -130,7 +146,11 @@ def _element(value: Value) -> Value:
 
 def _adds_dims(op: ir.Operation) -> bool:
     """Says whether an op is a broadcast that repeats nothing, and leaves dims in their order."""
-    if op.name not in REPEATS or _bytes(op.operands[0]) != _bytes(op.results[0]) or "broadcast_dimensions" not in op.attributes:
+    if (
+        op.name not in REPEATS
+        or _bytes(op.operands[0]) != _bytes(op.results[0])
+        or "broadcast_dimensions" not in op.attributes
+    ):
         return False
     dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
     return dims == sorted(dims)
@@ -187,7 +207,10 @@ def _leaves(stack: _Stack, others: list[_Stack]) -> dict[Value, _Stack]:
 
 
 def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
-    """Returns the ops that compute a value from leaves and constants, first those that others read; None where there is more to it."""
+    """Returns the ops that compute a value from leaves and constants, each before its readers.
+
+    Returns None where the value depends on an argument that is no leaf, or on an op that is not cheap.
+    """
     chain: dict[ir.Operation, None] = {}
     wanted = [value]
     while wanted:  # a body may be long: no recursion
@@ -196,7 +219,9 @@ def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
             wanted.pop()
         elif made is None or not _is_cheap(made):
             return None
-        elif missing := [operand for operand in made.operands if operand not in leaves and maker_of(operand) not in chain]:
+        elif missing := [
+            operand for operand in made.operands if operand not in leaves and maker_of(operand) not in chain
+        ]:
             wanted += reversed(missing)
         else:
             chain[made] = None
@@ -204,7 +229,10 @@ def _chain(value: Value, leaves: Container[Value]) -> list[ir.Operation] | None:
 
 
 def _is_cheap(op: ir.Operation) -> bool:
-    """Says whether an op may be computed twice: XLA (`AlgebraicSimplifier`) multiplies by the inverse of what is broadcast."""
+    """Says whether an op may be computed twice.
+
+    A division by a broadcast is cheap: XLA (`AlgebraicSimplifier`) multiplies by the inverse of what is broadcast.
+    """
     divisor = maker_of(op.operands[1]) if op.name == _DIVIDE else None
     return op.name in _CHEAP or (divisor is not None and divisor.name in REPEATS)
 
@@ -234,7 +262,10 @@ def _compute(stack: _Stack, reader: _Reader, chain: list[ir.Operation], leaves: 
 
 
 def _part(stack: _Stack, loop: ir.Operation, like: ir.Operation, place: ir.Operation) -> Value:
-    """Returns the element of a stack that a loop reads at the place where `like` reads one of another, moved to where that is known."""
+    """Returns the element of a stack that a loop reads at the index of `like`, which reads an element of another stack.
+
+    The op that reads it is placed after `place`, where that index is known.
+    """
     reader = stack.reader(loop)
     assert reader is not None
     found = next((op for op in reader.slices if op.operands[1] == like.operands[1]), None)

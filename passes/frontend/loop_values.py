@@ -1,8 +1,9 @@
 """What goes into a loop and comes out of it as values of their own, so that each place can choose how they lie.
 
-What a loop carries lies in one way from its start to all of its uses. A start that other ops read too could not be what the loop wants, and
-of a sum that a loop leaves in parts each reader would join the parts for itself. What a loop carries only to read it, and depends on
-constants alone (a mask, say), it need not carry: computed in the body it is fused into its readers, as it is outside of loops.
+What a loop carries lies in one way from its start to all of its uses. A start that other ops read too could not be what
+the loop wants, and of a sum that a loop leaves in parts each reader would join the parts for itself. What a loop
+carries only to read it, and depends on constants alone (a mask, say), it need not carry: computed in the body it is
+fused into its readers, as it is outside of loops.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ _LOOP: Final = "stablehlo.while"
 
 
 def compute_constants(entry: func.FuncOp) -> None:
-    """Makes loops compute in their bodies what they would carry only to read it, where that depends on constants alone."""
+    """Makes loops compute in their bodies what they would carry only to read it.
+
+    Only what depends on constants alone is computed there.
+    """
     for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
         _compute_constants(loop)
 
 
 def own_values(entry: func.FuncOp) -> None:
-    """Gives each loop starts of its own where they are constants, and what one over micro-batches sums up from zeros a value after it.
+    """Gives each loop constant starts of its own, and a loop over micro-batches a value of its own after each sum.
 
-    A barrier, for it may lie in another way than what goes past it, and XLA (jaxlib 0.10.2) folds a reshape to the same shape away and puts
-    its sharding on the loop.
+    This is for sums that start from zeros.
+
+    A barrier, for it may lie in another way than what goes past it, and XLA (jaxlib 0.10.2) folds a reshape to the same
+    shape away and puts its sharding on the loop.
     """
     for loop in [op for op in walk(entry.operation) if op.name == _LOOP]:
         for number, value in enumerate(list(loop.operands)):
@@ -79,7 +85,9 @@ def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
         stablehlo.ReturnOp([last.operands[n] for n in kept])
     last.erase()
     with ir.InsertionPoint(loop), loop.location:
-        new: ir.Operation = stablehlo.WhileOp([loop.results[n].type for n in kept], [loop.operands[n] for n in kept]).operation
+        new: ir.Operation = stablehlo.WhileOp(
+            [loop.results[n].type for n in kept], [loop.operands[n] for n in kept]
+        ).operation
     for name in loop.attributes:
         new.attributes[name] = loop.attributes[name]
     for number, one in enumerate(kept):
@@ -93,7 +101,10 @@ def without(loop: ir.Operation, dropped: Collection[int]) -> ir.Operation:
 
 
 def _only_read(loop: ir.Operation, number: int, last: ir.Operation) -> list[ir.Operation]:
-    """Returns the ops that make what a loop carries as `number`, first those that others read, if all of it is constant; else none."""
+    """Returns the ops that make what a loop carries as `number`, each before its readers.
+
+    Returns none unless all of it is constant.
+    """
     condition, body = (region.blocks[0].arguments[number] for region in loop.regions)
     if last.operands[number] != body or list(condition.uses) or not _has_dims(body):
         return []
@@ -116,7 +127,9 @@ def _has_dims(value: ir.Value[Any]) -> bool:
     return isinstance(value.type, ir.RankedTensorType) and bool(value.type.shape)
 
 
-def copied(chain: Iterable[ir.Operation], at: ir.InsertionPoint, known: Mapping[Value, Value] = MappingProxyType({})) -> dict[Value, Value]:
+def copied(
+    chain: Iterable[ir.Operation], at: ir.InsertionPoint, known: Mapping[Value, Value] = MappingProxyType({})
+) -> dict[Value, Value]:
     """Copies ops to a place; returns what stands there for each of their results, and what is known to."""
     copies = dict(known)
     for op in chain:

@@ -1,8 +1,11 @@
-"""Make parts that are parallel by hand over some axes so over all: along the others every device of a part does the same.
+"""Widen regions that are manual over some axes of a mesh to all of its axes.
 
-JAX lowers a `shard_map` with `axis_names` to a `sdy.manual_computation` over those axes, whose body speaks of shapes that only they split.
-With nothing split along the others that body is also the program of one device. What it says of them, in constraints and in regions of
-their own (JAX puts each `axis_index` in one), is then no choice any more, and goes.
+Along the axes that are added, every device of a region does the same.
+
+JAX lowers a `shard_map` with `axis_names` to a `sdy.manual_computation` over those axes, whose body speaks of shapes
+that only they split. With nothing split along the others that body is also the program of one device. What it says of
+them, in constraints and in regions of their own (JAX puts each `axis_index` in one), is then no choice any more, and
+goes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ def widen_regions(entry: func.FuncOp, name: str, remarks: Remarks) -> None:
     """Widens all regions in `entry` that are over some axes of their mesh; the remarks are those of pass `name`.
 
     Raises:
-        RhinoError: RHI-SHARD-001 where a region inside another one splits what it reads or gives along an axis that is not the outer one's.
+        RhinoError: RHI-SHARD-001 where a region inside another one splits what it reads or gives along an axis that is
+            not the outer one's.
     """
     assert entry.operation.parent is not None
     meshes = {f"@{mesh}": axes for mesh, axes in module_meshes(entry.operation.parent).items()}
@@ -35,7 +39,10 @@ def widen_regions(entry: func.FuncOp, name: str, remarks: Remarks) -> None:
             _make_plain(walk(op)[1:], free, remarks.file)
             _widen(op, sizes, free)
             if any(sizes[axis] > 1 for axis in free):
-                text = f"a part that is parallel by hand does the same on every device along {_listed(free)}, over which it is not"
+                text = (
+                    f"a part that is parallel by hand does the same on every device along {_listed(free)}, over which "
+                    "it is not"
+                )
                 remarks.add(name, place_of(op.location, remarks.file), text)
 
 
@@ -60,7 +67,10 @@ def _shardings(op: ir.Operation, side: str) -> list[sdy.TensorShardingAttr]:
 
 
 def _mesh_sizes(op: ir.Operation, meshes: dict[str, Axes]) -> dict[str, int]:
-    """Returns the axes of the mesh that a region speaks of, with their sizes; its own alone where it has neither operands nor results."""
+    """Returns the axes of the mesh that a region refers to, with their sizes.
+
+    A region that has neither operands nor results refers to no mesh: its own axes are returned, with size 1.
+    """
     for side in _SIDES:
         for sharding in _shardings(op, side):
             reference = str(sharding.mesh_or_ref)
@@ -82,7 +92,10 @@ def _make_plain(body: list[ir.Operation], free: list[str], file: str) -> None:
 def _take_out(op: ir.Operation, free: list[str], file: str) -> None:
     for sharding in (one for side in _SIDES for one in _shardings(op, side)):
         if set(_split_over(sharding)) & set(free):
-            what = f"a part that is parallel by hand over {_listed(_axes(op))} inside another, which splits what the outer one has whole,"
+            what = (
+                f"a part that is parallel by hand over {_listed(_axes(op))} inside another, which splits what the "
+                "outer one has whole,"
+            )
             raise cannot_honour(what, "make one shard_map over the axes of both", place_of(op.location, file))
     replace_op(op, inline_body(op, list(op.operands)))
 

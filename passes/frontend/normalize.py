@@ -1,13 +1,13 @@
 """Bring a module into the form that the planner reads: one function, StableHLO alone, nothing dead, nothing twice.
 
 Reads     any StableHLO / CHLO module with calls, composites and ops of Shardy's.
-Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms, reductions that start from
-          their identity, branches as selections and loops, common subexpressions merged, dead code gone, loops with values of their own
-          (passes/frontend/loop_values.py) and no stacks that follow from others (passes/frontend/loop_stashes.py), parts by hand over all
-          axes (passes/frontend/manual_regions.py). Debug notes of Shardy's propagation are gone. Locations stay; an inlined op's says where
-          it was called.
-Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008 a callee without a
-          body, RHI-SHARD-001 a part by hand in another that cannot be honoured.
+Writes    the entry function with every call inlined, CHLO, composites, tuples and deprecated ops in plain terms,
+          reductions that start from their identity, branches as selections and loops, common subexpressions merged,
+          dead code gone, loops with values of their own (passes/frontend/loop_values.py) and no stacks that follow from
+          others (passes/frontend/loop_stashes.py), parts by hand over all axes (passes/frontend/manual_regions.py).
+          Debug notes of Shardy's propagation are gone. Locations stay; an inlined op's says where it was called.
+Errors    RHI-READ-005 no entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008
+          a callee without a body, RHI-SHARD-001 a part by hand in another that cannot be honoured.
 """
 
 from __future__ import annotations
@@ -68,9 +68,13 @@ class Normalize(Pass):
 
 
 _FORGET: Final = "sdy-remove-propagation-debug-info"
-"""Drops Shardy's notes of how it came to its shardings: XLA refuses `sdy.propagation_edges` of an op without a sharding."""
+"""Drops Shardy's notes of how it came to its shardings.
+
+XLA refuses `sdy.propagation_edges` of an op without a sharding.
+"""
 _LEGALIZE = (
-    f"stablehlo-legalize-deprecated-ops{{fail-on-unused=false}},chlo-legalize-to-stablehlo,{HOIST},stablehlo-legalize-composite-to-call"
+    "stablehlo-legalize-deprecated-ops{fail-on-unused=false},"
+    f"chlo-legalize-to-stablehlo,{HOIST},stablehlo-legalize-composite-to-call"
 )
 
 
@@ -97,8 +101,8 @@ def _unpack_tuples(entry: func.FuncOp) -> None:
 def _start_from_identity(op: ir.Operation, by: str, identity: float) -> None:
     """Joins what a reduction starts from to the reduction from its identity, so that parts of it can be reduced apart.
 
-    XLA takes any start for the identity: it reduces the parts of what it joins (after an all-to-all, say) from the same start, and a dim
-    of one element not at all.
+    XLA takes any start for the identity: it reduces the parts of what it joins (after an all-to-all, say) from the same
+    start, and a dim of one element not at all.
     """
     result, start = op.results[0], op.operands[1]
     kind = ir.RankedTensorType(result.type)

@@ -1,11 +1,15 @@
-"""Put Shardy's own ops in the planner's terms: what they say about shardings becomes constraints, and what they group is taken apart.
+"""Put Shardy's own ops in the planner's terms.
 
-A named computation is what its body computes; the shardings of its operands and results are constraints on them. A reshard is a
-constraint. A propagation barrier says nothing here, where nothing is propagated: its operand stands for it.
+What they state about shardings becomes constraints, and the groups that they make of ops are taken apart.
 
-On a mesh without axes a closed dim is whole on every device, whatever mesh is planned for. JAX writes such shardings on its own, on a mesh
-that it calls `empty_mesh` (jax 0.10.2): on arguments and results that lie on one device or have no dims, and as constraints on the data of
-random keys. Those say where the program for one device has a tensor, not how several are to share it: they are dropped.
+A named computation is what its body computes; the shardings of its operands and results are constraints on them. A
+reshard is a constraint. A propagation barrier says nothing here, where nothing is propagated: its operand stands for
+it.
+
+On a mesh without axes a closed dim is whole on every device, whatever mesh is planned for. JAX writes such shardings on
+its own, on a mesh that it calls `empty_mesh` (jax 0.10.2): on arguments and results that lie on one device or have no
+dims, and as constraints on the data of random keys. Those say where the program for one device has a tensor, not how
+several are to share it: they are dropped.
 """
 
 from __future__ import annotations
@@ -74,7 +78,10 @@ def _is_of_key(given: sdy.TensorShardingAttr, value: ir.Value[Any]) -> bool:
 
 
 def _keep_boundary(entry: func.FuncOp, side: Side, empty: set[str], name: str, remarks: Remarks) -> None:
-    """Keeps how an entry's arguments or results lie on meshes without axes, but for those that JAX has on one device."""
+    """Keeps the shardings of an entry's arguments or results that are on meshes without axes.
+
+    Those that JAX gives to what is on one device are dropped.
+    """
     found = boundary_attributes(entry, side)
     for number, own in enumerate(found):
         if SHARDING not in own:
@@ -95,7 +102,8 @@ def _dropped(entry: func.FuncOp, side: Side, number: int, rank: int, file: str) 
     pattern = f"{RESULT}{number}" if value is None else argument_name(value, number)
     what = f"result {number}" if value is None else f'argument {number} "{pattern}"'
     text = (
-        f"the sharding of {what} is dropped: on JAX's mesh without axes it says that the program for one device has it there; "
+        f"the sharding of {what} is dropped: on JAX's mesh without axes it says that the program for one device has "
+        "it there; "
         f"to keep it whole on every device, pin it (--pin='{pattern}=[{', '.join(['{}'] * rank)}]')"
     )
     return place_of(entry.location if value is None else value.location, file), text
@@ -120,7 +128,7 @@ def _empty_meshes(entry: func.FuncOp) -> set[str]:
 
 
 def inline_body(op: ir.Operation, operands: list[ir.Value[Any]]) -> list[ir.Value[Any]]:
-    """Moves the ops in the one block of `op` before it, where they read `operands`; returns what the block's last op gives."""
+    """Moves the ops in the one block of `op` before it, where they read `operands`, and returns the block's results."""
     block = op.regions[0].blocks[0]
     for argument, value in zip(block.arguments, operands, strict=True):
         argument.replace_all_uses_with(value)

@@ -1,7 +1,8 @@
 """Where the user cuts a model in stages: marks on values, which stay with them until stages are chosen.
 
-In a module from a front end a mark is a `stablehlo.composite` of the identity, which XLA takes for what it is. When it is normalized it
-becomes an `optimization_barrier` with the attribute `rhino.stage_boundary`, which every rewriting knows as an op of no cost.
+In a module from a front end a mark is a `stablehlo.composite` of the identity, which XLA takes for what it is. When it
+is normalized it becomes an `optimization_barrier` with the attribute `rhino.stage_boundary`, which every rewriting
+knows as an op of no cost.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _COMPOSITE: Final = "stablehlo.composite"
 
 def keep_marks(module: ir.Operation) -> None:
     """Makes marked barriers of the composites that are marks."""
-    for op in [op for op in walk(module) if op.name == _COMPOSITE and ir.StringAttr(op.attributes["name"]).value == BOUNDARY]:
+    for op in [
+        op for op in walk(module) if op.name == _COMPOSITE and ir.StringAttr(op.attributes["name"]).value == BOUNDARY
+    ]:
         with ir.InsertionPoint(op), op.location:
             barrier = stablehlo.OptimizationBarrierOp(list(op.operands))
         barrier.operation.attributes[BOUNDARY] = ir.DictAttr(op.attributes["composite_attributes"])["way"]
@@ -48,6 +51,8 @@ def num_marked_stages(module: ir.Module) -> int:
     level: dict[ir.Value[Any], int] = {}
     for view in entry_function(module).regions[0].blocks[0].operations:
         op = view.operation
-        own = max((level.get(value, 0) for inner in walk(op) for value in inner.operands), default=0) + (way_of(op) == FORWARD)
+        own = max((level.get(value, 0) for inner in walk(op) for value in inner.operands), default=0) + (
+            way_of(op) == FORWARD
+        )
         level.update((result, own) for result in op.results)
     return max(level.values(), default=0) + 1

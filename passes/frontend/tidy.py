@@ -1,4 +1,7 @@
-"""The form that a program is in when it is normal: whoever writes ops ends with this, so that a module that is normal stays as it is."""
+"""The normal form of a program.
+
+Every pass that writes ops ends with `tidy`, so that a normalized module stays normalized.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ HOIST: Final = "stablehlo-canonicalize-dynamism"
 
 
 def tidy(module: ir.Operation, entry: func.FuncOp) -> None:
-    """Brings constants to the front, merges common subexpressions, and gives loops starts of their own, which are not to be merged."""
+    """Hoists constants, merges common subexpressions, and gives loops starts of their own.
+
+    The starts come last, for they are not to be merged.
+    """
     run_on_functions(module, f"{HOIST},cse")
     own_values(entry)

@@ -1,13 +1,14 @@
 """See dims that are cut into equal blocks as [blocks, block], so that splitting each block is an ordinary split.
 
-A fused projection [D, 3D] cut in three, its gradients put together again, its optimizer state: all of it becomes [D, 3, D], and a split of
-the last dim goes through the slices. `sdy` cannot say a stride; a view needs none.
+A fused projection [D, 3D] cut in three, its gradients put together again, its optimizer state: all of it becomes [D, 3,
+D], and a split of the last dim goes through the slices. `sdy` cannot say a stride; a view needs none.
 
 Reads     a normalized module; existing shardings, whose split dims stay as they are.
-Writes    the ops of each region on the viewed shapes, with reshapes at its borders; the types of the entry's arguments and results, and on
-          those that changed `rhino.view`, the logical shape. A sharding gets an unsplit dim where its tensor gets a dim. Runs `cse`.
-          A second run changes nothing.
-Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no number of parts.
+Writes    the ops of each region on the viewed shapes, with reshapes at its borders; the types of the entry's arguments
+          and results, and on those that changed `rhino.view`, the logical shape. A sharding gets an unsplit dim where
+          its tensor gets a dim. Runs `cse`. A second run changes nothing.
+Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no
+          number of parts.
 Source    Rhino 4.1; which regions, and why: strategies/layout/blocked_views.py.
 """
 
@@ -57,7 +58,9 @@ class MaterializeStrides(Pass):
     name: ClassVar[str] = "rhino-materialize-strides"
     errors: ClassVar[tuple[str, ...]] = ("RHI-READ-005", "RHI-SHARD-001", "RHI-PASS-001")
 
-    parts: int = opt(1, "view only by blocks that this number divides: the devices of the mesh axis that is to split them")
+    parts: int = opt(
+        1, "view only by blocks that this number divides: the devices of the mesh axis that is to split them"
+    )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Rewrites the regions of `module` in which a view saves communication, in place."""
@@ -65,7 +68,8 @@ class MaterializeStrides(Pass):
             raise RhinoError("RHI-PASS-001", f"pass '{self.name}' takes 1 part or more, not {self.parts}")
         entry_function(module, remarks.file)
         found = module_mesh(module)
-        mesh = found[1] if found is not None else mesh_of_shape((1,))  # which dims are split matters, not into how many parts
+        # It matters which dims are split, and not into how many parts.
+        mesh = found[1] if found is not None else mesh_of_shape((1,))
         with with_rules(module):
             program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
             cuts = {number: cut for number, op in enumerate(program.ops) if (cut := cut_of(op)) is not None}
@@ -89,17 +93,23 @@ def _remark(program: Program, region: Region, remarks: Remarks) -> None:
     num_viewed = len({value for value, _ in region.blocks if value < num_arguments})
     free, moved = format_bytes(region.cut_bytes), format_bytes(region.border_bytes)
     what = (
-        f"dim {dim} of {program.describe(value)} is seen as {num_blocks} blocks of {region.block}, as are {num_viewed} of {num_arguments} "
+        f"dim {dim} of {program.describe(value)} is seen as {num_blocks} blocks of {region.block}, as are "
+        f"{num_viewed} of {num_arguments} "
         f"arguments: {free} of cuts per step can follow a split of each block, {moved} at borders cannot"
     )
     remarks.add(MaterializeStrides.name, place_of(program.ops[region.op].location, remarks.file), what)
 
 
 def _is_able(program: Program, number: int) -> bool:
-    """Says whether an op may be rewritten: not where something is said of its shapes as they are, nor where its regions read values."""
+    """Says whether an op may be rewritten.
+
+    It may not if an annotation refers to its present shapes, or if its regions read values.
+    """
     op = program.ops[number]
     free = op.name == CONSTRAINT or not _is_annotated(op)
-    return free and len(op.operands) == len(program.graph.operands(number)) and can_rewrite(op, program.graph.cls(number))
+    return (
+        free and len(op.operands) == len(program.graph.operands(number)) and can_rewrite(op, program.graph.cls(number))
+    )
 
 
 def _is_annotated(op: ir.Operation) -> bool:
@@ -107,7 +117,10 @@ def _is_annotated(op: ir.Operation) -> bool:
 
 
 def _blocked(program: Program) -> frozenset[Place]:
-    """Returns the places that stay: dims that a sharding splits, all of what an annotated op gives, and of what a nested region reads."""
+    """Returns the places that stay as they are.
+
+    These are dims that a sharding splits, and all dims of the results of annotated ops and of what nested regions read.
+    """
     graph = program.graph
     sides: tuple[tuple[Side, Sequence[int]], ...] = (("arg", range(len(graph.arguments))), ("res", graph.returns))
     found = {
@@ -162,7 +175,10 @@ class _Rewriter:
         if op.name in (WHILE, YIELD):
             self.loop(number, op, operands)
             return
-        seen = [Seen(self.shape(value), view) for value, view in zip([*operands, *results], self.views.ops[number], strict=True)]
+        seen = [
+            Seen(self.shape(value), view)
+            for value, view in zip([*operands, *results], self.views.ops[number], strict=True)
+        ]
         self.read(op, operands, seen[: len(operands)])
         if any(one.viewed != one.shape for one in seen):
             op = rewrite(op, seen, self.cuts.get(number))

@@ -1,13 +1,13 @@
-"""Store dims of arguments larger than they are, so that devices divide them: a vocabulary of 50257 as 50264, split over eight.
+"""Pad dims of arguments so that the devices divide them, as a vocabulary of 50257 to 50264 for eight devices.
 
 Reads     a normalized module; which arguments, by name.
-Writes    the types of these arguments and of the results that take over their buffers, with `rhino.padded`, the logical shape, on both;
-          the ops to which the padding spreads, masked where they would read it, and cut or padded where they cannot follow. Then `tidy`.
-          A second run changes nothing.
-Errors    RHI-CLI-001 what is said does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a name or
-          dim that is not there, RHI-PASS-001 no number of parts, RHI-SHARD-001 a sharding that the module's mesh does not have,
-          RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
-          malformed file, RHI-READ-005 no entry function.
+Writes    the types of these arguments and of the results that take over their buffers, with `rhino.padded`, the logical
+          shape, on both; the ops to which the padding spreads, masked where they would read it, and cut or padded where
+          they cannot follow. Then `tidy`. A second run changes nothing.
+Errors    RHI-CLI-001 what is said does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed,
+          RHI-PIN-002 a name or dim that is not there, RHI-PASS-001 no number of parts, RHI-SHARD-001 a sharding that
+          the module's mesh does not have, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh,
+          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function.
 Source    How far padding spreads: strategies/layout/padding.py. What it holds, and where that would change an answer:
           strategies/layout/padding_values.py.
 """
@@ -51,7 +51,14 @@ class PadDims(PlanningPass):
     """Store dims of arguments larger than they are, so that devices divide them."""
 
     name: ClassVar[str] = "rhino-pad"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-001", "RHI-CLI-002", "RHI-PASS-001", "RHI-PIN-001", "RHI-PIN-002", *PLANNING_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = (
+        "RHI-CLI-001",
+        "RHI-CLI-002",
+        "RHI-PASS-001",
+        "RHI-PIN-001",
+        "RHI-PIN-002",
+        *PLANNING_ERRORS,
+    )
 
     pad: str = opt("", "NAME or NAME:DIM, several with ; between: arguments whose dims, or that dim, may be padded")
     parts: int = opt(0, "what padded dims are to be divisible by; 0: the number of devices")
@@ -107,11 +114,16 @@ def _blocked(program: Program) -> frozenset[Dim]:
     """Returns the places that stay: of what nested regions read, and of arguments that are seen as blocks already."""
     graph = program.graph
     seen = [number for number, attributes in enumerate(boundary_attributes(program.entry, "arg")) if VIEW in attributes]
-    return frozenset((value, dim) for value in (*read_inside(program), *seen) for dim in range(len(graph.type_of(value).shape)))
+    return frozenset(
+        (value, dim) for value in (*read_inside(program), *seen) for dim in range(len(graph.type_of(value).shape))
+    )
 
 
 def _seeds(program: Program, said: Sequence[Pad], parts: int) -> Iterator[Seed]:
-    """Yields the dims that are asked for and that `parts` does not divide; of those that no number names, none of fewer elements."""
+    """Yields the dims to be padded that `parts` does not divide.
+
+    Where a pad names no dim of its argument, dims of fewer than `parts` elements are left out.
+    """
     graph = program.graph
     names = [dotted(argument.name) for argument in graph.arguments]
     for one in said:
@@ -150,9 +162,12 @@ def _remark(rewriter: _Rewriter, remarks: Remarks) -> None:
         value, dim = seed.place
         size = graph.type_of(value).shape[dim]
         arguments = sorted({place[0] for place in places if place[0] < len(graph.arguments)})
-        more = sum(prod(pads.values[n]) * graph.type_of(n).element_bytes - graph.type_of(n).num_bytes for n in arguments)
+        more = sum(
+            prod(pads.values[n]) * graph.type_of(n).element_bytes - graph.type_of(n).num_bytes for n in arguments
+        )
         what = (
-            f"dim {dim} of {program.describe(value)} is stored with {seed.size} elements, {seed.size - size} of them padding, as are "
+            f"dim {dim} of {program.describe(value)} is stored with {seed.size} elements, {seed.size - size} of them "
+            "padding, as are "
             f"{len(arguments)} of {len(graph.arguments)} arguments: {format_bytes(more)} more in all"
         )
         remarks.add(PadDims.name, place_of(program.entry.arguments[value].location, remarks.file), what)
@@ -160,7 +175,9 @@ def _remark(rewriter: _Rewriter, remarks: Remarks) -> None:
     count = len(masks.stored) + len(masks.returned) + sum(map(len, masks.read.values()))
     names = ", ".join(sorted({program.ops[op].name for op in cut})) or "none"
     remarks.add(
-        PadDims.name, Place(remarks.file), f"{count} masks keep padding out of answers; {len(cut)} ops read or give dims cut: {names}"
+        PadDims.name,
+        Place(remarks.file),
+        f"{count} masks keep padding out of answers; {len(cut)} ops read or give dims cut: {names}",
     )
 
 
@@ -191,11 +208,16 @@ class _Rewriter:
             self.op(number, self.program.ops[number])
         taken_over = {argument.alias: number for number, argument in enumerate(graph.arguments)}
         alike = [taken_over.get(position) for position in range(len(graph.returns))]
-        shapes = [self.own(value) if other is None else self.stored(other) for value, other in zip(graph.returns, alike, strict=True)]
+        shapes = [
+            self.own(value) if other is None else self.stored(other)
+            for value, other in zip(graph.returns, alike, strict=True)
+        ]
         self.read(terminator, graph.returns, shapes)
         for position in sorted(self.masks.returned):
             self.mask(terminator, position, self.own(graph.returns[position]), None, 0)
-        self.boundary("arg", range(len(graph.arguments)), [self.stored(number) for number in range(len(graph.arguments))])
+        self.boundary(
+            "arg", range(len(graph.arguments)), [self.stored(number) for number in range(len(graph.arguments))]
+        )
         self.boundary("res", graph.returns, shapes)
         set_function_type(entry)
 
@@ -207,11 +229,15 @@ class _Rewriter:
 
     def is_border(self, number: int) -> bool:
         """Says whether an op has a value in another shape than it is stored in, and than it can be made in."""
-        tensors = zip(tensors_of(self.program.graph, number), self.pads.ops[number], strict=False)  # a loop's end gives nothing
+        # A loop's end has no results.
+        tensors = zip(tensors_of(self.program.graph, number), self.pads.ops[number], strict=False)
         return any(self.stored(value) != shape and not self.made_anew[value] for value, shape in tensors)
 
     def op(self, number: int, op: ir.Operation) -> None:
-        """Makes an op read its operands, and give its results, in the shapes that it has them in; results are stored in theirs."""
+        """Makes an op read its operands, and give its results, in the shapes that it has them in.
+
+        Its results are then stored in the shapes of their values.
+        """
         graph, shapes = self.program.graph, self.pads.ops[number]
         operands, results = graph.operands(number).tolist(), graph.results(number)
         self.read(op, operands, shapes)
@@ -243,7 +269,9 @@ class _Rewriter:
         for use in uses:
             use.owner.operands[use.operand_number] = last
 
-    def mask(self, op: ir.Operation, position: int, own: Shape, dims: Sequence[int] | None, fill: float | ir.Value[Any]) -> None:
+    def mask(
+        self, op: ir.Operation, position: int, own: Shape, dims: Sequence[int] | None, fill: float | ir.Value[Any]
+    ) -> None:
         """Makes an op read an operand masked, along all padded dims where none are given."""
         value = op.operands[position]
         padded = _padded(own, tuple(ir.RankedTensorType(value.type).shape)) if dims is None else dims
@@ -275,12 +303,25 @@ def _padded(own: Shape, shape: Shape) -> tuple[int, ...]:
 
 
 def refuse_pads(options: Mapping[str, str]) -> None:
-    """Raises RHI-CLI-001 where `options` allow padding, for a step that may be cut in stages: these take arrays in their own shapes."""
+    """Raises RHI-CLI-001 where `options` allow padding, for a step that may be cut in stages.
+
+    Programs of stages take and give arrays in their own shapes.
+    """
     if padded_arguments(options):
-        what = "padding is allowed, and the step may be cut in stages, whose programs take and give arrays in their own shapes"
-        raise RhinoError("RHI-CLI-001", what, fix="plan one program, with --auto-shard, or leave --pad out and pad the model")
+        what = (
+            "padding is allowed, and the step may be cut in stages, whose programs take and give arrays in their own "
+            "shapes"
+        )
+        raise RhinoError(
+            "RHI-CLI-001", what, fix="plan one program, with --auto-shard, or leave --pad out and pad the model"
+        )
 
 
 def padded_arguments(options: Mapping[str, str]) -> str:
-    """Returns what `options` of passes say may be padded, in a file or themselves, as the pass takes it without the file."""
-    return "; ".join(one.text for one in PadDims(pad=options.get("pad", ""), constraints=options.get("constraints", "")).said())
+    """Returns the arguments that `options` of passes allow to be padded, in the syntax of the option `pad`.
+
+    Those that the file of constraints allows are among them, so the pass needs no file.
+    """
+    return "; ".join(
+        one.text for one in PadDims(pad=options.get("pad", ""), constraints=options.get("constraints", "")).said()
+    )

@@ -1,6 +1,9 @@
-"""One op rewritten for padded shapes: types, the attributes that hold sizes, and indices that must stay out of the padding.
+"""Rewrite one op for padded shapes.
 
-Which ops can be, is what `can_pad` says; which of their dims are padded, their sharding rules (strategies/layout/padding.py).
+This changes its types, the attributes that give sizes, and indices that must stay out of the padding.
+
+Which ops can be, is what `can_pad` says; which of their dims are padded, their sharding rules
+(strategies/layout/padding.py).
 """
 
 from __future__ import annotations
@@ -15,11 +18,25 @@ from rhino.ir.program.identity import make_constant
 from rhino.passes.layout.viewed_ops import BARRIER, CONSTRAINT, RESHAPE, made_in, shape_of, with_shape, works_by_element
 from rhino.strategies.layout.padding import Shape
 
-_GATHER, _SCATTER, _SLICE, _DYNAMIC_SLICE = "stablehlo.gather", "stablehlo.scatter", "stablehlo.slice", "stablehlo.dynamic_slice"
+_GATHER, _SCATTER, _SLICE, _DYNAMIC_SLICE = (
+    "stablehlo.gather",
+    "stablehlo.scatter",
+    "stablehlo.slice",
+    "stablehlo.dynamic_slice",
+)
 _IOTA: Final = "stablehlo.iota"
 _PLAIN: Final = tuple(
     f"stablehlo.{name}"
-    for name in ("broadcast_in_dim", "concatenate", "dot_general", "dynamic_update_slice", "pad", "reduce", "sort", "transpose")
+    for name in (
+        "broadcast_in_dim",
+        "concatenate",
+        "dot_general",
+        "dynamic_update_slice",
+        "pad",
+        "reduce",
+        "sort",
+        "transpose",
+    )
 )
 """Ops whose attributes hold no sizes."""
 _ABLE: Final = frozenset({_SLICE, _DYNAMIC_SLICE, _GATHER, RESHAPE, CONSTRAINT, *_PLAIN})
@@ -44,7 +61,8 @@ def is_made_anew(op: ir.Operation) -> bool:
     match op.name:
         case "stablehlo.constant":
             value = op.attributes["value"]
-            is_read = not isinstance(_element(op.results[0]), ir.ComplexType)  # the bindings do not read complex constants
+            # The bindings do not read complex constants.
+            is_read = not isinstance(_element(op.results[0]), ir.ComplexType)
             return is_read and isinstance(value, ir.DenseElementsAttr) and value.is_splat
         case "stablehlo.broadcast_in_dim":
             return not shape_of(op.operands[0])
@@ -58,15 +76,19 @@ def make_anew(op: ir.Operation, shape: Shape) -> ir.Value[Any]:
         assert made is not None
         return made
     with ir.InsertionPoint.after(op), op.location:
-        result: ir.Value[Any] = stablehlo.IotaOp(with_shape(op.results[0].type, shape), op.attributes["iota_dimension"]).result
+        result: ir.Value[Any] = stablehlo.IotaOp(
+            with_shape(op.results[0].type, shape), op.attributes["iota_dimension"]
+        ).result
     return result
 
 
 def resized(value: ir.Value[Any], shape: Shape) -> ir.Value[Any]:
-    """Returns a value cut to a shape where it is larger, and with zeros behind it where it is smaller, at the insertion point.
+    """Returns a value cut to a shape where it is larger, and with zeros behind it where it is smaller.
 
-    Not by `stablehlo.pad`: where that is what a split product reads, Shardy's conversion to local shapes ends the process unless it sees
-    that the padding is zero, which it does not inside of a loop (jaxlib 0.10.2).
+    The ops are made at the insertion point.
+
+    Not by `stablehlo.pad`: where that is what a split product reads, Shardy's conversion to local shapes ends the
+    process unless it sees that the padding is zero, which it does not inside of a loop (jaxlib 0.10.2).
     """
     own = shape_of(value)
     least = tuple(map(min, own, shape))
@@ -81,9 +103,14 @@ def resized(value: ir.Value[Any], shape: Shape) -> ir.Value[Any]:
 
 
 def masked(value: ir.Value[Any], dims: Sequence[int], own: Shape, fill: float | ir.Value[Any]) -> ir.Value[Any]:
-    """Returns a value with `fill`, a number or a scalar, behind the `own` size of each of `dims`, at the insertion point."""
+    """Returns a value with `fill`, a number or a scalar, behind the `own` size of each of `dims`.
+
+    The ops are made at the insertion point.
+    """
     kind = value.type
-    instead = stablehlo.BroadcastInDimOp(kind, fill, []).result if isinstance(fill, ir.Value) else make_constant(kind, fill)
+    instead = (
+        stablehlo.BroadcastInDimOp(kind, fill, []).result if isinstance(fill, ir.Value) else make_constant(kind, fill)
+    )
     for dim in dims:
         value = stablehlo.SelectOp(_inside(shape_of(value), dim, own[dim]), value, instead).result
     return value
@@ -117,7 +144,10 @@ def rewrite(op: ir.Operation, shapes: Sequence[Shape], own: Sequence[Shape]) -> 
 
 
 def _rewrite_gather(op: ir.Operation, shape: Shape, own: Shape) -> None:
-    """Takes padded dims whole where they are, and clamps indices of others to their own size: XLA clamps to the padded one."""
+    """Makes a gather take padded dims whole where it took them whole, and clamps other indices to their dim's own size.
+
+    XLA would clamp to the padded size.
+    """
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     sizes = tuple(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"]))
     largest = [old - 1 if old != new and size == 1 else None for old, new, size in zip(own, shape, sizes, strict=True)]
@@ -131,16 +161,24 @@ def _rewrite_gather(op: ir.Operation, shape: Shape, own: Shape) -> None:
 
 
 def _rewrite_scatter(op: ir.Operation, shapes: Sequence[Shape], own: Sequence[Shape]) -> None:
-    """Sends indices that lie in the padding of the operand, or that are padding, out of range, where updates are dropped."""
+    """Sends indices that are in the operand's padding, or that are padding themselves, out of range.
+
+    A scatter drops updates that are out of range.
+    """
     numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     inserted = numbers.inserted_window_dims
-    largest = [old - 1 if old != new and dim in inserted else None for dim, (old, new) in enumerate(zip(own[0], shapes[0], strict=True))]
+    largest = [
+        old - 1 if old != new and dim in inserted else None
+        for dim, (old, new) in enumerate(zip(own[0], shapes[0], strict=True))
+    ]
     bounds = [largest[dim] for dim in numbers.scattered_dims_to_operand_dims]
     padded = [dim for dim, (old, new) in enumerate(zip(own[1], shapes[1], strict=True)) if old != new]
     with ir.InsertionPoint(op), op.location:
         indices = op.operands[1]
         if any(bound is not None for bound in bounds):
-            beyond = stablehlo.CompareOp(indices, _per_component(indices, numbers.index_vector_dim, bounds), _direction("GT")).result
+            beyond = stablehlo.CompareOp(
+                indices, _per_component(indices, numbers.index_vector_dim, bounds), _direction("GT")
+            ).result
             indices = stablehlo.SelectOp(beyond, make_constant(indices.type, _nowhere(indices)), indices).result
         op.operands[1] = masked(indices, padded, own[1], _nowhere(indices))
 
@@ -156,7 +194,10 @@ def _largest(indices: ir.Value[Any]) -> int:
 
 
 def _per_component(indices: ir.Value[Any], vector_dim: int, bounds: Sequence[int | None]) -> ir.Value[Any]:
-    """Makes a tensor of the type of `indices` that holds the bound of each component; the largest number where there is none."""
+    """Makes a tensor of the type of `indices` with the bound of each component.
+
+    A component without a bound gets the largest number of the type.
+    """
     most = _largest(indices)
     numbers = [most if bound is None else min(bound, most) for bound in bounds]
     if len(set(numbers)) == 1:

@@ -1,6 +1,7 @@
 """One op rewritten for viewed shapes: a dim that is seen as [blocks, block] is two dims to it.
 
-Which ops can be, is what `can_rewrite` says; op semantics are in their sharding rules, and here are only the attributes that number dims.
+Which ops can be, is what `can_rewrite` says; op semantics are in their sharding rules, and here are only the attributes
+that number dims.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Seen:
         return self.in_blocks(self.shape, lambda block: block)
 
     def in_blocks(self, numbers: Sequence[int], inside: Callable[[int], int]) -> Shape:
-        """Returns a number of each dim, in elements, for the viewed shape: in blocks, and `inside(block)` for inside of one."""
+        """Returns, for the viewed shape, a number that each dim has, in elements.
+
+        A viewed dim gets two: the number in blocks, and `inside(block)` for the dim inside of a block.
+        """
         pairs = enumerate(zip(numbers, self.view, strict=True))
         return _flat((n // block, inside(block)) if self.is_viewed(dim) else (n,) for dim, (n, block) in pairs)
 
@@ -64,7 +68,10 @@ class Seen:
 
 
 def cut_of(op: ir.Operation) -> Cut | None:
-    """Returns what a slice, concatenation or padding cuts; None for other ops, and where elements are skipped or taken away."""
+    """Returns what a slice, concatenation or padding cuts.
+
+    Returns None for other ops, and where elements are skipped or removed.
+    """
     match op.name:
         case "stablehlo.slice" if set(_ints(op, "strides")) <= {1}:
             return Cut(0, (1,), (_ints(op, "start_indices"),))
@@ -86,7 +93,10 @@ def _joined(op: ir.Operation) -> Cut:
 
 
 def can_rewrite(op: ir.Operation, cls: OpClass) -> bool:
-    """Says whether an op can be written for viewed shapes: its dims are numbered by known attributes, or it works element by element."""
+    """Says whether an op can be written for viewed shapes.
+
+    It can if known attributes number its dims, or if it works element by element.
+    """
     if op.name in _CUTTING:
         return cut_of(op) is not None
     if op.name == BARRIER:
@@ -97,10 +107,15 @@ def can_rewrite(op: ir.Operation, cls: OpClass) -> bool:
 
 
 def works_by_element(op: ir.Operation, cls: OpClass) -> bool:
-    """Says whether an op works element by element, on tensors of one shape and scalars, with no attribute that numbers dims."""
+    """Says whether an op works element by element, on tensors of one shape and scalars.
+
+    None of its attributes may number dims.
+    """
     assert cls.rule is not None
     numbers_dims = any(isinstance(op.attributes[name], ir.DenseI64ArrayAttr) for name in op.attributes)
-    return op.name in FUSIBLE and not numbers_dims and {*cls.rule.operands, *cls.rule.results} <= {cls.rule.results[0], ()}
+    return (
+        op.name in FUSIBLE and not numbers_dims and {*cls.rule.operands, *cls.rule.results} <= {cls.rule.results[0], ()}
+    )
 
 
 def rewrite(op: ir.Operation, seen: Sequence[Seen], cut: Cut | None) -> ir.Operation:
@@ -144,17 +159,26 @@ def _rewrite_indexed(op: ir.Operation, seen: Sequence[Seen]) -> ir.Operation:
 
 
 def made_in(op: ir.Operation, shape: Shape) -> ir.Value[Any] | None:
-    """Returns the value of a constant of one element, or of a repeated scalar, made in another shape beside it; None for other ops."""
+    """Returns a constant of one element value, or a broadcast scalar, made anew in another shape beside it.
+
+    Returns None for other ops.
+    """
     match op.name:
         case "stablehlo.broadcast_in_dim" if not shape_of(op.operands[0]):
             changed = {}
-        case "stablehlo.constant" if isinstance(value := op.attributes["value"], ir.DenseElementsAttr) and value.is_splat:
-            changed = {"value": ir.DenseElementsAttr.get_splat(with_shape(op.results[0].type, shape), value.get_splat_value())}
+        case "stablehlo.constant" if (
+            isinstance(value := op.attributes["value"], ir.DenseElementsAttr) and value.is_splat
+        ):
+            changed = {
+                "value": ir.DenseElementsAttr.get_splat(with_shape(op.results[0].type, shape), value.get_splat_value())
+            }
         case _:
             return None
     attributes = {name: op.attributes[name] for name in op.attributes if name != RULE}
     with ir.InsertionPoint.after(op), op.location:
-        made = ir.Operation.create(op.name, [with_shape(op.results[0].type, shape)], list(op.operands), {**attributes, **changed})
+        made = ir.Operation.create(
+            op.name, [with_shape(op.results[0].type, shape)], list(op.operands), {**attributes, **changed}
+        )
     result: ir.Value[Any] = made.results[0]
     return result
 
@@ -194,7 +218,9 @@ def viewed_sharding(sharding: ir.Attribute, seen: Seen) -> ir.Attribute:
     """Returns a sharding with one more unsplit dim, as open as the one that it comes from, for each viewed dim."""
     given = sdy.TensorShardingAttr(sharding)
     dims = _flat([dim] * len(new) for dim, new in zip(given.dimension_shardings, seen.dims, strict=True))
-    return ir.Attribute(sdy.TensorShardingAttr.get(given.mesh_or_ref, dims, list(given.replicated_axes), list(given.unreduced_axes)))
+    return ir.Attribute(
+        sdy.TensorShardingAttr.get(given.mesh_or_ref, dims, list(given.replicated_axes), list(given.unreduced_axes))
+    )
 
 
 def split_dims(sharding: ir.Attribute) -> list[int]:

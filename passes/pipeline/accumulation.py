@@ -1,9 +1,10 @@
 """Turn the program of one part in time into a loop over all parts: setup, loop, apply (docs/pipelines.md).
 
-What is given is a local program (passes/sharding/localize.py) whose one mesh axis is time: the batch arguments have the shapes of one part,
-`partition_id` says which part it is, an `all_reduce` joins what the parts have, and an `all_gather` puts their blocks together. Where an op
-goes follows from that alone: what depends on a part's number or on its batch, up to these collectives, runs in the loop, and what follows
-from them after it. What only that needs is computed there too.
+What is given is a local program (passes/sharding/localize.py) whose one mesh axis is time: the batch arguments have the
+shapes of one part, `partition_id` says which part it is, an `all_reduce` joins what the parts have, and an `all_gather`
+puts their blocks together. Where an op goes follows from that alone: what depends on a part's number or on its batch,
+up to these collectives, runs in the loop, and what follows from them after it. What only that needs is computed there
+too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ def make_loop(entry: func.FuncOp, parts: int, *, widen: bool) -> tuple[Carried, 
     for one, phase in zip(ops, placed, strict=True):
         if phase == Phase.APPLY:
             one.op.move_before(end.op)
-    loop.fill([one.op for one, phase in zip(ops, placed, strict=True) if phase == Phase.LOOP and one.name not in (_JOIN, _STACK)])
+    loop.fill(
+        [
+            one.op
+            for one, phase in zip(ops, placed, strict=True)
+            if phase == Phase.LOOP and one.name not in (_JOIN, _STACK)
+        ]
+    )
     for op in collectives:
         op.erase()
     return loop.carried()
@@ -49,7 +56,10 @@ def make_loop(entry: func.FuncOp, parts: int, *, widen: bool) -> tuple[Carried, 
 
 @dataclass(slots=True, eq=False)
 class _Op:
-    """An op, what it and its regions read (their own values among it), what it gives, and whether the number of the part is in it."""
+    """An op with what it and its regions read, and what it gives.
+
+    Values of its own regions are among what it reads. `is_of_part` is true if it depends on the number of the part.
+    """
 
     op: ir.Operation
     name: str
@@ -72,7 +82,10 @@ def _read(entry: func.FuncOp) -> list[_Op]:
 
 
 def _split_barriers(entry: func.FuncOp) -> None:
-    """Makes of each barrier one for every operand that leaves the loop, so that none holds up what it does not order."""
+    """Splits each barrier over values of the loop and values after it into one barrier for each.
+
+    So no value in the loop waits for what is known only after it.
+    """
     ops = [view.operation for view in entry.regions[0].blocks[0].operations]
     if not any(op.name == BARRIER for op in ops):
         return
@@ -81,7 +94,9 @@ def _split_barriers(entry: func.FuncOp) -> None:
         met = {known.get(value, Phase.SETUP) for value in op.operands} if op.name == BARRIER else set()
         if {Phase.LOOP, Phase.APPLY} <= met:
             for late in (False, True):
-                chosen = [n for n, value in enumerate(op.operands) if (known.get(value, Phase.SETUP) == Phase.APPLY) == late]
+                chosen = [
+                    n for n, value in enumerate(op.operands) if (known.get(value, Phase.SETUP) == Phase.APPLY) == late
+                ]
                 with ir.InsertionPoint(op), op.location:
                     made = stablehlo.OptimizationBarrierOp([op.operands[n] for n in chosen])
                 for n, result in zip(chosen, made.results, strict=True):
@@ -95,7 +110,9 @@ def _known(ops: Iterable[_Op]) -> dict[Value, Phase]:
     for one in ops:
         phase = max([known[value] for value in one.reads if value in known], default=Phase.SETUP)
         if one.name == BARRIER and phase == Phase.APPLY:
-            known.update((result, known[value]) for value, result in zip(one.reads, one.gives, strict=True) if value in known)
+            known.update(
+                (result, known[value]) for value, result in zip(one.reads, one.gives, strict=True) if value in known
+            )
             continue
         if one.name in (_JOIN, _STACK):
             phase = Phase.APPLY
@@ -114,16 +131,23 @@ def _phases(ops: Sequence[_Op]) -> list[Phase]:
         if one.name in (_JOIN, _STACK):
             found.append(Phase.LOOP)
         else:
-            found.append(max([known[value] for value in (*one.gives, *one.reads) if value in known], default=Phase.SETUP))
+            found.append(
+                max([known[value] for value in (*one.gives, *one.reads) if value in known], default=Phase.SETUP)
+            )
     return found
 
 
 def _placed(ops: Sequence[_Op], phases: Sequence[Phase], end: _Op) -> list[Phase]:
-    """Returns the phases, for ops of SETUP that of those who need them: APPLY, and LOOP where computing anew costs less than keeping."""
+    """Returns the phases of ops, where an op of SETUP gets the phase of its readers.
+
+    It moves to APPLY, or to LOOP where computing it again costs less than keeping its results.
+    """
     early = [one for one, phase in zip(ops, phases, strict=True) if phase == Phase.SETUP]
     small: set[Value] = set()
     for one in early:
-        if one.name in _REPEATS or (one.name in FUSIBLE and all(value in small or not _rank(value) for value in one.op.operands)):
+        if one.name in _REPEATS or (
+            one.name in FUSIBLE and all(value in small or not _rank(value) for value in one.op.operands)
+        ):
             small.update(one.gives)
     needed: dict[Value, set[Phase]] = {result: set() for one in early for result in one.gives}
     for value in end.reads:
@@ -165,7 +189,9 @@ def _leaving(ops: Sequence[_Op], phases: Sequence[Phase], end: _Op) -> list[Leav
             by = one.op.regions[0].blocks[0].operations[0].operation.name
             note(by, one.reads[0]).results.append(one.gives[0])
         elif one.name == _STACK:
-            note(STACK, one.reads[0], ir.IntegerAttr(one.op.attributes["all_gather_dim"]).value).results.append(one.gives[0])
+            note(STACK, one.reads[0], ir.IntegerAttr(one.op.attributes["all_gather_dim"]).value).results.append(
+                one.gives[0]
+            )
         elif phase == Phase.APPLY:
             for value in one.reads:
                 if value in inside:

@@ -23,8 +23,13 @@ def refused(outcome: Outcome, program: Program, parts: int) -> RhinoError:
             return RhinoError("RHI-BATCH-005", what, place, fix="name the batch with --batch, if it is another")
         case NoBatch() | BatchParts():
             carried = sum(argument.alias is not None for argument in program.graph.arguments)
-            why = f"of {len(program.graph.arguments)} arguments {carried} are carried from step to step, and no other has a dim"
-            return RhinoError("RHI-BATCH-002", "the step has no batch", place, (why,), "name the batch with --batch=NAME:DIM")
+            why = (
+                f"of {len(program.graph.arguments)} arguments {carried} are carried from step to step, and no other "
+                "has a dim"
+            )
+            return RhinoError(
+                "RHI-BATCH-002", "the step has no batch", place, (why,), "name the batch with --batch=NAME:DIM"
+            )
 
 
 def _dims(program: Program, batch: Mapping[int, int]) -> str:
@@ -33,12 +38,17 @@ def _dims(program: Program, batch: Mapping[int, int]) -> str:
 
 def _uneven(program: Program, batch: Mapping[int, int], parts: int) -> RhinoError:
     graph = program.graph
-    number, dim = next((n, d) for n, d in batch.items() if graph.type_of(n).shape[d] % parts or not graph.type_of(n).shape[d])
+    number, dim = next(
+        (n, d) for n, d in batch.items() if graph.type_of(n).shape[d] % parts or not graph.type_of(n).shape[d]
+    )
     size = graph.type_of(number).shape[dim]
     what = f"{parts} micro-batches do not divide the batch: dim {dim} of {program.describe(number)} has size {size}"
     divisors = ", ".join(str(one) for one in range(1, size + 1) if size % one == 0)
     return RhinoError(
-        "RHI-BATCH-003", what, place_of(program.entry.arguments[number].location, program.file), fix=f"ask for one of {divisors}"
+        "RHI-BATCH-003",
+        what,
+        place_of(program.entry.arguments[number].location, program.file),
+        fix=f"ask for one of {divisors}",
     )
 
 
@@ -46,12 +56,18 @@ def _not_free(sync: Sync, program: Program) -> RhinoError:
     graph, meeting = program.graph, sync.meeting
     op = program.ops[meeting.op]
     scope = name_of(op.location)
-    what = f"the step is not free of synchronisation: '{op.name}'{f' in {scope!r}' if scope else ''} reads a part of the batch and needs "
+    what = (
+        f"the step is not free of synchronisation: '{op.name}'{f' in {scope!r}' if scope else ''} reads a part of the "
+        "batch and needs "
+    )
     notes = []
     if meeting.source >= 0:
         source = program.ops[meeting.source]
         made = program.describe(graph.results(meeting.source).start)
-        notes.append(f"that is known when all micro-batches have been through {made} at {place_of(source.location, program.file)}")
+        notes.append(
+            f"that is known when all micro-batches have been through {made} at "
+            f"{place_of(source.location, program.file)}"
+        )
         what += "a value of the whole batch"
     else:
         what += "all of it"
@@ -61,7 +77,9 @@ def _not_free(sync: Sync, program: Program) -> RhinoError:
     notes.append(f"work of each micro-batch waits for it: {waits} at {place_of(heavy.location, program.file)}")
     notes.append(f"the batch is taken to be {_dims(program, sync.batch)}")
     fix = (
-        "let examples not depend on each other: normalise over groups or layers instead of the batch, or over each micro-batch on its own; "
-        "take negatives from each micro-batch, or keep the batch whole; if the batch is another dim, name it with --batch"
+        "let examples not depend on each other: normalise over groups or layers instead of the batch, or over each "
+        "micro-batch on its own; "
+        "take negatives from each micro-batch, or keep the batch whole; if the batch is another dim, name it with "
+        "--batch"
     )
     return RhinoError("RHI-BATCH-004", what, place_of(op.location, program.file), tuple(notes), fix)

@@ -19,7 +19,9 @@ COPY: Final = "rhino.copy"
 def copy_whole(program: Program, found: Propagation) -> bool:
     """Makes the copies that the propagation asks for; returns whether there were any to make."""
     graph = program.graph
-    wanted = {value for op, position in found.copies if (value := int(graph.operands(op)[position])) >= len(graph.arguments)}
+    wanted = {
+        value for op, position in found.copies if (value := int(graph.operands(op)[position])) >= len(graph.arguments)
+    }
     if not wanted:
         return False
     for op in range(graph.num_ops - 1, -1, -1):
@@ -64,9 +66,17 @@ def _read_copies(op: ir.Operation, new: Mapping[ir.Value[Any], ir.Value[Any]]) -
 
 
 def start_from_zero(program: Program, meeting: Meeting) -> bool:
-    """Makes a scatter that adds blocks of the batch to sums over it add them to zeros, and then to the sums; says whether it is one."""
+    """Makes a scatter that adds blocks of the batch to sums over the batch add them to zeros, and then to the sums.
+
+    Returns false for any other op.
+    """
     op = program.ops[meeting.op]
-    if op.name != "stablehlo.scatter" or meeting.operand != 0 or reduction_of(op) != "add" or is_constant(op.operands[0], 0):
+    if (
+        op.name != "stablehlo.scatter"
+        or meeting.operand != 0
+        or reduction_of(op) != "add"
+        or is_constant(op.operands[0], 0)
+    ):
         return False
     before, result = op.operands[0], op.results[0]
     with op.location:

@@ -1,7 +1,8 @@
 """Take one step in several numbers of micro-batches: what the number does not change is found once.
 
-How a step takes its batch in parts (passes/pipeline/micro_batch.py) follows from which sizes of dims and factors the number of parts
-divides, and from nothing else of it. So it is decided once for all numbers that divide the same of them; each then has its own rewriting.
+How a step takes its batch in parts (passes/pipeline/micro_batch.py) follows from which sizes of dims and factors the
+number of parts divides, and from nothing else of it. So it is decided once for all numbers that divide the same of
+them; each then has its own rewriting.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from rhino.strategies.microbatch.micro_batch import BatchParts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decided:
-    """A step in which is copied what has to be, as bytecode, what stood at its boundary, and how it takes its batch in parts."""
+    """A step, as bytecode, in which all is copied that has to be, with its boundary and its batch.
+
+    `boundary` is what stood at the step's boundary; `parts` is how it takes its batch in parts.
+    """
 
     step: bytes
     boundary: Boundary

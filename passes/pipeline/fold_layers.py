@@ -1,10 +1,12 @@
 """Keep one of several alike layers, which stands for them in what the step takes: to plan a deep step as a shallow one.
 
-Reads     a normalized step of unrolled layers on one device (strategies/structure/layer_folding.py finds where they are alike).
-Writes    the same with `num-groups` layers in each stretch of alike ones, marked on ops and arguments (ir/program/folded_layers.py). It
-          computes something else and is not for running: seconds, traffic and memory are those of the step that it was, where all layers of
-          a group lie alike.
-Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no number of layers.
+Reads     a normalized step of unrolled layers on one device (strategies/structure/layer_folding.py finds where they are
+          alike).
+Writes    the same with `num-groups` layers in each stretch of alike ones, marked on ops and arguments
+          (ir/program/folded_layers.py). It computes something else and is not for running: seconds, traffic and memory
+          are those of the step that it was, where all layers of a group lie alike.
+Errors    RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-PASS-001 no
+          number of layers.
 Source    TAP IV-C (folding), on whole training steps.
 """
 
@@ -70,7 +72,9 @@ def _write(program: Program, shorter: Shorter) -> None:
             for use in range(start[number], start[number + 1]):
                 if before[use] != after[use]:
                     _read(op, use - start[number], values[before[use]], values[after[use]])
-            op.attributes[GROUP] = mark_attribute(shorter.mark(int(shorter.group[number]), bool(shorter.is_back[number])))
+            op.attributes[GROUP] = mark_attribute(
+                shorter.mark(int(shorter.group[number]), bool(shorter.is_back[number]))
+            )
     _return(entry, [values[graph.returns[result]] for result in shorter.returned])
     for number in reversed(np.flatnonzero(~shorter.kept).tolist()):
         program.ops[number].erase()
@@ -79,7 +83,8 @@ def _write(program: Program, shorter: Shorter) -> None:
         if number < furthest:
             program.ops[number].move_after(program.ops[before])
         furthest = max(furthest, number)
-    drop_dead(entry.regions[0].blocks[0])  # what only left layers needed; two ops that are now the same are two, as they were
+    # This drops what only left layers needed. Two ops that are now the same stay two, as they were.
+    drop_dead(entry.regions[0].blocks[0])
     _declare(program, shorter)
 
 
@@ -107,7 +112,9 @@ def _declare(program: Program, shorter: Shorter) -> None:
     inputs, outputs = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     result_of = {result: number for number, result in enumerate(shorter.returned)}
     once_read = np.isin(np.arange(len(inputs)), [*graph.uses.tolist(), *graph.returns])
-    kept = [number for number, value in enumerate(entry.arguments) if not once_read[number] or any(True for _ in value.uses)]
+    kept = [
+        number for number, value in enumerate(entry.arguments) if not once_read[number] or any(True for _ in value.uses)
+    ]
     for number in kept:
         alias, group = graph.arguments[number].alias, int(shorter.argument_group[number])
         inputs[number].pop(ALIAS, None)

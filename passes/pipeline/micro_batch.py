@@ -1,15 +1,21 @@
-"""Take the batch of a training step in parts: a loop over micro-batches that accumulates, and then what follows from the sums.
+"""Take the batch of a training step in parts, by a loop over micro-batches that accumulates.
 
-Reads     a step on one device; its batch is found by propagation (strategies/microbatch/micro_batch.py), unless it is named.
-Writes    the form of docs/pipelines.md: a `stablehlo.while` with attribute `rhino.micro_batches`, setup before it, apply after it.
-Errors    RHI-BATCH-001 the number is no number of micro-batches, RHI-BATCH-002 no batch, RHI-BATCH-003 the number does not divide it,
-          RHI-BATCH-004 the step is not free of synchronisation, RHI-BATCH-005 nothing to accumulate, RHI-BATCH-006 shardings inside the
-          step, RHI-BATCH-007 a name of the batch is of no argument, RHI-READ-005 no entry function, RHI-READ-006 recursive calls,
-          RHI-READ-007 calls of too many ops, RHI-READ-008 a callee without a body.
+What follows from the sums comes after the loop.
+
+Reads     a step on one device; its batch is found by propagation (strategies/microbatch/micro_batch.py), unless it is
+          named.
+Writes    the form of docs/pipelines.md: a `stablehlo.while` with attribute `rhino.micro_batches`, setup before it,
+          apply after it.
+Errors    RHI-BATCH-001 the number is no number of micro-batches, RHI-BATCH-002 no batch, RHI-BATCH-003 the number does
+          not divide it, RHI-BATCH-004 the step is not free of synchronisation, RHI-BATCH-005 nothing to accumulate,
+          RHI-BATCH-006 shardings inside the step, RHI-BATCH-007 a name of the batch is of no argument, RHI-READ-005 no
+          entry function, RHI-READ-006 recursive calls, RHI-READ-007 calls of too many ops, RHI-READ-008 a callee
+          without a body.
 Source    Rhino 6.1 (compute-gradients, accumulation, apply-gradients).
 
-A micro-batch is a device of a mesh axis that is time. The program of one part comes from the rewriting of passes/sharding/localize.py,
-which counts offsets (dropout masks are those of the whole batch), and passes/pipeline/accumulation.py makes the loop of it.
+A micro-batch is a device of a mesh axis that is time. The program of one part comes from the rewriting of
+passes/sharding/localize.py, which counts offsets (dropout masks are those of the whole batch), and
+passes/pipeline/accumulation.py makes the loop of it.
 """
 
 from __future__ import annotations
@@ -57,10 +63,16 @@ class MicroBatch(Pass):
     """Take the batch in parts: a loop over micro-batches that accumulates, and then what follows from the sums."""
 
     name: ClassVar[str] = "rhino-micro-batch"
-    errors: ClassVar[tuple[str, ...]] = (*(f"RHI-BATCH-00{number}" for number in range(1, 8)), "RHI-READ-005", *INLINE_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = (
+        *(f"RHI-BATCH-00{number}" for number in range(1, 8)),
+        "RHI-READ-005",
+        *INLINE_ERRORS,
+    )
 
     num: int = opt(1, "how many micro-batches; 1 leaves a loop of one trip")
-    batch: str = opt("", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them")
+    batch: str = opt(
+        "", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them"
+    )
     whole: str = opt("", "NAME, several with ; between: arguments that have no batch")
     widen: bool = opt(True, "accumulate sums of 16-bit floats in f32")
 
@@ -71,7 +83,9 @@ class MicroBatch(Pass):
         boundary = begin(module, remarks)
         self.divide(module, boundary, lambda: self.decide(module, remarks), remarks)
 
-    def divide(self, module: ir.Operation, boundary: Boundary, read: Callable[[], tuple[Program, BatchParts]], remarks: Remarks) -> None:
+    def divide(
+        self, module: ir.Operation, boundary: Boundary, read: Callable[[], tuple[Program, BatchParts]], remarks: Remarks
+    ) -> None:
         """Rewrites a module that was begun with, as `read` says: its program, and how that takes its batch in parts."""
         mesh = Mesh(((_AXIS, self.num),))
         decided: list[BatchParts] = []
@@ -96,7 +110,10 @@ class MicroBatch(Pass):
         _remark(entry, decided[0].batch, carried, self.num, remarks)
 
     def decide(self, module: ir.Operation, remarks: Remarks) -> tuple[Program, BatchParts]:
-        """Returns the program, in which is copied what has to be known whole early, and how it takes its batch in parts."""
+        """Returns the program and how it takes its batch in parts.
+
+        What has to be known whole early is copied in the program.
+        """
         mesh = Mesh(((_AXIS, self.num),))
         batch: Mapping[int, int] = {}
         while True:
@@ -124,14 +141,21 @@ class MicroBatch(Pass):
                     what = f"batch '{said}': {program.describe(number)} has no dim {dim}"
                     raise RhinoError("RHI-BATCH-007", what, Place(remarks.file), fix="dims count from 0: NAME:DIM")
                 batch[number] = dim
-        whole = frozenset(number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file))
+        whole = frozenset(
+            number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file)
+        )
         copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
-        return BatchRequest(self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, condition_reads(program))
+        return BatchRequest(
+            self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, condition_reads(program)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boundary:
-    """What stood at the boundary of a step, and is put back when its batch is taken in parts: attributes by side, and meshes."""
+    """What stood at the boundary of a step, and is put back when its batch is taken in parts.
+
+    `sides` are the attributes of arguments and results; `meshes` are the module's meshes.
+    """
 
     sides: Mapping[Side, list[Attributes]]
     meshes: Sequence[str]
@@ -162,7 +186,9 @@ def begin(module: ir.Operation, remarks: Remarks) -> Boundary:
 
 
 def batch_size(module: ir.Operation, options: Mapping[str, str]) -> int:
-    """Returns how many parts a normalized step's batch can be taken in at most; `options` are those of `MicroBatch` on what the batch is.
+    """Returns the largest number of parts that a normalized step's batch can be taken in.
+
+    `options` are those of `MicroBatch` that tell what the batch is.
 
     Raises:
         RhinoError: as `MicroBatch` does.
@@ -187,7 +213,9 @@ def _matching(graph: Graph, pattern: str, said: str, file: str) -> list[int]:
     found = [number for number, name in enumerate(names) if matches(dotted(pattern), name, ".")]
     if not found:
         close = nearest(dotted(pattern), names, ".")
-        fix = f"did you mean {' or '.join(close)}?" if close else "name an argument, as a pattern of docs/constraints.md"
+        fix = (
+            f"did you mean {' or '.join(close)}?" if close else "name an argument, as a pattern of docs/constraints.md"
+        )
         raise RhinoError("RHI-BATCH-007", f"{said} matches no argument", Place(file), fix=fix)
     return found
 
@@ -199,14 +227,20 @@ def _refuse_shardings(entry: func.FuncOp, file: str) -> None:
                 "RHI-BATCH-006",
                 "a part that is parallel by hand (shard_map) is written for the whole batch",
                 place_of(op.location, file),
-                fix="leave --micro-batches and --stages out, or write the part as one device would run it: the search splits it",
+                fix=(
+                    "leave --micro-batches and --stages out, or write the part as one device would run it: the "
+                    "search splits it"
+                ),
             )
         if op.name == CONSTRAINT or SHARDING in op.attributes:
             raise RhinoError(
                 "RHI-BATCH-006",
                 f"'{op.name}' has a sharding, which speaks of the whole batch",
                 place_of(op.location, file),
-                fix="make micro-batches first, then say shardings of ops with --pin=loc:...; those of arguments and results may stay",
+                fix=(
+                    "make micro-batches first, then say shardings of ops with --pin=loc:...; those of arguments and "
+                    "results may stay"
+                ),
             )
 
 
@@ -226,17 +260,26 @@ def _write_batch(module: ir.Operation, program: Program, mesh: Mesh, batch: Mapp
     made.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
     graph = program.graph
     split_dims = batch.items() if mesh.shape != (1,) else ()
-    shardings = {number: sharding_attribute(_MESH, mesh.names, split(dim), len(graph.type_of(number).shape)) for number, dim in split_dims}
+    shardings = {
+        number: sharding_attribute(_MESH, mesh.names, split(dim), len(graph.type_of(number).shape))
+        for number, dim in split_dims
+    }
     arguments = [{SHARDING: shardings[number]} if number in shardings else {} for number in range(len(graph.arguments))]
     set_boundary_attributes(program.entry, "arg", arguments)
     set_boundary_attributes(program.entry, "res", [{} for _ in graph.returns])
 
 
-def _remark(entry: func.FuncOp, batch: Mapping[int, int], carried: tuple[Carried, ...], parts: int, remarks: Remarks) -> None:
+def _remark(
+    entry: func.FuncOp, batch: Mapping[int, int], carried: tuple[Carried, ...], parts: int, remarks: Remarks
+) -> None:
     name, place = MicroBatch.name, Place(remarks.file)
-    dims = ", ".join(f'dim {dim} of "{argument_name(entry.arguments[number], number)}"' for number, dim in batch.items())
+    dims = ", ".join(
+        f'dim {dim} of "{argument_name(entry.arguments[number], number)}"' for number, dim in batch.items()
+    )
     remarks.add(name, place, f"{parts} micro-batches; the batch is {dims}")
     for how in dict.fromkeys(one.how for one in carried):
         same = [one for one in carried if one.how == how]
-        remarks.add(name, place, f"the loop carries {len(same)} x {how}, {format_bytes(sum(one.num_bytes for one in same))}")
+        remarks.add(
+            name, place, f"the loop carries {len(same)} x {how}, {format_bytes(sum(one.num_bytes for one in same))}"
+        )
     remarks.statistics["accumulated"] = carried

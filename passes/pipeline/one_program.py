@@ -1,7 +1,7 @@
 """A step in one stage as a module in stages: one program, with the loop over micro-batches in it, if there is one.
 
-Nothing has to wait between its parts, so nothing need be in memory there for their sake alone, and a device is launched once for a step.
-What the step hands back as it came is no part of the program.
+Nothing has to wait between its parts, so nothing need be in memory there for their sake alone, and a device is launched
+once for a step. What the step hands back as it came is no part of the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def make_one_program(module: ir.Operation, entry: func.FuncOp) -> None:
     arguments, results = boundary_attributes(entry, "arg"), boundary_attributes(entry, "res")
     declare_step(entry, names)
     ops = walk(entry.operation)
-    num_micro_batches = next((ir.IntegerAttr(op.attributes[MICRO_BATCHES]).value for op in ops if MICRO_BATCHES in op.attributes), 1)
+    num_micro_batches = next(
+        (ir.IntegerAttr(op.attributes[MICRO_BATCHES]).value for op in ops if MICRO_BATCHES in op.attributes), 1
+    )
     for op in ops:
         if STAGE in op.attributes:
             del op.attributes[STAGE]
@@ -42,7 +44,9 @@ def make_one_program(module: ir.Operation, entry: func.FuncOp) -> None:
     for number in sorted(set(range(len(names))).difference(read), reverse=True):
         block.erase_argument(number)
     _write_boundary(entry, [arguments[number] for number in read], [results[number] for number in given], given)
-    part = StagedPart("step", 0, _NAME, tuple([names[number] for number in read]), tuple([f"{_NAME}.{number}" for number in given]))
+    part = StagedPart(
+        "step", 0, _NAME, tuple([names[number] for number in read]), tuple([f"{_NAME}.{number}" for number in given])
+    )
     named = [names[passed[number]] if number in passed else f"{_NAME}.{number}" for number in range(len(returned))]
     write_staged(module, [part], 1, num_micro_batches, named)
 
@@ -52,12 +56,19 @@ def _passed_on(
 ) -> Iterator[tuple[int, int]]:
     """Yields the results that are an argument as it came, with its number."""
     for number, value in enumerate(returned):
-        if isinstance(value, ir.BlockArgument) and results[number].get(SHARDING) == arguments[value.arg_number].get(SHARDING):
+        if isinstance(value, ir.BlockArgument) and results[number].get(SHARDING) == arguments[value.arg_number].get(
+            SHARDING
+        ):
             yield number, value.arg_number
 
 
-def _write_boundary(entry: func.FuncOp, arguments: Sequence[Attributes], results: Sequence[Attributes], given: Sequence[int]) -> None:
-    """Makes the function that is left a program: with a name of its own, and aliases that count the results that it gives."""
+def _write_boundary(
+    entry: func.FuncOp, arguments: Sequence[Attributes], results: Sequence[Attributes], given: Sequence[int]
+) -> None:
+    """Makes the function that is left a program, with its own name.
+
+    Its aliases count only the results that it gives.
+    """
     set_function_type(entry)
     entry.attributes["sym_name"] = ir.StringAttr.get(_NAME)
     entry.attributes["sym_visibility"] = ir.StringAttr.get("private")

@@ -1,8 +1,8 @@
 """Write what a local program does with the number of its part plainly: counted instead of looked up in tables.
 
-Shardy's conversion looks up where a part's block begins in a table with a row for each part, which it slices by `partition_id`. Also
-gone are slices of constants whose elements are all the same, and choices between two zeros (what a scatter starts from on the first part
-and on the others).
+Shardy's conversion looks up where a part's block begins in a table with a row for each part, which it slices by
+`partition_id`. Also gone are slices of constants whose elements are all the same, and choices between two zeros (what a
+scatter starts from on the first part and on the others).
 """
 
 from __future__ import annotations

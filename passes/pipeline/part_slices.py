@@ -20,7 +20,9 @@ def take_slices(entry: func.FuncOp, batch: Mapping[int, int], parts: int) -> Non
     first = block.operations[0] if len(block.operations) else None
     assert first is not None
     with ir.InsertionPoint(first), entry.location:
-        part = stablehlo.ConvertOp(ir.RankedTensorType.get([], ir.IntegerType.get_signless(32)), stablehlo.PartitionIdOp()).result
+        part = stablehlo.ConvertOp(
+            ir.RankedTensorType.get([], ir.IntegerType.get_signless(32)), stablehlo.PartitionIdOp()
+        ).result
         for number, dim in batch.items():
             argument = entry.arguments[number]
             readers = list(argument.uses)

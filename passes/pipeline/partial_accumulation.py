@@ -1,7 +1,10 @@
-"""Sums over micro-batches whose summands are made on several ranks: each rank adds up its own, and they are joined once, after the loop.
+"""Sums over micro-batches whose summands are made on several ranks.
 
-A tied weight's gradient is a sum of what its uses give, which stand in different stages. As one sum it would be added up on one rank, and
-what the others give would go there in every micro-batch. Sharded, the summands have to lie as the sum does: a new sum is stored like it.
+Each rank adds up its own summands, and the partial sums are added once, after the loop.
+
+A tied weight's gradient is a sum of what its uses give, which stand in different stages. As one sum it would be added
+up on one rank, and what the others give would go there in every micro-batch. Sharded, the summands have to lie as the
+sum does: a new sum is stored like it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ _ADD = "stablehlo.add"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Apart:
-    """A sum that the loop carries as `number`, added up by `add` from the values in `home`, and on other ranks from those in `others`.
+    """A sum that the loop carries as `number`, whose summands are made on several ranks.
+
+    `add` accumulates it from the values in `home`, and other ranks accumulate those in `others`.
 
     Each group of values has the virtual stage in which all of them are there.
     """
@@ -33,7 +38,10 @@ class _Apart:
 
 
 def keep_sums_apart(program: Accumulation, num_stages: int) -> bool:
-    """Rewrites the loop such that no sum's summands cross between ranks in it; says whether it did, and `program` is out of date."""
+    """Rewrites the loop such that no sum's summands are sent between ranks in it.
+
+    Returns whether it changed the loop; then `program` is out of date.
+    """
     found = list(_apart(program, 2 * num_stages - 2)) if program.num_micro_batches > 1 else []
     if found:
         _Rewriter(program, 2 * num_stages - 2).run(found)
@@ -98,7 +106,9 @@ def _sharding(value: AnyValue) -> ir.Attribute | None:
     made = maker_of(value)
     if made is None or SHARDING not in made.attributes:
         return None
-    found: ir.Attribute = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[ir.OpResult(value).result_number]
+    found: ir.Attribute = sdy.TensorShardingPerValueAttr(made.attributes[SHARDING]).shardings[
+        ir.OpResult(value).result_number
+    ]
     return found
 
 
@@ -130,7 +140,9 @@ class _Rewriter:
         """Lets a sum be added up from what its rank makes, and starts another for each other rank."""
         before = ir.InsertionPoint(one.add)
         stage, values = one.home
-        old = next(number for number, operand in enumerate(one.add.operands) if not isinstance(operand, ir.BlockArgument))
+        old = next(
+            number for number, operand in enumerate(one.add.operands) if not isinstance(operand, ir.BlockArgument)
+        )
         unread = maker_of(one.add.operands[old])
         one.add.operands[old] = self.sum(values, stage, one.number, before)
         one.add.attributes[STAGE] = _number(stage)

@@ -1,18 +1,19 @@
 """Write on every op of a training step the pipeline stage that it belongs to.
 
-Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; existing
-          `rhino.stage` on ops, as constraints; `sdy.mesh`, `sdy.sharding` and `rhino.strategy`, by which work and bytes are those of one
-          device; `rhino.stage_boundary` on barriers (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of
-          the pass.
-Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage; `rhino.num_stages` on
-          the module. Without a loop, on each op of the step; those that update arguments have a stage. A loop inside has one stage with
-          all that is in it. Takes the marks out; adds, removes and changes no other op.
-Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing stages cannot be
-          honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent, RHI-CLI-001 a malformed budget,
-          RHI-SCHED-001 no such schedule, or it does not take such stages,
-          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that
-          the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that
-          is larger than the cluster.
+Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one
+          micro-batch; existing `rhino.stage` on ops, as constraints; `sdy.mesh`, `sdy.sharding` and `rhino.strategy`,
+          by which work and bytes are those of one device; `rhino.stage_boundary` on barriers
+          (passes/frontend/stage_marks.py); a missing `sdy.sharding_rule` is made for the time of the pass.
+Writes    `rhino.stage = v : i64` on each op of the loop's body, a virtual stage, and on each op after it, a stage;
+          `rhino.num_stages` on the module. Without a loop, on each op of the step; those that update arguments have a
+          stage. A loop inside has one stage with all that is in it. Takes the marks out; adds, removes and changes no
+          other op.
+Errors    RHI-STAGE-001 no such number of stages, RHI-STAGE-002 the tolerance is malformed, RHI-STAGE-003 existing
+          stages cannot be honoured, RHI-STAGE-004 no cut fits the budget, RHI-STAGE-005 the steps are spent,
+          RHI-CLI-001 a malformed budget, RHI-SCHED-001 no such schedule, or it does not take such stages,
+          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-SHARD-001
+          a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the shardings
+          around it, RHI-MESH-001 a mesh that is larger than the cluster.
 Source    Rhino 5.1, 5.2; strategies/pipeline/stages/cut.py.
 """
 
@@ -64,7 +65,7 @@ LARGE_SHARE = 0.2
 
 @dataclass(frozen=True)
 class PipelineStages(Pass):
-    """Write on every op the pipeline stage that it belongs to: transfers that cost least within a tolerance of balance."""
+    """Write on every op its pipeline stage: the cut whose transfers cost least within a tolerance of balance."""
 
     name: ClassVar[str] = "rhino-pipeline-stages"
     errors: ClassVar[tuple[str, ...]] = (
@@ -78,11 +79,15 @@ class PipelineStages(Pass):
     )
 
     stages: int = opt(2, "how many stages")
-    tolerance: str = opt("", "by what share of the best balance the largest work of a stage may be over it; empty chooses one")
+    tolerance: str = opt(
+        "", "by what share of the best balance the largest work of a stage may be over it; empty chooses one"
+    )
     schedule: str = opt(DEFAULT, "by which a tolerance is chosen")
     ranks: int = opt(0, "on how many ranks the stages are, where that is not one each")
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
-    budget: str = opt("", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit")
+    budget: str = opt(
+        "", "bytes per device that parameters, sums and saved activations may take, as 16GiB; empty sets no limit"
+    )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Annotates `module` in place."""
@@ -91,7 +96,9 @@ class PipelineStages(Pass):
             raise _bad_number(f"{self.stages} stages were asked for", "ask for one or more")
         ranks = self.ranks or self.stages
         if ranks < 1 or self.stages % ranks:
-            raise _bad_number(f"{self.stages} stages were asked for on {ranks} ranks", "ask for a number that the ranks divide")
+            raise _bad_number(
+                f"{self.stages} stages were asked for on {ranks} ranks", "ask for a number that the ranks divide"
+            )
         cluster = load_cluster(self.cluster)
         with whole_program(module, remarks) as program:
             staging = self._staging(program, module, cluster)
@@ -115,7 +122,8 @@ class PipelineStages(Pass):
         parts = parts_of(program.graph, loop, seconds)
         value_bytes = local_bytes(plan)
         handing = Handing(program.graph, parts, value_bytes * program.graph.copies(), runs_alone(plan))
-        apart = split_backward_cost(plan, model, handing) if self.stages > 1 else None  # the last stage's two ways are one program
+        # The last stage's forward and backward passes are one program.
+        apart = split_backward_cost(plan, model, handing) if self.stages > 1 else None
         link = mesh_axes(cluster, (ranks, cluster.num_devices // ranks))[0].link if ranks > 1 else None
         pins = {
             number: ir.IntegerAttr(op.attributes[STAGE]).value
@@ -126,11 +134,15 @@ class PipelineStages(Pass):
         _check_range(program, pins, parts.apply, self.stages)
         budget = float(parse_size(self.budget)) if self.budget else None
         if self.stages == 1:
-            budget = None  # there is no choice: whether it fits is left to the proof of the plan, which is nearer than rows are
-        staging = make_staging(program.graph, parts, self.stages, count, pins, budget, value_bytes, link, handing, apart)
+            budget = None  # nothing to choose: the proof of the plan decides whether it fits, more exactly than rows
+        staging = make_staging(
+            program.graph, parts, self.stages, count, pins, budget, value_bytes, link, handing, apart
+        )
         working = int(np.count_nonzero(staging.problem.work))
         if not working:
-            raise _bad_number("the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard")
+            raise _bad_number(
+                "the step computes nothing, so no stage has anything to do", "shard it alone, with --auto-shard"
+            )
         if working < self.stages:
             what = f"{self.stages} stages were asked for, and the step has {working} ops that compute"
             raise _bad_number(what, f"ask for at most {working}, or give loops in it unrolled: each counts as one")
@@ -138,7 +150,10 @@ class PipelineStages(Pass):
         return staging
 
     def _marked(self, program: Program, parts: TrainingPhases) -> dict[int, int]:
-        """Returns the virtual stages of ops that follow from the user's boundaries. Raises RHI-STAGE-003 where these do not fit."""
+        """Returns the virtual stages of ops that follow from the user's boundaries.
+
+        Raises RHI-STAGE-003 where these do not fit.
+        """
         marks = {number: way for number, op in enumerate(program.ops) if (way := way_of(op)) is not None}
         if not marks:
             return {}
@@ -201,7 +216,10 @@ def _check_range(program: Program, pins: dict[int, int], apply: Bools, num_stage
 
 
 def _check_order(program: Program, staging: Staging, pins: dict[int, int]) -> None:
-    """Raises RHI-STAGE-003 where a pinned op follows from one that is pinned to a later stage, or a loop has two pins."""
+    """Raises RHI-STAGE-003 where pins contradict the order of ops.
+
+    An op must not follow from one that is pinned to a later stage, and all ops of a loop are in one stage.
+    """
     problem = staging.problem
     by: dict[int, int] = {}  # the pinned op that each node follows, of those in the latest stage
     for op, stage in pins.items():
@@ -223,24 +241,32 @@ def _contradiction(program: Program, pins: dict[int, int], first: int, second: i
     one, other = program.ops[first], program.ops[second]
     return RhinoError(
         "RHI-STAGE-003",
-        f"'{one.name}' is to be in virtual stage {pins[first]} and {relation} '{other.name}' in virtual stage {pins[second]}",
+        f"'{one.name}' is to be in virtual stage {pins[first]} and {relation} '{other.name}' in virtual stage "
+        f"{pins[second]}",
         place_of(other.location, program.file),
-        (f"'{one.name}' is at {place_of(one.location, program.file)}", "along the program virtual stages may only grow"),
+        (
+            f"'{one.name}' is at {place_of(one.location, program.file)}",
+            "along the program virtual stages may only grow",
+        ),
         f"remove the {STAGE} of one of them",
     )
 
 
 def _solve(problem: StageProblem, tolerance: float | None, order: Order) -> StageAnswer | Infeasible | Unsolved:
-    from rhino.strategies.pipeline.stages.cut import solve_stages  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+    from rhino.strategies.pipeline.stages.cut import solve_stages  # noqa: PLC0415 - loads LP solvers
 
     return solve_stages(problem, tolerance, order)
 
 
-def _unsolved(program: Program, staging: Staging, tolerance: float | None, order: Order, found: Infeasible | Unsolved) -> RhinoError:
+def _unsolved(
+    program: Program, staging: Staging, tolerance: float | None, order: Order, found: Infeasible | Unsolved
+) -> RhinoError:
     """Returns what to say where there is no choice."""
     problem = staging.problem
     if problem.budget_bytes is None:
-        return RhinoError("RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none")
+        return RhinoError(
+            "RHI-STAGE-005", "the steps of the search were spent before stages were found", fix="pin fewer ops, or none"
+        )
     free = _solve(replace(problem, budget_bytes=None), tolerance, order)
     notes = [f"the largest: {', '.join(_largest(staging.graph, program))}"]
     if not isinstance(free, Infeasible | Unsolved):
@@ -261,7 +287,10 @@ def _unsolved(program: Program, staging: Staging, tolerance: float | None, order
 
 def _largest(graph: Graph, program: Program) -> list[str]:
     sizes = graph.value_bytes()[: len(graph.arguments)]
-    return [f"{program.describe(value)} of {format_bytes(int(sizes[value]))}" for value in np.argsort(-sizes, kind="stable")[:3].tolist()]
+    return [
+        f"{program.describe(value)} of {format_bytes(int(sizes[value]))}"
+        for value in np.argsort(-sizes, kind="stable")[:3].tolist()
+    ]
 
 
 def _write(program: Program, stages: Ints) -> None:
@@ -280,8 +309,10 @@ def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[t
     moved, transfers = staging.moved(device)
     yield (
         file,
-        f"{format_bytes(moved)} move between stages per step in {transfers:,} transfers, at most {answer.gap:.2%} over the least cost; the "
-        f"largest stage has {over} more than its even share of the work, {allowed} are allowed; found by {answer.method}",
+        f"{format_bytes(moved)} move between stages per step in {transfers:,} transfers, at most {answer.gap:.2%} "
+        "over the least cost; the "
+        f"largest stage has {over} more than its even share of the work, {allowed} are allowed; found by "
+        f"{answer.method}",
     )
     for stage in range(problem.num_stages):
         share = f"{work[stage] / max(float(work.sum()), 1e-300):.1%}"
@@ -289,20 +320,28 @@ def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[t
             file,
             (
                 f"stage {stage}: {format_seconds(float(work[stage]))} per micro-batch ({share} of the work), "
-                f"{format_bytes(float(memory[stage]))} of parameters, sums and what {problem.in_flight()[stage]:.0f} micro-batches save"
+                f"{format_bytes(float(memory[stage]))} of parameters, sums and what {problem.in_flight()[stage]:.0f} "
+                "micro-batches save"
             ),
         )
     present = problem.nets.present(device, problem.num_stages)
     for stage in range(1, problem.num_stages):
         crossing = present[:, :stage].any(axis=1) & present[:, stage:].any(axis=1)
-        yield file, f"between stages {stage - 1} and {stage}: {format_bytes(float(staging.net_bytes @ crossing))} per step"
+        yield (
+            file,
+            f"between stages {stage - 1} and {stage}: {format_bytes(float(staging.net_bytes @ crossing))} per step",
+        )
     yield from _idle_stages(file, work)
     yield from _large_loops(program, staging)
 
 
 def _idle_stages(file: Place, work: Floats) -> Iterator[tuple[Place, str]]:
     for stage in np.flatnonzero(work <= 0).tolist():
-        yield file, f"stage {stage} has no work: that moves least within the tolerance. Ask for fewer stages, or for a smaller tolerance"
+        yield (
+            file,
+            f"stage {stage} has no work: that moves least within the tolerance. Ask for fewer stages, or for a "
+            "smaller tolerance",
+        )
 
 
 def _large_loops(program: Program, staging: Staging) -> Iterator[tuple[Place, str]]:
@@ -315,7 +354,8 @@ def _large_loops(program: Program, staging: Staging) -> Iterator[tuple[Place, st
         yield (
             place_of(program.ops[loop.op].location, program.file),
             (
-                f"this loop is {share:.0%} of the work and all in one stage: nothing is cut inside a loop. Unroll it, or if it is the one "
+                f"this loop is {share:.0%} of the work and all in one stage: nothing is cut inside a loop. Unroll it, "
+                "or if it is the one "
                 f"over micro-batches, say so with {MICRO_BATCHES}"
             ),
         )

@@ -14,7 +14,10 @@ def program_modules(staged: ir.Module) -> dict[str, ir.Module]:
     with staged.context, ir.Location.unknown():
         tops = [view.operation for view in staged.body.operations]
         found = module_mesh(staged.operation)  # of JAX's own meshes there may be empty ones beside it
-        mesh = next((op for op in tops if found and isinstance(op.opview, sdy.MeshOp) and op.opview.sym_name.value == found[0]), None)
+        mesh = next(
+            (op for op in tops if found and isinstance(op.opview, sdy.MeshOp) and op.opview.sym_name.value == found[0]),
+            None,
+        )
         functions = {op.opview.name.value: op for op in tops if isinstance(op.opview, func.FuncOp)}
         return {name: _alone(op, mesh) for name, op in functions.items() if name != STEP}
 

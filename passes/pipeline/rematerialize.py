@@ -1,16 +1,17 @@
 """Compute values of the forward pass again for the backward pass, instead of keeping them.
 
-Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one micro-batch; `rhino.stage`
-          on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
-Writes    copies of ops of the forward pass, with their attributes, right before the first op of the backward pass that reads what their
-          piece makes; these reads go to the copies. What a copy reads of the forward pass goes through an `optimization_barrier`, with a
-          value of the backward pass that is there only then: so nothing merges copies with originals or moves them up. A copy of an op of
-          virtual stage v is in stage 2d-2-v. What the user recomputes already stays as it is, and what that starts from is kept.
-Errors    RHI-RECOMPUTE-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry
-          function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
-          shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
-Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with
-          Sublinear Memory Cost" (2016).
+Reads     the loop with `rhino.micro_batches` (docs/pipelines.md), or where there is none the whole step as one
+          micro-batch; `rhino.stage` on ops; a missing `sdy.sharding_rule` is made for the time of the pass.
+Writes    copies of ops of the forward pass, with their attributes, right before the first op of the backward pass that
+          reads what their piece makes; these reads go to the copies. What a copy reads of the forward pass goes through
+          an `optimization_barrier`, with a value of the backward pass that is there only then: so nothing merges copies
+          with originals or moves them up. A copy of an op of virtual stage v is in stage 2d-2-v. What the user
+          recomputes already stays as it is, and what that starts from is kept.
+Errors    RHI-RECOMPUTE-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+          RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
+          an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
+Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training
+          Deep Nets with Sublinear Memory Cost" (2016).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 _SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
 
 _MOST_BEGUN: Final = 4
-"""Of how many steps at most it is kept what does not depend on the share: a search of whole plans goes back and forth between few."""
+"""Of how many steps at most it is kept what does not depend on the share.
+
+A search of whole plans goes back and forth between few.
+"""
 
 _LARGE_SHARE: Final = 0.2
 """A loop that makes more than this share of the stash is worth a remark: it is made again as a whole or not at all."""
@@ -55,9 +59,18 @@ class Rematerialize(Pass):
     """Compute values of the forward pass again for the backward pass, instead of keeping them."""
 
     name: ClassVar[str] = "rhino-remat"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-RECOMPUTE-001", "RHI-CLUSTER-001", "RHI-CLUSTER-002", *WHOLE_ERRORS, *SHARDED_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = (
+        "RHI-RECOMPUTE-001",
+        "RHI-CLUSTER-001",
+        "RHI-CLUSTER-002",
+        *WHOLE_ERRORS,
+        *SHARDED_ERRORS,
+    )
 
-    remat: str = opt("1", "the least share of the activation stash that is recomputed, 0 to 1; with stages also one for each, as 0;0.5;1")
+    remat: str = opt(
+        "1",
+        "the least share of the activation stash that is recomputed, 0 to 1; with stages also one for each, as 0;0.5;1",
+    )
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -70,7 +83,7 @@ class Rematerialize(Pass):
         """Writes the copies of which the least has to run again for what is kept."""
         kept, stash = tuple(1 - share for share in parse_remat(self.remat)), begun.stash
         keep = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
-        from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers, which other passes do not need
+        from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
         choices = choose(stash, keep, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in keep})
         blocks = [block for choice in choices for block in choice.blocks]
@@ -82,7 +95,10 @@ class Rematerialize(Pass):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """What is known of a step whatever is kept: its graph, what it saves for the backward pass, and in how many stages it is."""
+    """What is known of a step before it is decided what is kept for the backward pass.
+
+    This is its graph, its activation stash, and the number of its stages.
+    """
 
     graph: Graph
     parts: TrainingPhases
@@ -99,7 +115,14 @@ def begin(program: Program, module: ir.Operation, cluster: Cluster) -> Begun:
     seconds = sharded_figures(program, module, cluster).seconds
     parts = parts_of(program.graph, loop, seconds)
     count = ir.IntegerAttr(program.ops[loop.op].attributes[MICRO_BATCHES]).value if loop is not None else 1
-    return Begun(program.graph, parts, stash_of(program.graph, parts, stages), _num_stages(module, stages), stages is not None, count)
+    return Begun(
+        program.graph,
+        parts,
+        stash_of(program.graph, parts, stages),
+        _num_stages(module, stages),
+        stages is not None,
+        count,
+    )
 
 
 @dataclass(eq=False)
@@ -144,8 +167,14 @@ def parse_remat(text: str) -> tuple[float, ...]:
 def refuse_several(shares: tuple[float, ...]) -> None:
     """Raises RHI-RECOMPUTE-001 where there is a share for each stage: what stages there will be is searched for."""
     if len(shares) > 1:
-        what = f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before they are in stages"
-        raise _malformed(what, "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for")
+        what = (
+            f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before "
+            "they are in stages"
+        )
+        raise _malformed(
+            what,
+            "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for",
+        )
 
 
 def _for_stages(kept: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
@@ -163,7 +192,10 @@ def _malformed(what: str, fix: str) -> RhinoError:
 
 
 def _stages(program: Program, loop: Loop | None) -> list[int] | None:
-    """Returns the virtual stage of each op of a micro-batch, or None where it is in none; ops without one cost nothing."""
+    """Returns the virtual stage of each op of a micro-batch, or None where no op has one.
+
+    Ops without a stage cost nothing.
+    """
     inside = range(len(program.ops)) if loop is None else range(loop.op + 1, loop.end)
     found = [ONE_STAGE] * len(program.ops)
     marked = [number for number in inside if STAGE in program.ops[number].attributes]
@@ -175,7 +207,9 @@ def _stages(program: Program, loop: Loop | None) -> list[int] | None:
 def _num_stages(module: ir.Operation, stages: list[int] | None) -> int:
     if stages is None:
         return 1
-    return ir.IntegerAttr(module.attributes[NUM_STAGES]).value if NUM_STAGES in module.attributes else max(stages) // 2 + 1
+    return (
+        ir.IntegerAttr(module.attributes[NUM_STAGES]).value if NUM_STAGES in module.attributes else max(stages) // 2 + 1
+    )
 
 
 def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, staged: bool) -> list[tuple[Place, str]]:
@@ -186,7 +220,8 @@ def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, sta
         where = f"stage {one.stage}: " if staged else ""
         kept = f"{format_bytes(one.kept_bytes)} of {format_bytes(one.stash_bytes)} are kept for the backward pass"
         again = (
-            f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch (gap {one.gap:.2%})"
+            f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch "
+            f"(gap {one.gap:.2%})"
         )
         said.append((Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.held_bytes)} are held"))
     for unit in (unit for unit in stash.units if program.graph.cls(unit.op).name == WHILE):
@@ -194,6 +229,9 @@ def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, sta
         whole = max(stash.total_bytes(unit.stage), 1)
         if size > _LARGE_SHARE * whole:
             share = f"{size / whole:.0%} of what the backward pass reads"
-            what = f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at all"
+            what = (
+                f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at "
+                "all"
+            )
             said.append((place_of(program.ops[unit.op].location, program.file), what))
     return said

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from rhino.strategies.remat.rematerialization import Block
 
 
-def write_blocks(program: Program, parts: TrainingPhases, stash: Stash, blocks: Sequence[Block], last_stage: int) -> None:
+def write_blocks(
+    program: Program, parts: TrainingPhases, stash: Stash, blocks: Sequence[Block], last_stage: int
+) -> None:
     """Writes the copies that `blocks` ask for, and points the backward pass at them."""
     if blocks:
         _Writer(program, parts, stash, last_stage).write(blocks)
@@ -30,7 +32,10 @@ def write_blocks(program: Program, parts: TrainingPhases, stash: Stash, blocks: 
 
 @dataclass(eq=False)
 class _Draft:
-    """Copies to be: the ops by number, the values that go through the barrier, and what the copies are once they stand."""
+    """Copies to be made: the ops by number, and the values that go through the barrier.
+
+    `made` has the copies' values once the copies are made.
+    """
 
     stage: int
     ops: list[int]
@@ -38,7 +43,10 @@ class _Draft:
     made: dict[AnyValue, AnyValue] = field(default_factory=dict)
 
     def serves(self, op: ir.Operation) -> bool:
-        """Says whether an op may read copies: one of an earlier virtual stage, as where a later stage turns back, reads the original."""
+        """Says whether an op may read copies.
+
+        An op of an earlier virtual stage, as where a later stage turns back, reads the original.
+        """
         stage = _stage(op)
         return stage is None or stage >= self.stage
 
@@ -50,7 +58,9 @@ class _Writer:
         self.units = {unit.op for unit in stash.units}
         tops = self._tops()
         self.early = [number for number in tops if number <= stash.turn]
-        self.number: dict[AnyValue, int] = {result: number for number in self.early for result in program.ops[number].results}
+        self.number: dict[AnyValue, int] = {
+            result: number for number in self.early for result in program.ops[number].results
+        }
         self.inside = {number for number in self.early if self._is_inside(number)}
         """Ops of the forward pass that are computed inside their readers, and depend on more than constants."""
         self.reads = {number: reads_of(program.ops[number]) for number in self.early}
@@ -142,18 +152,30 @@ class _Writer:
         return _Draft(self.last_stage - block.stage, sorted(ops), list(fenced)), wanted
 
     def _wanted(self, block: Block, again: set[int], fenced: Mapping[AnyValue, None]) -> list[AnyValue]:
-        """Returns the values of which the backward pass reads copies: what runs again, and what is computed inside readers from such.
+        """Returns the values of which the backward pass reads copies.
 
-        And what these compute in the block's piece from what is kept, for it goes through the barrier, and the original is not to stay.
+        These are the results of ops that run again, and what is computed inside of readers from such results. What
+        these readers compute in the block's piece from what is kept is among them: it goes through the barrier, and the
+        original must not stay alive.
         """
-        own = {number for number in self.inside if block.first <= number <= block.last and not fenced.keys().isdisjoint(self.reads[number])}
+        own = {
+            number
+            for number in self.inside
+            if block.first <= number <= block.last and not fenced.keys().isdisjoint(self.reads[number])
+        }
         found, waiting = set[int](), [*again, *own]
         while waiting:
             number = waiting.pop()
             if number not in found:
                 found.add(number)
-                waiting += [reader for result in self.program.ops[number].results for reader in self.inner_readers.get(result, ())]
-        return [value for number in sorted(found) for value in self.program.ops[number].results if value in self.readers]
+                waiting += [
+                    reader
+                    for result in self.program.ops[number].results
+                    for reader in self.inner_readers.get(result, ())
+                ]
+        return [
+            value for number in sorted(found) for value in self.program.ops[number].results if value in self.readers
+        ]
 
     def _is_inside(self, number: int) -> bool:
         """Says whether an op is computed inside its readers, and depends on more than constants."""
@@ -170,7 +192,13 @@ class _Writer:
             ops[one] = None
             for value in self.reads[one]:
                 made_by = self.number.get(value)
-                if made_by is None or made_by in again or not _rank(value) or self.parts.constant[made_by] or self.graph.cls(made_by).free:
+                if (
+                    made_by is None
+                    or made_by in again
+                    or not _rank(value)
+                    or self.parts.constant[made_by]
+                    or self.graph.cls(made_by).free
+                ):
                     continue
                 if made_by in self.inside:
                     waiting.append(made_by)
@@ -193,7 +221,10 @@ class _Writer:
     # Writing
 
     def _put(self, draft: _Draft, since: int, at: int) -> None:
-        """Puts the copies before op `at` of the backward pass, behind all that this has made from op `since` on and reads later."""
+        """Puts the copies before op `at` of the backward pass.
+
+        A barrier puts them after all that the backward pass has made from op `since` on and reads later.
+        """
         reader = self.late[at]
         before = _stage(reader)
         waiting = self._waiting(since, at)
@@ -203,16 +234,22 @@ class _Writer:
             if number not in waiting
             for result in self.late[number].results
             if result in self.stands
-            and any((one >= at or one in waiting) and _stage(self.late[one]) in (None, draft.stage) for one in self.readers.get(result, ()))
+            and any(
+                (one >= at or one in waiting) and _stage(self.late[one]) in (None, draft.stage)
+                for one in self.readers.get(result, ())
+            )
         ]
         with ir.InsertionPoint(reader), reader.location:
-            barrier = stablehlo.OptimizationBarrierOp([*(self._now(value, draft) for value in draft.fenced), *made]).operation
+            barrier = stablehlo.OptimizationBarrierOp(
+                [*(self._now(value, draft) for value in draft.fenced), *made]
+            ).operation
         self.sharding.write(barrier)
         if before is not None:
             barrier.attributes[STAGE] = _number(draft.stage)
         results = list(barrier.results)
         fenced = dict(zip(draft.fenced, results, strict=False))
-        self.through.update((value, new) for value, new in fenced.items() if value in self.number)  # no original stays beside it
+        # No original stays beside it.
+        self.through.update((value, new) for value, new in fenced.items() if value in self.number)
         self.through.update(zip(made, results[len(fenced) :], strict=True))
         for number in waiting:
             self.late[number].move_before(reader)
@@ -231,7 +268,11 @@ class _Writer:
         for number in range(at - 1, since - 1, -1):
             op = self.late[number]
             read = [one for result in op.results for one in self.readers.get(result, ())]
-            if read and all(one >= at or one in found for one in read) and not any(result in self.stands for result in op.results):
+            if (
+                read
+                and all(one >= at or one in found for one in read)
+                and not any(result in self.stands for result in op.results)
+            ):
                 found.add(number)
         return sorted(found)
 
@@ -261,7 +302,10 @@ class _Shardings:
         """Gives a barrier the shardings of its operands, if any has one."""
         found = [self.of(value) for value in barrier.operands]
         if self.mesh_name is not None and any(found):
-            every = [one or open_attribute(self.mesh_name, _rank(value)) for one, value in zip(found, barrier.operands, strict=True)]
+            every = [
+                one or open_attribute(self.mesh_name, _rank(value))
+                for one, value in zip(found, barrier.operands, strict=True)
+            ]
             barrier.attributes[SHARDING] = per_value_attribute(every)
 
     def of(self, value: AnyValue) -> ir.Attribute | None:

@@ -32,7 +32,11 @@ def num_ranks(module: ir.Operation, cluster: Cluster, num_stages: int) -> int:
 
 
 class ShardedFigures(NamedTuple):
-    """The seconds of each op in a step [ops], with the collectives that it waits for; how everything lies; and the model of costs."""
+    """The figures of a sharded step.
+
+    `seconds` are those of each op in a step [ops], with the collectives that it waits for. `plan` is how each tensor is
+    sharded, and `model` is the cost model.
+    """
 
     seconds: Floats
     plan: ShardingPlan
@@ -43,7 +47,8 @@ def sharded_figures(program: Program, module: ir.Operation, cluster: Cluster, ra
     """Returns what a step comes to on one device of a rank's mesh, by the cost model that shardings are chosen by.
 
     Raises:
-        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than the cluster.
+        RhinoError: RHI-LOCAL-001 an op cannot run between the shardings around it, RHI-MESH-001 the mesh is larger than
+            the cluster.
     """
     model = rank_target(cluster, rank_mesh(module), ranks).model
     plan = sharded_plan(program, module)

@@ -1,16 +1,17 @@
 """Cut an accumulation program into one function for each stage and phase, with explicit inputs and outputs.
 
-Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on the ops of its body (virtual stages) and after it
-          (stages), `sdy.mesh`, `sdy.sharding` and `rhino.carried` where the program is sharded.
-Writes    the module as `rhino.ir.program.staged_module` describes it. Equal functions are one. What follows from constants and the
-          micro-batch's number alone is computed wherever it is read, and so is a tensor that scalars are spread over, so that scalars
-          cross; what stands before the loop, in each stage that reads it. What the backward pass can make of what is kept for it anyway, it
-          makes again (strategies/pipeline/activation_stash.py). A sum whose summands are made on several ranks is added up on each, and
-          joined after the loop (passes/pipeline/partial_accumulation.py). A step in one stage (`rhino.num_stages = 1`) is one program, its
-          loop with it (passes/pipeline/one_program.py).
-Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be, RHI-READ-005 no entry
-          function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001 an op that cannot run between the
-          shardings around it, or layers that stand for several.
+Reads     `rhino.micro_batches` on the loop over micro-batches, `rhino.stage` on the ops of its body (virtual stages)
+          and after it (stages), `sdy.mesh`, `sdy.sharding` and `rhino.carried` where the program is sharded.
+Writes    the module as `rhino.ir.program.staged_module` describes it. Equal functions are one. What follows from
+          constants and the micro-batch's number alone is computed wherever it is read, and so is a tensor that scalars
+          are spread over, so that scalars cross; what stands before the loop, in each stage that reads it. What the
+          backward pass can make of what is kept for it anyway, it makes again
+          (strategies/pipeline/activation_stash.py). A sum whose summands are made on several ranks is added up on each,
+          and joined after the loop (passes/pipeline/partial_accumulation.py). A step in one stage (`rhino.num_stages =
+          1`) is one program, its loop with it (passes/pipeline/one_program.py).
+Errors    RHI-SPLIT-001 no loop over micro-batches, RHI-SPLIT-002 an op without a stage or with one that cannot be,
+          RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
+          an op that cannot run between the shardings around it, or layers that stand for several.
 Source    Rhino 6.1.
 """
 
@@ -45,7 +46,14 @@ from rhino.ir.program.accumulation import (
 from rhino.ir.program.folded_layers import refuse_folded
 from rhino.ir.program.numerics import FUSIBLE
 from rhino.ir.program.program import CARRIED
-from rhino.ir.program.staged_module import NUM_STAGES, StagedPart, argument_names, declare_step, program_boundary, write_staged
+from rhino.ir.program.staged_module import (
+    NUM_STAGES,
+    StagedPart,
+    argument_names,
+    declare_step,
+    program_boundary,
+    write_staged,
+)
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.one_program import make_one_program
 from rhino.passes.pipeline.partial_accumulation import keep_sums_apart
@@ -67,7 +75,9 @@ class SplitStages(Pass):
     name: ClassVar[str] = "rhino-split-stages"
     errors: ClassVar[tuple[str, ...]] = ("RHI-SPLIT-001", "RHI-SPLIT-002", "RHI-LOCAL-001", *WHOLE_ERRORS)
 
-    split_backward: bool = opt(False, "true = a backward in two: input gradients, which other stages wait for, and weight gradients")
+    split_backward: bool = opt(
+        False, "true = a backward in two: input gradients, which other stages wait for, and weight gradients"
+    )
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Splits `module` in place."""
@@ -133,7 +143,9 @@ class _Splitter:
         """The shardings of results that leave in another than their value is stored in."""
         self.result_names: list[str] = []
         self.sums = {_sum(number): argument for number, argument, _ in program.accumulated()}
-        self.repeated: set[AnyValue] = {result for op in program.body if REPEATED in op.attributes for result in op.results}
+        self.repeated: set[AnyValue] = {
+            result for op in program.body if REPEATED in op.attributes for result in op.results
+        }
         """What the backward pass of its stage makes again."""
         self.before: set[AnyValue] = {result for op in program.before for result in op.results}
 
@@ -147,10 +159,14 @@ class _Splitter:
             if self.is_anywhere(op):
                 continue
             virtual = self.stage_of(op, self.last)
-            latest = max((made_in[one] for value in reads_of(op) for one in self.made_of(value) if one in made_in), default=0)
+            latest = max(
+                (made_in[one] for value in reads_of(op) for one in self.made_of(value) if one in made_in), default=0
+            )
             if latest > virtual:
                 raise self.refused(
-                    op, f"of virtual stage {virtual} reads what stage {latest} makes", "let stages only grow along the program"
+                    op,
+                    f"of virtual stage {virtual} reads what stage {latest} makes",
+                    "let stages only grow along the program",
                 )
             made_in.update(dict.fromkeys(op.results, virtual))
             place = (0, virtual)
@@ -214,7 +230,9 @@ class _Splitter:
 
     def stage_of(self, op: ir.Operation, most: int) -> int:
         if STAGE not in op.attributes:
-            raise self.refused(op, "has no stage", "assign stages first, for example with rhino-pipeline-stages{stages=2}")
+            raise self.refused(
+                op, "has no stage", "assign stages first, for example with rhino-pipeline-stages{stages=2}"
+            )
         stage = int(ir.IntegerAttr(op.attributes[STAGE]).value)
         if not 0 <= stage <= most:
             raise self.refused(op, f"is of stage {stage}, of 0 to {most}", "assign stages anew")
@@ -224,9 +242,18 @@ class _Splitter:
         return RhinoError("RHI-SPLIT-002", f"'{op.name}' {what}", place_of(op.location, self.file), fix=fix)
 
     def divided(self, draft: _Draft) -> Iterator[_Draft]:
-        """Yields a backward as what other stages wait for and the rest, or any part as it is where there are not both."""
+        """Yields a backward part as two parts: what other stages wait for, and the rest.
+
+        Any part is yielded unchanged where there are not both.
+        """
         body = self.program.body
-        read = {source for op in body if self.home_of(op) is not draft for value in reads_of(op) for source in self.made_of(value)}
+        read = {
+            source
+            for op in body
+            if self.home_of(op) is not draft
+            for value in reads_of(op)
+            for source in self.made_of(value)
+        }
         needed: list[ir.Operation] = []
         rest: list[ir.Operation] = []
         for op in reversed(draft.ops):
@@ -252,11 +279,18 @@ class _Splitter:
     # Names
 
     def build(self, drafts: list[_Draft]) -> tuple[list[StagedPart], list[str]]:
-        """Makes the functions of `drafts` and of the setups before them; returns the parts, and the names of the step's results."""
+        """Makes the functions of `drafts` and of the setups before them.
+
+        Returns the parts, and the names of the step's results.
+        """
         for number, _, value in self.program.accumulated():
             draft = self.home.get(value)
             if draft is None:
-                raise self.refused(self.program.loop, f"carries value {number}, which no stage makes", "accumulate what the body computes")
+                raise self.refused(
+                    self.program.loop,
+                    f"carries value {number}, which no stage makes",
+                    "accumulate what the body computes",
+                )
             draft.gives[_sum(number)] = value
             self.setups[draft.stage].gives[_sum(number)] = self.program.loop.operands[number]
         self.result_names = self.results(drafts)
@@ -287,7 +321,9 @@ class _Splitter:
             owner = self.home[self.program.following[number]]
             if isinstance(value, ir.BlockArgument) and owner is not reader:
                 raise self.refused(
-                    self.program.loop, f"accumulates value {number} in one stage and reads it in another", "assign stages anew"
+                    self.program.loop,
+                    f"accumulates value {number} in one stage and reads it in another",
+                    "assign stages anew",
                 )
             return _sum(number)
         if isinstance(value, ir.BlockArgument):
@@ -297,7 +333,10 @@ class _Splitter:
         return self.home[value].names[value]
 
     def results(self, drafts: list[_Draft]) -> list[str]:
-        """Returns the names of the step's results; what no part gives yet, or gives in another sharding, the first stage does."""
+        """Returns the names of the step's results.
+
+        The first stage gives a result that no part gives yet, or that a part gives in another sharding.
+        """
         names = []
         for number, returned in enumerate(self.program.returned):
             kept = outside(returned, self.program.loop, self.program.carried)
@@ -398,7 +437,9 @@ class _Writer:
                 assert made is not None, "arguments are neither free nor of the setup"
                 self.clone(made)
             else:
-                self.values[value] = self.read(self.splitter.name_of(value, self.draft), value.type, self.splitter.sharding_of(value))
+                self.values[value] = self.read(
+                    self.splitter.name_of(value, self.draft), value.type, self.splitter.sharding_of(value)
+                )
         return self.values[value]
 
     def counted(self, value: AnyValue, counter: Counter) -> AnyValue:
@@ -429,9 +470,14 @@ class _Writer:
         for name, alias in self.aliases():
             if name in self.reads and alias in gives and gives.index(alias) not in taken.values():
                 taken.setdefault(name, gives.index(alias))
-        arguments = [program_boundary(sharding, taken.get(name)) for name, sharding in zip(self.reads, self.read_shardings, strict=True)]
+        arguments = [
+            program_boundary(sharding, taken.get(name))
+            for name, sharding in zip(self.reads, self.read_shardings, strict=True)
+        ]
         set_boundary_attributes(self.function, "arg", arguments)
-        set_boundary_attributes(self.function, "res", [program_boundary(self.stored(*item)) for item in self.draft.gives.items()])
+        set_boundary_attributes(
+            self.function, "res", [program_boundary(self.stored(*item)) for item in self.draft.gives.items()]
+        )
 
     def stored(self, name: str, value: AnyValue) -> ir.Attribute | None:
         """Returns how a given value is stored: what is accumulated, as the loop carries it."""
@@ -452,7 +498,9 @@ def _mark_repeated(module: ir.Operation, num_stages: int, remarks: Remarks) -> N
     with whole_program(module, remarks) as program:
         loop = accumulation_loop(program)
         plan = sharded_plan(program, module)
-        stage = np.array([ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else OPEN for op in program.ops])
+        stage = np.array(
+            [ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else OPEN for op in program.ops]
+        )
         parts = parts_of(program.graph, loop, np.zeros(program.graph.num_ops))
         handing = Handing(program.graph, parts, local_bytes(plan), runs_alone(plan))
         for forward in range(num_stages - 1):

@@ -1,4 +1,4 @@
-"""The loop over the parts of a batch: its index, what it carries from part to part, and what stands for that behind it."""
+"""The loop over the parts of a batch: its index, what it carries from part to part, and what replaces that after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Value = ir.Value[Any]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What the loop carries: `how` is the op that joins the parts, `STACK` where it keeps all of them, `KEEP` where all are the same."""
+    """What the loop carries.
+
+    `how` is the op that joins the parts, `STACK` where the loop keeps all of them, or `KEEP` where all are the same.
+    """
 
     how: str
     kind: str
@@ -61,7 +64,10 @@ class TimeLoop:
         self.leaving, self.parts = leaving, parts
         self.index_type = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         self.kinds = [self._kind(one, widen=widen) for one in leaving]
-        starts = [make_constant(self.index_type, 0), *(self._start(one, kind) for one, kind in zip(leaving, self.kinds, strict=True))]
+        starts = [
+            make_constant(self.index_type, 0),
+            *(self._start(one, kind) for one, kind in zip(leaving, self.kinds, strict=True)),
+        ]
         types = [self.index_type, *self.kinds]
         self.op = stablehlo.WhileOp(types, starts)
         self.op.attributes[MICRO_BATCHES] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), parts)
@@ -87,7 +93,11 @@ class TimeLoop:
         if one.how == STACK:
             return ir.RankedTensorType.get([self.parts, *kind.shape], kind.element_type)
         narrow = isinstance(kind.element_type, ir.BF16Type | ir.F16Type)
-        return ir.RankedTensorType.get(kind.shape, ir.F32Type.get()) if widen and narrow and one.how == "stablehlo.add" else kind
+        return (
+            ir.RankedTensorType.get(kind.shape, ir.F32Type.get())
+            if widen and narrow and one.how == "stablehlo.add"
+            else kind
+        )
 
     def _start(self, one: Leaving, kind: ir.RankedTensorType) -> Value:
         identity = identity_of(one.how, kind.element_type) if one.how.startswith("stablehlo.") else 0
@@ -121,7 +131,10 @@ class TimeLoop:
         for part in [inner for op in ops for inner in walk(op) if inner.name == PART]:
             self._count(part)
         with ir.InsertionPoint(returned.operation):
-            joined = [self._join(leaving, held) for leaving, held in zip(self.leaving, list(self.body.arguments)[1:], strict=True)]
+            joined = [
+                self._join(leaving, held)
+                for leaving, held in zip(self.leaving, list(self.body.arguments)[1:], strict=True)
+            ]
             stablehlo.ReturnOp([after, *joined], loc=self.op.location)
         returned.operation.erase()
 

@@ -1,7 +1,9 @@
-"""The best whole plan where its caller leaves something of it open: shapes are compared, and the best have their programs made.
+"""The best whole plan where its caller leaves something open.
 
-Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found, RHI-MESH-001 more ranks than devices; what reading the module
-          and making a plan raise.
+The search compares shapes, and then makes the programs of the best ones.
+
+Errors    RHI-SOLVE-001 no plan fits, RHI-SOLVE-002 none was found, RHI-MESH-001 more ranks than devices; what reading
+          the module and making a plan raise.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from rhino.strategies.pipeline.schedules import SCHEDULES
 T = TypeVar("T")
 
 MOST_MADE: Final = 3
-"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is estimated at; and
-the best without stages, where all of them come to more than that is estimated at."""
+"""How many of the best shapes have their programs made, where the first does not fit or comes to more than the next is
+estimated at; and the best without stages, where all of them come to more than that is estimated at."""
 
 MOST_SCHEDULES: Final = 2
 """How many more plans are made of such shapes, by other schedules, under the same condition."""
@@ -38,7 +40,8 @@ MOST_NOTES: Final = 8
 """How many shapes an error names."""
 
 CLOSE: Final = 1.1
-"""Times the budget: what came so near while shapes were compared may fit once its shardings are searched for as far as they can be."""
+"""Times the budget: what came so near while shapes were compared may fit once its shardings are searched for as far as
+they can be."""
 
 NOT_MADE: Final = ("RHI-STEP-008", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-001", "RHI-STAGE-004", "RHI-STAGE-005")
 """Errors of plans that cannot be made, most for they need too much, where another may do."""
@@ -57,12 +60,15 @@ Make = Callable[[Decided], Made[T]]
 """Makes the programs of a plan; what it raises where they do not fit rules the plan out."""
 
 
-def choose_plan(setup: Setup, request: PlanRequest, make: Make[T], told: Callable[[Explored], None] = lambda _: None) -> tuple[T, Report]:
+def choose_plan(
+    setup: Setup, request: PlanRequest, make: Make[T], told: Callable[[Explored], None] = lambda _: None
+) -> tuple[T, Report]:
     """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
 
     Raises:
-        RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks than devices; what
-                `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and micro-batches that are none.
+        RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
+            than devices; what `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and
+            micro-batches that are none.
     """
     _check_numbers(request)
     chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
@@ -81,7 +87,9 @@ def choose_plan(setup: Setup, request: PlanRequest, make: Make[T], told: Callabl
         end.make_best()
     made, chosen = end.found()
     plans, failed = tuple(end.plans), tuple(end.failed)
-    return made.made, Report(end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups)
+    return made.made, Report(
+        end.explored, chosen, plans, failed, setup.cluster, setup.budget_bytes, setup.layers, setup.groups
+    )
 
 
 def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
@@ -90,15 +98,21 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
     space = make_space(setup, stages, [request.mesh.shape] if request.mesh else [], numbers, request.candidates)
     if not space.meshes:
         what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
-        raise RhinoError("RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out")
+        raise RhinoError(
+            "RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out"
+        )
     return replace(space, keeps=(1 - request.remat[0],)) if request.remat else space
 
 
 def _check_numbers(request: PlanRequest) -> None:
     if request.stages is not None and request.stages < 1:
-        raise RhinoError("RHI-STAGE-001", f"{request.stages} stages were asked for", fix="ask for one or more, or leave them out")
+        raise RhinoError(
+            "RHI-STAGE-001", f"{request.stages} stages were asked for", fix="ask for one or more, or leave them out"
+        )
     if request.micro_batches is not None and request.micro_batches < 1:
-        raise RhinoError("RHI-BATCH-001", f"{request.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out")
+        raise RhinoError(
+            "RHI-BATCH-001", f"{request.micro_batches} micro-batches", fix="ask for 1 or more, or leave them out"
+        )
 
 
 def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> None:
@@ -109,16 +123,27 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
             what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
             raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix=fix)
         if (needed := count * prod(mesh)) > there:
-            held = f"{count} ranks of {prod(mesh)} devices each need {needed}" if count > 1 else f"{needed} devices are asked for"
+            held = (
+                f"{count} ranks of {prod(mesh)} devices each need {needed}"
+                if count > 1
+                else f"{needed} devices are asked for"
+            )
             what = f"{held}, cluster '{setup.cluster}' has {there}"
-            raise RhinoError("RHI-MESH-001", what, Place(setup.file), ("a mesh is that of one rank",), f"leave the mesh out, or {fix}")
+            raise RhinoError(
+                "RHI-MESH-001",
+                what,
+                Place(setup.file),
+                ("a mesh is that of one rank",),
+                f"leave the mesh out, or {fix}",
+            )
 
 
 @dataclass(eq=False)
 class _End(Generic[T]):
-    """Makes the programs of the best shapes, best first. `plans` are those that fit, `failed` the shapes of those that do not.
+    """Makes the programs of the best shapes, best first.
 
-    `best` is the best of them; `known` are the outcomes of which programs were asked for, if they were worth it.
+    `plans` are those that fit, and `best` is the best of them; `failed` are the shapes of those that do not fit.
+    `known` are the outcomes for which programs were requested, if they were worth it.
     """
 
     setup: Setup
@@ -166,7 +191,11 @@ class _End(Generic[T]):
     @property
     def is_open(self) -> bool:
         """Says whether the search has left something that may take less than what was made; if it came to its end."""
-        return self.best is not None and self.explored.is_complete and is_open(self.explored, self.best[0].step_s, self.done)
+        return (
+            self.best is not None
+            and self.explored.is_complete
+            and is_open(self.explored, self.best[0].step_s, self.done)
+        )
 
     def reopen(self, space: Space, evaluate: Evaluate, told: Callable[[Explored], None], strategy: str) -> None:
         """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
@@ -174,7 +203,10 @@ class _End(Generic[T]):
         self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, told, strategy)
 
     def is_worth(self, shape: PlanConfig, made: dict[PlanConfig, int]) -> bool:
-        """Says whether one more may be made, after so many of each shape; without stages there is nothing that estimates leave open."""
+        """Says whether one more plan may be made, given how many of each shape were made.
+
+        A shape without stages always may: estimates leave nothing open there.
+        """
         if shape in made:
             return sum(made.values()) - len(made) < MOST_SCHEDULES
         return len(made) < MOST_MADE or shape.stages == 1
@@ -193,12 +225,16 @@ class _End(Generic[T]):
         return [one for _, one in sorted(every, key=lambda pair: (not pair[0], pair[1].step_s, pair[1].shape))]
 
     def close(self, outcomes: Sequence[Outcome]) -> list[Estimate]:
-        """Returns the few plans in one stage that needed hardly more than there is, the smallest first; of their step a bound is known."""
+        """Returns the few plans in one stage that need hardly more memory than there is, the smallest first.
+
+        A bound on their step is known.
+        """
         most = CLOSE * self.setup.budget_bytes
         found = [one for one in outcomes if isinstance(one, Refused) and one.by_memory and 0 < one.found_bytes <= most]
         found.sort(key=lambda one: (one.found_bytes, one.shape))
         return [
-            Estimate(one.shape, "", *(one.free_bound_s,) * 4, collectives_s=0.0, peak_bytes=(one.found_bytes,)) for one in found[:MOST_MADE]
+            Estimate(one.shape, "", *(one.free_bound_s,) * 4, collectives_s=0.0, peak_bytes=(one.found_bytes,))
+            for one in found[:MOST_MADE]
         ]
 
     def take(self, estimate: Estimate) -> None:
@@ -209,7 +245,9 @@ class _End(Generic[T]):
             if error.id not in NOT_MADE:
                 raise
             by = f", {estimate.schedule}" if estimate.schedule else ""
-            self.failed.append(Refused(estimate.shape, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT))
+            self.failed.append(
+                Refused(estimate.shape, f"{error.what}{by}", by_memory=error.exit_code == ExitCode.DOES_NOT_FIT)
+            )
             return
         plan = MadePlan(estimate, made.step_s, made.peak_bytes)
         self.plans.append(plan)
@@ -220,7 +258,8 @@ class _End(Generic[T]):
         """Returns what to say where there is no plan: what is wrong with the step, where that is so in every shape."""
         refused = [*self.failed, *self.explored.refused]
         by_memory = any(one.by_memory for one in refused)
-        refused.sort(key=lambda one: (not one.by_memory, one.least_bytes or inf))  # what needs least first, last where that is not known
+        # Those that need least memory come first, those whose need is not known come last.
+        refused.sort(key=lambda one: (not one.by_memory, one.least_bytes or inf))
         notes = tuple(f"{one.shape}: {one.why}" for one in refused[:MOST_NOTES])
         if by_memory:
             what = f"no plan {fits_text(self.setup.budget_bytes)}{self.least_known(refused[0])}"
@@ -230,7 +269,7 @@ class _End(Generic[T]):
         return self.refused_step([one.shape for one in refused]) or no_plan
 
     def least_known(self, least: Refused) -> str:
-        """Returns what the shape that needs least would have to have, as far as is known, as words behind the budget."""
+        """Returns the least memory that any shape is known to need, as words to follow the budget."""
         size = least.least_bytes
         words = format_bytes(size)
         if words == format_bytes(self.setup.budget_bytes):
@@ -239,7 +278,10 @@ class _End(Generic[T]):
         return f"; of what was looked at the least needs {about}{words}" if size else ""
 
     def refused_step(self, shapes: Sequence[PlanConfig]) -> RhinoError | None:
-        """Returns why the step itself cannot be had in any of `shapes`, by the first of them; None where in some it can."""
+        """Returns why the step itself is refused in each of `shapes`, by the error of the first.
+
+        Returns None if some shape is not refused.
+        """
         errors = []
         for shape in {(one.micro_batches, one.keep): one for one in shapes}.values():
             error = refusal(self.setup, shape)

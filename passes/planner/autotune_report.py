@@ -12,7 +12,10 @@ from rhino.ir.units import format_seconds, peak_text
 from rhino.strategies.autotune.base import CutOff, Estimate, Explored, PlanConfig, Refused
 
 SHOWN: Final = 5
-"""How many of the shapes that lost are printed, best first, and how many of those that are none; the JSON has them all."""
+"""How many of the shapes that lost are printed, best first, and how many of those that are none.
+
+The JSON has them all.
+"""
 
 NOTABLE: Final = 0.001
 """The share of a step below which a difference in one of its parts is not worth a word."""
@@ -45,9 +48,10 @@ class Lost:
 class Report:
     """A search and its end.
 
-    `made` are the plans whose programs were made and fit, `failed` the shapes of those that did not; `budget_bytes` is per device. Of a
-    deep step, shapes were compared with so many `groups` for the alike `layers` of each stretch, and what is said of plans whose programs
-    were not made is of these. Steps of programs are compared with those of programs, and estimates with estimates.
+    `made` are the plans whose programs were made and fit, `failed` the shapes of those that did not; `budget_bytes` is
+    per device. Of a deep step, shapes were compared with so many `groups` for the alike `layers` of each stretch, and
+    what is said of plans whose programs were not made is of these. Steps of programs are compared with those of
+    programs, and estimates with estimates.
     """
 
     explored: Explored
@@ -66,14 +70,17 @@ class Report:
         gap = _part(self.chosen.step_s - bound_s, self.chosen.step_s)
         ended = "" if self.explored.is_complete else "; the search was ended before its end"
         lines = [
-            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than {format_seconds(bound_s)} "
+            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than "
+            f"{format_seconds(bound_s)} "
             f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
             f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
-            f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that were planned "
+            f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that "
+            "were planned "
             f"({_counts(self.explored)}){ended}",
         ]
         lines += [
-            f"  compared with {count:,} alike layers in {self.groups} groups, each as if its layers lay alike" for count in self.layers
+            f"  compared with {count:,} alike layers in {self.groups} groups, each as if its layers lay alike"
+            for count in self.layers
         ]
         lost = self.lost()
         lines += [f"  {_named(other.estimate)}: {_step(other)}, {other.why}" for other in lost[:SHOWN]]
@@ -96,8 +103,14 @@ class Report:
         for plan in sorted(self.made, key=lambda one: one.step_s):
             best.setdefault(plan.estimate.shape, plan)
         gone = {self.chosen.estimate.shape, *best, *(one.shape for one in self.failed)}
-        found = [Lost(plan.estimate, plan, self.made_loss(plan)) for shape, plan in best.items() if shape != self.chosen.estimate.shape]
-        found += [Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.shape not in gone]
+        found = [
+            Lost(plan.estimate, plan, self.made_loss(plan))
+            for shape, plan in best.items()
+            if shape != self.chosen.estimate.shape
+        ]
+        found += [
+            Lost(one.quickest, None, self.loss(one.quickest)) for one in self.explored.ranked if one.shape not in gone
+        ]
         return sorted(found, key=lambda one: (one.step_s, one.estimate.shape))
 
     def made_loss(self, plan: MadePlan) -> str:
@@ -110,7 +123,10 @@ class Report:
         return f"{_loss(one, self.chosen.estimate)}{left}"
 
     def cut_off(self) -> list[tuple[CutOff, str]]:
-        """Returns the shapes that were not planned to their end, the fastest first, with why; without those whose programs were made."""
+        """Returns the shapes that were not planned to their end, the fastest first, each with the reason.
+
+        Shapes whose programs were made are left out.
+        """
         gone = {*(one.estimate.shape for one in self.made), *(one.shape for one in self.failed)}
         every = sorted(self.explored.cut_off, key=lambda one: one.step_s)
         return [(one, self.cut(one)) for one in every if one.shape not in gone]
@@ -140,7 +156,7 @@ class Report:
         return replace(plan, predicted=predicted, autotuning=tuning, alternatives=tuple(self.alternatives()))
 
     def alternatives(self) -> Iterator[Alternative]:
-        """Yields what else the search has found, best first, then what was not planned to its end, and what cannot be had."""
+        """Yields the alternatives: other plans, best first, then shapes that were cut off, then refused shapes."""
         for one in self.lost():
             yield Alternative(_named(one.estimate), one.step_s, one.estimate.bound_s, one.made is not None, one.why)
         for cut, why in self.cut_off():
@@ -167,7 +183,10 @@ class Report:
             "alternatives": [_lost_json(other) for other in self.lost()],
             "cut_off": [_cut_json(other) | {"why": why} for other, why in self.cut_off()],
             "refused": [_shape_json(other.shape) | {"why": other.why} for other in self.refused()],
-            "passed_over": [_shape_json(shape) | {"bound_s": bound_s} for shape, bound_s in sorted(self.explored.passed_over.items())],
+            "passed_over": [
+                _shape_json(shape) | {"bound_s": bound_s}
+                for shape, bound_s in sorted(self.explored.passed_over.items())
+            ],
         }
 
 
@@ -188,18 +207,30 @@ def _plan_json(one: Estimate) -> dict[str, Any]:
 
 def _estimate_json(one: Estimate) -> dict[str, Any]:
     """Returns the figures of a plan as it was estimated; the peaks of the ranks where it was told what they need."""
-    peaks = {"estimated_peak_bytes": [ceil(size) for size in one.peak_bytes]} if len(one.peak_bytes) == one.shape.stages else {}
+    peaks = (
+        {"estimated_peak_bytes": [ceil(size) for size in one.peak_bytes]}
+        if len(one.peak_bytes) == one.shape.stages
+        else {}
+    )
     return {"estimated_step_s": one.step_s, **peaks}
 
 
 def _lost_json(one: Lost) -> dict[str, Any]:
-    """Returns an alternative: what its programs are predicted to take, where they were made, and what it was estimated at."""
+    """Returns an alternative: its estimate, and what its programs are predicted to take if they were made."""
     made = {"predicted_step_s": one.made.step_s, "predicted_peak_bytes": list(one.made.peak_bytes)} if one.made else {}
-    return _plan_json(one.estimate) | made | _estimate_json(one.estimate) | {"bound_s": one.estimate.bound_s, "why": one.why}
+    return (
+        _plan_json(one.estimate)
+        | made
+        | _estimate_json(one.estimate)
+        | {"bound_s": one.estimate.bound_s, "why": one.why}
+    )
 
 
 def _cut_json(one: CutOff) -> dict[str, Any]:
-    """Returns a shape that was not planned to its end: its bound, and what a pipeline was estimated at where that is what was too much."""
+    """Returns a shape that was not planned to its end, with its bound.
+
+    The estimate of a pipeline is added if that was too slow.
+    """
     found = _shape_json(one.shape) | {"bound_s": one.bound_s}
     return found | {"estimated_step_s": one.estimated_s} if one.estimated_s else found
 
@@ -238,6 +269,8 @@ def _loss(one: Estimate, best: Estimate) -> str:
         ("collectives", one.collectives_s - best.collectives_s),
         ("idle time", one.idle_s - best.idle_s),
     )
-    words = [f"{_part(seconds, best.step_s):+.1%} {name}" for name, seconds in pairs if abs(seconds) > NOTABLE * best.step_s]
+    words = [
+        f"{_part(seconds, best.step_s):+.1%} {name}" for name, seconds in pairs if abs(seconds) > NOTABLE * best.step_s
+    ]
     slower = _part(one.step_s - best.step_s, best.step_s)
     return f"by estimates {abs(slower):.1%} {'slower' if slower >= 0 else 'faster'}: {', '.join(words) or 'hardly'}"

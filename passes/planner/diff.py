@@ -1,4 +1,4 @@
-"""Two plans compared: what is placed differently, what is sent differently, and what that costs; the costliest first."""
+"""Two plans compared: what is placed or sent differently, and what that costs, the costliest first."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def _totals(a: Plan, b: Plan) -> Iterator[str]:
     if a.execution and b.execution:
         yield from _moved("transfers", _transferred(a.execution), _transferred(b.execution))
         yield from _moved(
-            "collectives", *(total_counts([stats for _, stats in collectives_by_task(one)]) for one in (a.execution, b.execution))
+            "collectives",
+            *(total_counts([stats for _, stats in collectives_by_task(one)]) for one in (a.execution, b.execution)),
         )
 
 
@@ -85,9 +86,10 @@ def _transferred(execution: Execution) -> tuple[int, int]:
 
 
 def _tensors(side: str, a: Plan, b: Plan) -> Iterator[str]:
-    """Yields the tensors that are placed differently, the largest first; those that differ in numbers of their names alone together.
+    """Yields the tensors that are placed differently, the largest first.
 
-    Results that are an argument's next value are placed as it is, and are left out.
+    Tensors whose names differ in numbers alone are one line. Results that are an argument's next value are left out:
+    they are placed as the argument is.
     """
     both = [plan.arguments if side == "argument" else new_results(plan) for plan in (a, b)]
     then, now = ({one.path: one for one in tensors} for tensors in both)
@@ -99,7 +101,9 @@ def _tensors(side: str, a: Plan, b: Plan) -> Iterator[str]:
             size = max(one.num_bytes for one in (old, new) if one is not None)
             words = f"{side} {folded(path)}: {_placement(old, is_ranked)} -> {_placement(new, is_ranked)}"
             sizes.setdefault(words, []).append(size)
-    yield from _shown([(-sum(each), f"{words} ({len(each)} of them)" if len(each) > 1 else words) for words, each in sizes.items()])
+    yield from _shown(
+        [(-sum(each), f"{words} ({len(each)} of them)" if len(each) > 1 else words) for words, each in sizes.items()]
+    )
 
 
 def _costs(a: Sharding, b: Sharding) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Evaluate the shapes of whole plans: what each comes to, by planning its shardings and estimating its stages.
 
-A step is normalized once, taken in micro-batches once for each number of them, and planned once for each mesh of a rank. What a shape comes
-to is the search's own cost and memory of that plan; if it is a pipeline, as its stages and schedule have it.
+A step is normalized once, taken in micro-batches once for each number of them, and planned once for each mesh of a
+rank. What a shape comes to is the search's own cost and memory of that plan; if it is a pipeline, as its stages and
+schedule have it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,18 @@ from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.registry import Item, before_choice
 from rhino.passes.sharding.problem import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.autotune.base import KEPT, MOST, NEARLY, CutOff, Estimate, Outcome, PlanConfig, Refused, Space, may_fit
+from rhino.strategies.autotune.base import (
+    KEPT,
+    MOST,
+    NEARLY,
+    CutOff,
+    Estimate,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Space,
+    may_fit,
+)
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import make_plan
 from rhino.strategies.choice.plan_costs import op_seconds
@@ -57,7 +69,10 @@ LIMITS: Final = Limits(prices=12, gap=1e-2, exact_below_states=0, rounds=(4,))
 
 
 GROUPS: Final = 64
-"""In how many groups alike layers are planned at least, where there are twice as many or more; and in two for each device."""
+"""In how many groups alike layers are planned at least, where there are twice as many or more.
+
+And in two for each device.
+"""
 
 CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
 """Options that are constraints on how tensors lie and ops run."""
@@ -66,18 +81,25 @@ _BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
-"""What a pipeline takes by some schedules, best first: the seconds of a step, the schedule, its tasks, and what its stages come to."""
+"""What a pipeline takes by some schedules, best first.
+
+The seconds of a step, the schedule, its tasks, and what its stages come to.
+"""
 
 MOST_OPS: Final = 500_000
-"""How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last: large ones take memory."""
+"""How many ops there may be in the steps that an evaluator keeps as it has read them, beside the last.
+
+Large ones take memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What shapes are evaluated for: the step as bytecode, and the options of the passes, by name, as `before_choice` takes them.
+    """What shapes are evaluated for.
 
-    `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded. Stages are cut within
-    one of `tolerances` of the best balance.
+    `module` is the step as bytecode, and `options` are those of the passes, by name, as `before_choice` takes them.
+    `layers` is the number of alike layers in each stretch of the step that `groups` stands for, where it is folded.
+    Stages are cut within one of `tolerances` of the best balance.
     """
 
     module: bytes
@@ -92,7 +114,10 @@ class Setup:
 
 
 def folded(setup: Setup) -> Setup:
-    """Returns a setup in which one layer of a deep step stands for several; the same where there are few, or names are spoken of."""
+    """Returns a setup in which one layer of a deep step stands for several.
+
+    Returns the same setup if there are few layers, or if options refer to names.
+    """
     if any(setup.options.get(name) for name in _BY_NAME) or BOUNDARY.encode() in setup.module:
         return setup
     context, remarks = make_context(), Remarks(setup.file)
@@ -105,7 +130,10 @@ def folded(setup: Setup) -> Setup:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates shapes one after the other, and keeps what several have in common; in `folder`, for other processes too."""
+    """Evaluates shapes one after the other, and keeps what several have in common.
+
+    In `folder` it is kept for other processes too.
+    """
 
     setup: Setup
     folder: Path | None = None
@@ -125,7 +153,10 @@ class Evaluator:
         self.rematerializer = Rematerializer(self.context)
 
     def outcome(self, shape: PlanConfig, cutoff_s: float = inf) -> Outcome:
-        """Returns what a shape comes to; it is not planned to its end where it is proven to take no less than `cutoff_s`."""
+        """Returns the outcome of a shape.
+
+        The shape is not planned to its end once it is proven to take at least `cutoff_s`.
+        """
         try:
             target = self.target(shape)
             with self.context:
@@ -135,7 +166,10 @@ class Evaluator:
             return Refused(shape, error.what, by_memory=False)
 
     def program(self, shape: PlanConfig, target: Target) -> tuple[ir.Module, Program]:
-        """Returns the step of a shape, which lasts as long as its module; one in which no axis is spoken of is read once for all meshes."""
+        """Returns the step of a shape, which lasts as long as its module.
+
+        A step that refers to no mesh axis is read once for all meshes.
+        """
         key = (shape.micro_batches, shape.keep)
         found = self.programs.pop(key, None)
         if found is None:
@@ -151,16 +185,20 @@ class Evaluator:
     def prepared(self, shape: PlanConfig) -> ir.Module:
         """Returns the step in so many micro-batches, ready for the choice of shardings.
 
-        To divide it is most of the work, and the same whatever is kept for the backward pass. What is pinned comes last and is not kept, so
-        that evaluators that differ in it may share a folder.
+        To divide it is most of the work, and the same whatever is kept for the backward pass. What is pinned comes last
+        and is not kept, so that evaluators that differ in it may share a folder.
         """
-        *rewriting, populate, pin = before_choice({**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)})
+        *rewriting, populate, pin = before_choice(
+            {**self.setup.options, "cluster": self.setup.cluster, **named_options(shape)}
+        )
         again = [one for one in rewriting if isinstance(one, Rematerialize)]
         others = [one for one in rewriting if not isinstance(one, Rematerialize)]
         at = next((number for number, one in enumerate(others) if isinstance(one, MicroBatch)), 0)
         step = self.made("step", self.setup.module, others[:at]) if at else self.setup.module
         divided = self.made(f"{shape.micro_batches}", step, others[at:])
-        module = ir.Module.parse(self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate]), self.context)
+        module = ir.Module.parse(
+            self.made(f"{shape.micro_batches}-{shape.keep:g}", divided, [*again, populate]), self.context
+        )
         build_pass_manager([pin], self.context, Remarks(self.setup.file)).run(module.operation)
         return module
 
@@ -246,7 +284,9 @@ class Evaluator:
         if isinstance(free, Unsolved):
             return Refused(shape, "no choice of shardings was found", by_memory=False)
         # Of several ranks rows decide, which count the micro-batches in flight.
-        answer = _heard(fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free))
+        answer = _heard(
+            fit(search, budget, free, peak_of(choice), cutoff_s) if ranks == 1 else search.within(budget, free)
+        )
         if not isinstance(answer, Answer):
             if isinstance(answer, Unsolved) and answer.bound / ranks >= cutoff_s:
                 return CutOff(shape, answer.bound / ranks, free_s, by_memory=True)
@@ -266,31 +306,47 @@ class Evaluator:
         return outcome
 
     def is_slow(self, timed: Timed, ahead: Timed, cutoff_s: float) -> bool:
-        """Says whether a pipeline takes `cutoff_s` or longer by every schedule, but for those that run ahead and need too much for that."""
+        """Says whether a pipeline takes `cutoff_s` or longer by every schedule that may be used.
+
+        A schedule that runs ahead may not be used if it needs too much memory.
+        """
         if not timed or timed[0][0] < cutoff_s:
             return False
         quick = [(order, cut.needs) for step_s, _, order, cut in ahead if step_s < cutoff_s]
         budget_bytes = self.setup.budget_bytes
         return not any(max(needs.peak_bytes(order, NEARLY * budget_bytes)) <= budget_bytes for order, needs in quick)
 
-    def with_memory(self, shape: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float) -> tuple[Choice, Problem] | Refused:
-        """Returns a choice with what it keeps in memory, and as a problem with what all ranks hold; not where that cannot fit."""
+    def with_memory(
+        self, shape: PlanConfig, choice: Choice, loop: Loop | None, free_bound_s: float
+    ) -> tuple[Choice, Problem] | Refused:
+        """Returns a choice with its memory rows, and the problem for the memory of all ranks together.
+
+        Returns a refusal if the problem cannot fit.
+        """
         ranks = shape.stages
         choice = choice.with_memory()
         problem = choice.problem
         if ranks > 1 and loop is not None:
             problem = several_in_flight(choice, loop, min(shape.micro_batches, ranks))
         least = float(problem.least_memory().max(initial=0.0)) / ranks
-        if least > self.setup.budget_bytes * (1 if ranks > 1 else NEARLY):  # of one stage programs are told, which may need less than rows
+        # A plan in one stage is judged by its programs, which may need less than rows.
+        if least > self.setup.budget_bytes * (1 if ranks > 1 else NEARLY):
             return Refused(shape, f"needs about {format_bytes(least)} per device", True, free_bound_s, least)
         return choice, problem
 
     def in_stages(
-        self, shape: PlanConfig, problem: Problem, answer: Answer, bounds: tuple[float, float], timed: Timed, cutoff_s: float
+        self,
+        shape: PlanConfig,
+        problem: Problem,
+        answer: Answer,
+        bounds: tuple[float, float],
+        timed: Timed,
+        cutoff_s: float,
     ) -> Outcome:
         """Returns what a sharded step comes to as a pipeline, with the best of the schedules that fit.
 
-        What a schedule needs is most of the work to tell. It is not told where the step takes `cutoff_s` or longer.
+        Most of the work is to find the memory that a schedule needs. It is not done where the step takes `cutoff_s` or
+        longer.
         """
         if not timed:
             return Refused(shape, f"it cannot be cut in {shape.stages} stages", by_memory=False)
@@ -307,15 +363,17 @@ class Evaluator:
         nearly = tuple([one for one in found if may_fit(one, budget_bytes)])
         if len(quick) == len(timed):
             return Refused(shape, why, True, bounds[1], needed, nearly)
-        if quick and needed * KEPT <= budget_bytes:  # what others need is not known, so that more micro-batches may fit at once
+        if quick and needed * KEPT <= budget_bytes:
+            # What others need is not known, so that more micro-batches may fit at once.
             return Refused(shape, f"{why} by a schedule that is quick enough", True, bounds[1], nearly=nearly)
         estimated_s = timed[len(quick)][0]  # by a schedule that may fit: no quicker one does, whatever is kept
         return CutOff(shape, *bounds, by_memory=bounds[0] > bounds[1], estimated_s=estimated_s, plans=nearly)
 
     def with_ahead(self, plain: Estimate, found: list[Estimate], ahead: Timed) -> Estimate:
-        """Returns the estimate of a shape with what was `found` by schedules that run ahead: the best that is quicker and fits, and others.
+        """Returns the estimate of a shape with what was `found` by schedules that run ahead.
 
-        Those are made where the programs of better ones come to more than they are estimated at.
+        The best one that is faster and fits is its `ahead`; the rest join its `others`. Those are made where the
+        programs of better ones come to more than they are estimated at.
         """
         others = list(plain.others)
         for one, (_, _, order, cut) in zip(found, ahead, strict=True):
@@ -331,13 +389,16 @@ class Evaluator:
         return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
 
     def timed(self, shape: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
-        """Returns what a sharded step takes as a pipeline by each schedule, none where it cannot be cut; those apart that run ahead.
+        """Returns the seconds of a sharded step as a pipeline by each schedule.
 
-        Shapes are compared by the others. What runs ahead needs so much that most that it would keep in the race are too large in the end.
-        Where it is all that is asked for it is no other's.
+        Schedules that run ahead are returned apart from the others. There are none where the step cannot be cut. Shapes
+        are compared by schedules that do not run ahead. What runs ahead needs so much memory that most shapes it would
+        keep in the race are too large in the end. If only schedules that run ahead are requested, they are not apart.
         """
         outer = mesh_axes(self.cluster, (shape.stages, *shape.mesh))[0]
-        sharded = Sharded(make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states))
+        sharded = Sharded(
+            make_plan(choice, states), choice.model, loop, op_seconds(choice, states), choice.problem.cost(states)
+        )
         cuts = StageEstimates(sharded, shape.micro_batches, outer.link, self.setup.tolerances)
         found: Timed = []
         ahead: Timed = []
@@ -351,7 +412,10 @@ class Evaluator:
 
 
 def refusal(setup: Setup, shape: PlanConfig) -> RhinoError | None:
-    """Returns the error of the step itself, in so many micro-batches and recomputed so, whatever the devices; None where there is none."""
+    """Returns the error of the step itself, whatever the devices; None if there is none.
+
+    The step is taken in micro-batches and recomputed as in the shape.
+    """
     try:
         Evaluator(setup).prepared(shape)
     except RhinoError as error:
@@ -359,7 +423,9 @@ def refusal(setup: Setup, shape: PlanConfig) -> RhinoError | None:
     return None
 
 
-def _estimates(shape: PlanConfig, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]) -> list[Estimate]:
+def _estimates(
+    shape: PlanConfig, problem: Problem, states: Ints, timed: Timed, bounds: tuple[float, float]
+) -> list[Estimate]:
     """Returns what a shape comes to by each schedule, best first, without what that needs."""
     _, collectives_s = (seconds / shape.stages for seconds in _shares(problem, states))
     found = []
@@ -388,12 +454,21 @@ def named_options(shape: PlanConfig) -> dict[str, str]:
 
 
 def _none_that_fits(shape: PlanConfig, found: Infeasible | Unsolved, free_bound_s: float) -> Refused:
-    """Returns the refusal of a shape of which no choice fits, with the least program that was found, which one stage alone has."""
+    """Returns the refusal of a shape of which no choice fits.
+
+    Where it has one stage, the refusal has the size of the least program that was found.
+    """
     why = "no choice of shardings that is predicted to fit was found"
     least = (found.found_bytes if isinstance(found, Infeasible) else found.peak_bytes) if shape.stages == 1 else None
     if least is None:
         return Refused(shape, why, True, free_bound_s)
-    return Refused(shape, f"{why}; the least has a {PEAK} of {format_bytes(least)} per device", True, free_bound_s, found_bytes=least)
+    return Refused(
+        shape,
+        f"{why}; the least has a {PEAK} of {format_bytes(least)} per device",
+        True,
+        free_bound_s,
+        found_bytes=least,
+    )
 
 
 def _says_nothing_of_axes(graph: Graph) -> bool:
@@ -415,7 +490,10 @@ def _least_cost_s(problem: Problem) -> float:
 
 
 def _heard(found: Answer | Infeasible | Unsolved) -> Answer | Infeasible | Unsolved:
-    """Returns what the search of shardings came to. If it was interrupted it made do with what it had: the search of shapes ends, too."""
+    """Returns what the search of shardings came to.
+
+    If it was interrupted it made do with what it had: the search of shapes ends, too.
+    """
     if isinstance(found, Answer) and found.is_interrupted:
         raise KeyboardInterrupt
     return found
@@ -459,10 +537,12 @@ def make_space(
 
 
 def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
-    """Returns the numbers of micro-batches that there may be: the divisors of the batch; 1 alone if there is no batch."""
+    """Returns the possible numbers of micro-batches: the divisors of the batch, or 1 alone if there is no batch."""
     try:
         with module.context, ir.Location.unknown():
-            size = batch_size(module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options})
+            size = batch_size(
+                module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options}
+            )
     except RhinoError:
         return (1,)
     return tuple(number for number in range(1, size + 1) if size % number == 0)
@@ -482,10 +562,11 @@ APART: Final = 1.9
 
 
 def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the meshes that are searched for a rank, where each rank has as many devices: of two axes, if there are such.
+    """Returns the meshes that are searched for a rank, where each rank has as many devices.
 
-    On devices of one level the order of the axes says little, and two axes do whatever one does: then it is one mesh for each way to write
-    the number as a product. What one axis, or the other order, has in its favour is looked at for the best plans (`Space.kin`).
+    They have two axes where the number of devices is a product. On devices of one level the order of the axes says
+    little, and two axes do whatever one does: then it is one mesh for each product of two factors that gives the
+    number. What one axis, or the other order, has in its favour is looked at for the best plans (`Space.kin`).
     """
     size = cluster.num_devices // num_ranks
     pairs = [(outer, size // outer) for outer in range(2, size) if size % outer == 0]
@@ -498,5 +579,11 @@ def rank_meshes(cluster: Cluster, num_ranks: int) -> tuple[tuple[int, ...], ...]
 def arithmetic_s(graph: Graph, cluster: Cluster) -> float:
     """Returns the seconds of a step's products, each at the full rate of all devices: no plan is faster."""
     counts: list[float] = np.bincount(graph.op_class, graph.times(), len(graph.classes)).tolist()
-    works = [(count * cls.flops, cls.operands[0].dtype) for count, cls in zip(counts, graph.classes, strict=True) if cls.operands]
-    return sum(flops / cluster.device.matmul_flops_per_s(dtype) for flops, dtype in works if flops) / cluster.num_devices
+    works = [
+        (count * cls.flops, cls.operands[0].dtype)
+        for count, cls in zip(counts, graph.classes, strict=True)
+        if cls.operands
+    ]
+    return (
+        sum(flops / cluster.device.matmul_flops_per_s(dtype) for flops, dtype in works if flops) / cluster.num_devices
+    )

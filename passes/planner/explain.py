@@ -1,4 +1,7 @@
-"""A plan in words: what it comes to, and where time and memory go, the largest first. A section of which nothing is known is left out."""
+"""A plan in words: what it comes to, and where time and memory go, the largest first.
+
+A section of which nothing is known is left out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from rhino.passes.planner.plan_rows import (
 from rhino.passes.planner.tables import more, section, table
 from rhino.strategies.pipeline.simulate import Simulation
 
-# Characters of how an op runs; a loop's return has a spec for each value that it carries, and one row would make all as wide.
+# Characters of how an op runs; a loop's return has a spec for each value that it carries, and one row would make all as
+# wide.
 _HOW_WIDTH: Final = 90
 
 
@@ -36,7 +40,11 @@ def explain_text(plan: Plan, num_rows: int = 20) -> str:
     execution, sharding = plan.execution, plan.sharding
     simulation = simulation_of(execution) if execution else None
     if execution and simulation:
-        lines += [*_ranks(plan, simulation), *_programs(execution, num_rows), *_transfers(execution, simulation, num_rows)]
+        lines += [
+            *_ranks(plan, simulation),
+            *_programs(execution, num_rows),
+            *_transfers(execution, simulation, num_rows),
+        ]
     lines += _tensors(plan, num_rows)
     if sharding:
         lines += [*_works(plan, sharding, num_rows), *_collectives(sharding, num_rows), *_memory(sharding, num_rows)]
@@ -46,7 +54,9 @@ def explain_text(plan: Plan, num_rows: int = 20) -> str:
 
 def summary_text(plan: Plan) -> str:
     """Returns what a plan comes to in four lines, as its file says."""
-    return "\n".join([*totals(plan), f"  {len(plan.arguments)} arguments, {len(plan.results)} results; explain() has more"])
+    return "\n".join(
+        [*totals(plan), f"  {len(plan.arguments)} arguments, {len(plan.results)} results; explain() has more"]
+    )
 
 
 def totals(plan: Plan) -> list[str]:
@@ -123,7 +133,11 @@ def _programs(execution: Execution, num_rows: int) -> list[str]:
 
 def _transfers(execution: Execution, simulation: Simulation, num_rows: int) -> list[str]:
     rows = [
-        (format_seconds(one.seconds), format_bytes(one.num_bytes), f"{one.count} from rank {one.source} to {one.target}")
+        (
+            format_seconds(one.seconds),
+            format_bytes(one.num_bytes),
+            f"{one.count} from rank {one.source} to {one.target}",
+        )
         for one in transfers_of(execution, simulation)
     ]
     title = "transfers: seconds and bytes in a step, from each device of one rank to one of the other"
@@ -132,7 +146,10 @@ def _transfers(execution: Execution, simulation: Simulation, num_rows: int) -> l
 
 def _tensors(plan: Plan, num_rows: int) -> list[str]:
     arguments = _tensor_section(plan, "arguments", plan.arguments, num_rows)
-    return [*arguments, *_tensor_section(plan, "results that are no argument's next value", new_results(plan), num_rows)]
+    return [
+        *arguments,
+        *_tensor_section(plan, "results that are no argument's next value", new_results(plan), num_rows),
+    ]
 
 
 def _tensor_section(plan: Plan, title: str, tensors: Sequence[Tensor], num_rows: int) -> list[str]:
@@ -161,7 +178,10 @@ def _works(plan: Plan, sharding: Sharding, num_rows: int) -> list[str]:
         )
         for one in sharding.works
     ]
-    title = "ops: seconds of compute and of the collectives that they wait for, and bytes of their results, per step and device"
+    title = (
+        "ops: seconds of compute and of the collectives that they wait for, and bytes of their results, per step and "
+        "device"
+    )
     return section(title, rows, num_rows, head)
 
 
@@ -184,7 +204,9 @@ def _collectives(sharding: Sharding, num_rows: int) -> list[str]:
 
 def _memory(sharding: Sharding, num_rows: int) -> list[str]:
     memory = sharding.memory
-    rows = [(format_bytes(one.num_bytes), f"{one.count} x {one.kind}", one.name) for one in memory.alive if one.num_bytes]
+    rows = [
+        (format_bytes(one.num_bytes), f"{one.count} x {one.kind}", one.name) for one in memory.alive if one.num_bytes
+    ]
     where = f", in {memory.peak_op}" if memory.peak_op else ""
     title = f"alive at the peak (time {memory.peak_time} of {memory.num_times}{where}), bytes per device:"
     return section(title, rows, num_rows)

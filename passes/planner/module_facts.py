@@ -38,9 +38,9 @@ RESULT_INFO: Final = "jax.result_info"
 
 
 def normalize(module: ir.Module, name: str, passes: Sequence[Item], remarks: Remarks, *, is_rewritten: bool) -> Source:
-    """Runs the passes before shardings are chosen, of which the first normalizes; returns what binds a plan to `module`.
+    """Runs the passes that precede the choice of shardings, and returns what binds a plan to `module`.
 
-    If the others rewrite it, the plan is of what they leave.
+    The first of them normalizes. If the others rewrite the module, the plan is bound to what they leave.
     """
     before = digest(module)
     build_pass_manager(passes[:1], module.context, remarks).run(module.operation)
@@ -76,7 +76,10 @@ def _result_name(attributes: Attributes, number: int) -> str:
 
 
 def keep_unsplit(module: ir.Module, name: str, unsplit: Unsplit, chooser: ChooseShardings, remarks: Remarks) -> None:
-    """Keeps the last dims of some arguments and results from being split. Raises RHI-MESH-002 where the mesh is left open."""
+    """Keeps the last dims of some arguments and results from being split.
+
+    Raises RHI-MESH-002 where the mesh is left open.
+    """
     if not any(unsplit.values()):
         return
     if chooser.mesh == AUTO and module_mesh(module.operation) is None:
@@ -109,6 +112,9 @@ def digest(module: ir.Module) -> str:
 
 
 def given_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Returns what a plan keeps of the options of passes: not what it says itself, the cluster, and what follows from these."""
+    """Returns the options of passes that a plan keeps.
+
+    Left out are the cluster, what the plan records itself, and what follows from these.
+    """
     own = ("cluster", "mesh", "budget", "num", "stages", "ranks", "schedule", "split-backward")
     return {name: text for name, text in options.items() if text and name not in own}

@@ -1,6 +1,7 @@
-"""From a module to its plan in one program: what `auto-shard` chooses, with what binds the choice to the module and what it costs.
+"""From a module to its plan in one program: the choice of `auto-shard`, what binds it to the module, and its costs.
 
-Errors    those of the passes of `auto-shard`; RHI-MESH-002 where the mesh is left open, and some dims must not be split.
+Errors    those of the passes of `auto-shard`; RHI-MESH-002 where the mesh is left open, and some dims must not be
+          split.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Found:
     solver: Solver
 
 
-def search(module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks, unsplit: Unsplit | None = None) -> Found:
+def search(
+    module: ir.Module, name: str, options: Mapping[str, str], remarks: Remarks, unsplit: Unsplit | None = None
+) -> Found:
     """Returns the best plan for `module`, which is annotated with it; `name` is how it is called.
 
     `options` are those of the passes, by name: of `auto-shard`, and of micro-batches.

@@ -1,4 +1,7 @@
-"""What a plan costs, op by op and tensor by tensor, in the words of the program's owner; rows that are alike but for numbers are one."""
+"""What a plan costs, op by op and tensor by tensor, in the words of the program's owner.
+
+Rows that differ in numbers alone are one row.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,18 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.graph import TensorType
 from rhino.ir.graph.spec import num_parts
 from rhino.ir.mlir.locations import name_of, place_of
-from rhino.ir.plan.plan import Alternative, Annotations, Cost, Memory, PeakTensor, Sharding, Work, folded, kind_of, layout_text
+from rhino.ir.plan.plan import (
+    Alternative,
+    Annotations,
+    Cost,
+    Memory,
+    PeakTensor,
+    Sharding,
+    Work,
+    folded,
+    kind_of,
+    layout_text,
+)
 from rhino.ir.program.program import Program
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import ShardingPlan, Transfer
@@ -78,7 +92,10 @@ class PlanCosts:
             cost = self._cost(one, seconds)
             key = (cost.kind, folded(cost.tensor), folded(cost.reader), cost.line, cost.num_bytes // cost.count)
             found.setdefault(key, []).append(cost)
-        together = [_together(ones, ("count", "num_bytes", "seconds"), tensor=key[1], reader=key[2]) for key, ones in found.items()]
+        together = [
+            _together(ones, ("count", "num_bytes", "seconds"), tensor=key[1], reader=key[2])
+            for key, ones in found.items()
+        ]
         return tuple(sorted(together, key=lambda one: (-one.seconds, one.tensor, one.reader, one.kind, one.line)))
 
     def works(self) -> tuple[Work, ...]:
@@ -96,12 +113,17 @@ class PlanCosts:
                 found.setdefault((work.kind, folded(work.name), work.line, work.shares, work.how), []).append(work)
         sums = ("count", "compute_s", "collectives_s", "num_bytes")
         together = [_together(ones, sums, name=key[1]) for key, ones in found.items()]
-        return tuple(sorted(together, key=lambda one: (-one.compute_s - one.collectives_s, one.name, one.kind, one.line, one.how)))
+        return tuple(
+            sorted(
+                together, key=lambda one: (-one.compute_s - one.collectives_s, one.name, one.kind, one.line, one.how)
+            )
+        )
 
     def compute_s(self) -> list[float]:
-        """Returns the seconds in which each op computes, in a step [ops]; a scalar's sum, which the search counts there, is none of it.
+        """Returns the seconds in which each op computes, in a step [ops].
 
-        What a loop starts with that depends on constants alone is written by the loop.
+        The sum of a scalar over devices, which the search counts there, is not included. A loop's start that depends on
+        constants alone counts as written by the loop.
         """
         problem, graph, found = self.choice.problem, self.plan.graph, [0.0] * self.plan.graph.num_ops
         for number, (node, table) in enumerate(zip(self.choice.nodes, problem.node_table.tolist(), strict=True)):
@@ -128,9 +150,15 @@ class PlanCosts:
         if len(held) > MOST_HELD:
             rest = replace(_together(held[MOST_HELD:], ("count", "num_bytes")), name="others", kind="")
             held = [*held[:MOST_HELD], rest]
-        starts = np.unique(np.linspace(0, len(alive), min(MOST_POINTS, len(alive)), endpoint=False, dtype=np.int64)).tolist()
-        points = [start + int(alive[start:end].argmax()) for start, end in zip(starts, [*starts[1:], len(alive)], strict=True)]
-        return Memory(len(alive), peak, self._running(peak), tuple((time, int(alive[time])) for time in points), tuple(held))
+        starts = np.unique(
+            np.linspace(0, len(alive), min(MOST_POINTS, len(alive)), endpoint=False, dtype=np.int64)
+        ).tolist()
+        points = [
+            start + int(alive[start:end].argmax()) for start, end in zip(starts, [*starts[1:], len(alive)], strict=True)
+        ]
+        return Memory(
+            len(alive), peak, self._running(peak), tuple((time, int(alive[time])) for time in points), tuple(held)
+        )
 
     def named(self, op: int) -> Named:
         """Returns what an op is called."""
@@ -147,7 +175,10 @@ class PlanCosts:
         return self.plan.graph.arguments[value].name if op < 0 else self.named(op).name
 
     def how(self, op: int, state: State) -> str:
-        """Returns how an op's operands are needed (those of a fusible one as its results come), and how its results come."""
+        """Returns the shardings that an op needs its operands in, and those of its results.
+
+        For a fusible op both are the same, and are given once.
+        """
         cls = self.plan.graph.cls(op)
         results = self._layouts(state.result_specs, cls.results)
         return results if cls.fusible else f"{self._layouts(state.operand_specs, cls.operands)} -> {results}"
@@ -181,7 +212,9 @@ class PlanCosts:
         op = int(self.plan.graph.value_op[one.value]) if one.reader is None else one.reader
         reader = self.named(one.reader).name if one.reader is not None else ""
         line = self.named(op).line if op >= 0 else ""
-        return Cost(one.move.kind, one.times, one.times * one.move.num_bytes, seconds, self.tensor(one.value), reader, line)
+        return Cost(
+            one.move.kind, one.times, one.times * one.move.num_bytes, seconds, self.tensor(one.value), reader, line
+        )
 
     def _work(self, op: int, times: int, compute_s: float, collectives_s: float) -> Work:
         graph, state = self.plan.graph, self.plan.ops[op]
@@ -198,7 +231,10 @@ class PlanCosts:
         for row in np.flatnonzero((nodes.start <= time) & (nodes.end >= time)).tolist():
             owner = int(nodes.owner[row])
             name, kind = self._node(self.choice.nodes[owner])
-            if self.choice.nodes[owner].kind == "argument" and (nodes.start[row], nodes.end[row]) != (0, problem.num_times - 1):
+            if self.choice.nodes[owner].kind == "argument" and (nodes.start[row], nodes.end[row]) != (
+                0,
+                problem.num_times - 1,
+            ):
                 kind = f"{kind}, beside the old one"
             yield PeakTensor(name, kind, 1, int(problem.tables[nodes.table[row]][states[owner]]))
         for row in np.flatnonzero((edges.start <= time) & (edges.end >= time)).tolist():
@@ -220,7 +256,9 @@ class PlanCosts:
     def _running(self, time: int) -> str:
         """Returns the op that computes at a time, where the residents tell."""
         residents = self.kept[0].node_residents
-        for row in np.flatnonzero((residents.start <= time) & (residents.end >= time) & (residents.end <= time + 1)).tolist():
+        for row in np.flatnonzero(
+            (residents.start <= time) & (residents.end >= time) & (residents.end <= time + 1)
+        ).tolist():
             node = self.choice.nodes[int(residents.owner[row])]
             if node.kind == "op":
                 return " at ".join(part for part in self.named(node.number) if part)
@@ -233,7 +271,10 @@ def plan_costs(statistics: Mapping[str, Any]) -> PlanCosts:
 
 
 def other_meshes(statistics: Mapping[str, Any]) -> tuple[Alternative, ...]:
-    """Returns the meshes that `ChooseShardings` looked at and did not take, best first; what it left in `Remarks.statistics` tells."""
+    """Returns the meshes that `ChooseShardings` evaluated and did not choose, best first.
+
+    `statistics` are those that it left in `Remarks.statistics`.
+    """
     found = []
     for target, outcome in statistics["tried"]:
         what = f"mesh {target.mesh}"

@@ -32,7 +32,10 @@ class AlikeTensors:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRuns:
-    """A program: on which rank it runs, what it is for, how often in a step, and the seconds and temporary bytes of a run on a device."""
+    """The runs of a program on a rank: their phase, their stage, and how many there are in a step.
+
+    The seconds and temporary bytes are those of one run on one device.
+    """
 
     rank: int
     name: str
@@ -45,7 +48,10 @@ class ProgramRuns:
 
 @dataclass(frozen=True, slots=True)
 class TransferRow:
-    """Transfers from one rank to another: their number, their bytes from a device of one to a device of the other, and their seconds."""
+    """Transfers from one rank to another: their number, bytes and seconds.
+
+    The bytes go from one device of the source to one device of the target.
+    """
 
     source: int
     target: int
@@ -99,7 +105,10 @@ def stats_of(costs: Iterable[Cost]) -> CollectiveStats:
 
 
 def program_runs(execution: Execution) -> list[ProgramRuns]:
-    """Returns the programs of a step, those that take longest first; one that runs on several ranks is there for each."""
+    """Returns the programs of a step, those that take longest first.
+
+    A program that runs on several ranks has a row for each.
+    """
     step = execution.step
     runs = [one for one in step.instructions if isinstance(one, Run)]
     counted = Counter((one.program, rank_of(step, one), one.task.phase, one.task.stage) for one in runs)
@@ -142,7 +151,9 @@ def collectives_by_task(execution: Execution) -> list[tuple[str, CollectiveStats
     for one in step.instructions:
         if isinstance(one, Run):
             if one.program not in own:
-                own[one.program] = module_stats(ir.Module.parse(execution.modules[step.programs[one.program].module], context))
+                own[one.program] = module_stats(
+                    ir.Module.parse(execution.modules[step.programs[one.program].module], context)
+                )
             task = f"{one.task.phase} of stage {one.task.stage}"
             found[task] = found.get(task, EMPTY) + own[one.program]
     return [(task, stats) for task, stats in found.items() if stats.counts]

@@ -14,7 +14,10 @@ from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedul
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan of which nothing is open. Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages."""
+    """A plan of which nothing is open.
+
+    Without a `schedule` it has one stage; `mesh` is that of a rank, which has `chunks` stages.
+    """
 
     stages: int
     chunks: int
@@ -26,11 +29,14 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a plan is to be; what is None (an empty schedule, no shares) is open, or left to its default where nothing is searched.
+    """The plan that is requested.
 
-    `stages` are those of the model, of which a schedule may put several on a rank; `mesh` is that of a rank, to be searched for
-    where `searches_mesh`. `budget_bytes` are per device. `remat` is the share of the activation stash that is recomputed, one
-    for all stages or one for each. `options` are others of the passes, by name: the level, and constraints on tensors and ops.
+    What is None (an empty schedule, no shares) is open, or left to its default where nothing is searched.
+
+    `stages` are those of the model, of which a schedule may put several on a rank; `mesh` is that of a rank, to be
+    searched for where `searches_mesh`. `budget_bytes` are per device. `remat` is the share of the activation stash that
+    is recomputed, one for all stages or one for each. `options` are others of the passes, by name: the level, and
+    constraints on tensors and ops.
 
     In a search a strategy looks at `candidates` plans at most, in `jobs` processes (None: one a core).
     """

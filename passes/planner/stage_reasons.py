@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rhino.strategies.pipeline.stages.cut import StageAnswer
 
 _MOST_CUT: Final = 20_000
-"""Nodes, each as often as there are stages and as the stages are cut anew, to say what it costs to have something elsewhere."""
+"""Nodes, each as often as there are stages and as the stages are cut anew, to say what it costs to have something
+elsewhere."""
 
 
 @dataclass(eq=False)
@@ -58,7 +59,7 @@ class StagePlaces:
         return f"stage {stage}, rank {self.rank_of_stage.get(stage, stage)}"
 
     def notes(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """Returns what it takes to have some nodes of the choice in the stages beside their own, everything else cut anew."""
+        """Returns what it costs to put nodes of the choice in neighbouring stages, with everything else cut anew."""
         nodes = self._stage_nodes(numbers)
         problem = self.staging.problem
         stages = sorted(set(problem.device(self.answer.stage[nodes]).tolist())) if len(nodes) else []
@@ -68,7 +69,11 @@ class StagePlaces:
             return (f"in stage {stages[0]}: boundaries in the model say so",)
         others = [stage for stage in (stages[0] - 1, stages[0] + 1) if 0 <= stage < problem.num_stages]
         self.left -= len(others) * problem.num_nodes * problem.num_stages
-        return tuple(f"in stage {stage} instead of {stages[0]}: {self._moved(nodes, stage)}" for stage in others) if self.left >= 0 else ()
+        return (
+            tuple(f"in stage {stage} instead of {stages[0]}: {self._moved(nodes, stage)}" for stage in others)
+            if self.left >= 0
+            else ()
+        )
 
     def _stage_nodes(self, numbers: Sequence[int]) -> Ints:
         """Returns the nodes of the problem of stages for nodes of the choice: for arguments, those that read them."""
@@ -79,7 +84,8 @@ class StagePlaces:
                 inside = zip(graph.results(loop.op), graph.operands(loop.op).tolist(), strict=True)
                 values |= {carried for carried, source in inside if source in values}
             ops = [op for op in range(graph.num_ops) if values & set(graph.operands(op).tolist())]
-        elif nodes[0].kind == "op" and "remat" not in self.plan.options:  # what is recomputed has changed the numbers of ops
+        elif nodes[0].kind == "op" and "remat" not in self.plan.options:
+            # What is recomputed has changed the numbers of ops.
             ops = [node.number for node in nodes]
         else:
             return np.zeros(0, dtype=np.int64)
@@ -88,14 +94,16 @@ class StagePlaces:
         return own
 
     def _moved(self, nodes: Ints, stage: int) -> str:
-        from rhino.strategies.pipeline.stages.cut import solve_stages  # noqa: PLC0415 - loads LP solvers, which plans by themselves do not need
+        from rhino.strategies.pipeline.stages.cut import solve_stages  # noqa: PLC0415 - loads LP solvers
 
         problem, answer = self.staging.problem, self.answer
         turn = problem.num_stages - 1
         is_back = (answer.stage[nodes] > turn) | ((answer.stage[nodes] == turn) & problem.late[nodes])
         pinned = problem.pinned.copy()
         pinned[nodes] = np.where(is_back, problem.last - stage, stage)
-        found = solve_stages(replace(problem, pinned=pinned), answer.limit_s / answer.least_s - 1 if answer.least_s else 0.0)
+        found = solve_stages(
+            replace(problem, pinned=pinned), answer.limit_s / answer.least_s - 1 if answer.least_s else 0.0
+        )
         if isinstance(found, Infeasible | Unsolved):
             return "cannot be"
         return (

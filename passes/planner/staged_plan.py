@@ -1,7 +1,7 @@
-"""From a module to its plan in stages: what `auto-parallel` makes of it, its programs as stock XLA takes them, and what that comes to.
+"""From a module to its plan in stages: what `auto-parallel` makes, its programs as stock XLA takes them, and costs.
 
-Errors    those of the passes of `auto-parallel`; RHI-SCHED-001 for the schedule, RHI-CLUSTER-001 and -002 for the cluster, RHI-MESH-001
-          where it has too few devices, RHI-LOCAL-001 where a program cannot be localized.
+Errors    those of the passes of `auto-parallel`; RHI-SCHED-001 for the schedule, RHI-CLUSTER-001 and -002 for the
+          cluster, RHI-MESH-001 where it has too few devices, RHI-LOCAL-001 where a program cannot be localized.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def cut_step(
 ) -> Source:
     """Makes of `module` what `auto-parallel` with these options makes of it, and returns what binds a plan to it.
 
-    `unsplit` says which last dims must not be split. Without `is_split` the step stays one program, whose ops say of which
-    stage they are, and shardings are chosen on one device too.
+    `unsplit` says which last dims must not be split. Without `is_split` the step stays one program, whose ops say of
+    which stage they are, and shardings are chosen on one device too.
     """
     passes = build_named(PARALLEL, options)
     assert passes is not None
@@ -113,8 +113,9 @@ def make_staged_plan(
 ) -> StagedPlan:
     """Returns the plan of a module in stages for the devices of `cluster`, proven to run and to fit.
 
-    `options` are those that the module was made with, and its `schedule`. Of `nonnegative` arguments, by number, no element is
-    negative. A rank has as many stages as `ranks` leave to it; where these are not said, as many as the schedule wants.
+    `options` are those that the module was made with, and its `schedule`. Of `nonnegative` arguments, by number, no
+    element is negative. A rank has as many stages as `ranks` leave to it; where these are not said, as many as the
+    schedule wants.
 
     Raises:
         RhinoError: RHI-STEP-008 where a device has less memory than the step needs, and those of this module.
@@ -135,11 +136,14 @@ def make_staged_plan(
     instructions = assemble(step, order, run_s)
     simulation = simulate(instructions, Costs(run_s, temp_bytes, equal_links(num_ranks, link)))
     texts = {
-        name: str(compiled_form(module, source.function).operation.get_asm(enable_debug_info=False)) for name, module in modules.items()
+        name: str(compiled_form(module, source.function).operation.get_asm(enable_debug_info=False))
+        for name, module in modules.items()
     }
     is_one = any(part.phase == "step" for part in step.parts)
     arguments, results = _boundaries(staged, instructions)
-    execution = Execution(instructions, texts, run_s, temp_bytes, link.latency_s, link.bytes_per_s, tuple(sorted(nonnegative)))
+    execution = Execution(
+        instructions, texts, run_s, temp_bytes, link.latency_s, link.bytes_per_s, tuple(sorted(nonnegative))
+    )
     peaks = tuple(memory.peak_bytes for memory in simulation.memory)
     plan = Plan(
         source=source,
@@ -162,13 +166,19 @@ def make_staged_plan(
 
 
 def _chosen_alone(options: Mapping[str, str]) -> tuple[Item, ...]:
-    """Returns what chooses shardings on one device, where nothing is left to choose: it makes the problem, all the same."""
+    """Returns the passes that choose shardings on one device.
+
+    Nothing is left to choose there; they run because they make the problem.
+    """
     choose = ChooseShardings(cluster=options["cluster"], mesh="1", ranks=int(options["ranks"]))
     return ("func.func(sdy-populate-op-sharding-rules)", choose, "func.func(sdy-drop-sharding-rules)")
 
 
 def _price(module: ir.Module, program: StepProgram, mesh: Mesh, model: CostModel) -> tuple[float, int]:
-    """Returns the seconds of one run of a program, and the bytes that a device needs beside its inputs and outputs meanwhile."""
+    """Returns the seconds of one run of a program, and its temporary bytes on a device.
+
+    The temporary bytes are those that it needs beside its inputs and outputs.
+    """
     with module.context:
         passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)
         read = read_program(entry_function(module), mesh)

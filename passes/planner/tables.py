@@ -11,11 +11,13 @@ from rhino.ir.units import format_bytes, format_seconds
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns rows of cells as indented lines whose columns stand below one another; none for no rows."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def section(title: str, rows: Sequence[Sequence[str]], num_rows: int, head: Sequence[str] = ()) -> list[str]:
-    """Returns the first rows of a table below its title, and how many there are beside; nothing where there are none."""
+    """Returns a title, the first rows of a table, and how many more rows there are; nothing if there are no rows."""
     if not rows:
         return []
     return [title, *table([*([head] if head else []), *rows[:num_rows]]), *more(len(rows), num_rows)]

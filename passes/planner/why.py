@@ -1,10 +1,12 @@
 """Why a plan is as it is: the same search again, with some tensors sharded otherwise, or under one more pin.
 
-A plan does not hold the module that it was made of, so both take it. Questions are asked of a choice that was made again (`Replanned`);
-of a plan in stages `rhino.passes.planner.stage_reasons` says where its nodes are, too. What is sharded otherwise there adds work to its
-rank, in all micro-batches, and memory to all ranks together; how far that delays the step, the schedule decides.
+A plan does not hold the module that it was made of, so both take it. Questions are asked of a choice that was made
+again (`Replanned`); of a plan in stages `rhino.passes.planner.stage_reasons` says where its nodes are, too. What is
+sharded otherwise there adds work to its rank, in all micro-batches, and memory to all ranks together; how far that
+delays the step, the schedule decides.
 
-Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks of nothing that is there; and what the search raises.
+Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks of nothing that is there; and what the
+          search raises.
 """
 
 from __future__ import annotations
@@ -55,7 +57,14 @@ NOTABLE: Final = 5
 PLAN: Final = "plan"
 """The name by which the plan itself is asked about."""
 
-_CANNOT_BE: Final = ("RHI-SHARD-001", "RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-STAGE-004", "RHI-STAGE-005", "RHI-STEP-008")
+_CANNOT_BE: Final = (
+    "RHI-SHARD-001",
+    "RHI-SOLVE-001",
+    "RHI-SOLVE-002",
+    "RHI-STAGE-004",
+    "RHI-STAGE-005",
+    "RHI-STEP-008",
+)
 _PLACE = "loc:"
 
 
@@ -78,9 +87,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """What was chosen for a subject, and what else there is, what adds least first. `num_bytes` are on a device, of arguments alone.
+    """What was chosen for a subject, and the alternatives, those that add least first.
 
-    `notes` are lines that say more of what was chosen. `step_s` is what everything takes, for what is too little to be said.
+    `num_bytes` are on a device, of arguments alone. `notes` are lines that explain the choice further. `step_s` is the
+    duration of the whole step, for it decides which differences are too small to be shown.
     """
 
     subject: Subject
@@ -93,10 +103,11 @@ class Why:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replanned:
-    """A choice that was made again, to be asked about: what `solver` found under limits and a budget, and what that costs.
+    """A choice that was made again, so that questions about it can be answered.
 
-    `results` are the names of results, `peak_of` as in `Alternatives`. `place` says where a node is (nothing where all are in
-    one), and `notes` what else there is to know of the nodes of a subject. `head` names the columns of what alternatives add.
+    `answer` is what `solver` found under `limits` and a budget, and `costs` is what that costs. `results` are the names
+    of results, `peak_of` as in `Alternatives`. `place` gives the place of a node (nothing where all are in one), and
+    `notes` what else there is to know of the nodes of a subject. `head` names the columns of what alternatives add.
     What `costs` knows of ops lives as long as `module`.
     """
 
@@ -114,7 +125,10 @@ class Replanned:
 
 
 def why_text(module: ir.Module, plan: Plan, name: str) -> str:
-    """Returns what was chosen for what `name` speaks of, and what each alternative would add; of the `plan`, which others lost."""
+    """Returns what was chosen for what `name` refers to, and what each alternative would add.
+
+    For the name of the plan as a whole, it returns the plans that lost against it.
+    """
     if name == PLAN and plan.execution:
         return "\n".join(alternatives_text(plan)) or "nothing else was looked at"
     return reasons_text(replanned(module, plan), name)
@@ -126,9 +140,9 @@ def notable_reasons(module: ir.Module, plan: Plan) -> list[Why]:
 
 
 def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
-    """Returns what would be different if `pin` held too, and what that costs; or why it cannot be. Raises RHI-PIN-002, RHI-PLAN-004.
+    """Returns what `pin`, as one more constraint, would change, and what that costs; or why it is impossible.
 
-    A plan in stages keeps its stages and micro-batches.
+    A plan in stages keeps its stages and micro-batches. Raises RHI-PIN-002, RHI-PLAN-004.
     """
     parse_pin(pin)
     try:
@@ -142,7 +156,10 @@ def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
 
 
 def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
-    """Returns what the search finds for the one program of `plan`, asked as then, and to keep to `pins`; annotates `module`."""
+    """Returns what the same search finds for the one program of `plan`, with `pins` as more constraints.
+
+    It annotates `module`.
+    """
     _check_program(module, plan)
     with _cluster_file(plan.cluster) as cluster:
         options = {**search_options(plan, cluster), "pin": _pins_of(plan.options, pins)}
@@ -168,7 +185,9 @@ def replanned(module: ir.Module, plan: Plan) -> Replanned:
     if plan.execution is None:
         found = again(module, plan)
         budget = max(1, plan.predicted.budget_bytes - plan.predicted.kept_bytes[0])
-        return Replanned(found.module, found.costs, found.answer, found.solver, limits, budget, results, peak_of(found.costs.choice))
+        return Replanned(
+            found.module, found.costs, found.answer, found.solver, limits, budget, results, peak_of(found.costs.choice)
+        )
     _check_program(module, plan)
     remarks = Remarks(plan.source.function)
     with _cluster_file(plan.cluster) as cluster:
@@ -213,11 +232,16 @@ def _unsplit(plan: Plan) -> Unsplit:
 def reasons_text(asked: Replanned, name: str) -> str:
     """Returns why what `name` speaks of is as it is."""
     every = reasons(asked, name)
-    return "\n".join([line for one in every[:MOST_SUBJECTS] for line in _lines(asked, one)] + more(len(every), MOST_SUBJECTS))
+    return "\n".join(
+        [line for one in every[:MOST_SUBJECTS] for line in _lines(asked, one)] + more(len(every), MOST_SUBJECTS)
+    )
 
 
 def reasons(asked: Replanned, name: str) -> list[Why]:
-    """Returns why what `name` speaks of is as it is, the costliest first; of what comes behind the first few, no options are looked at."""
+    """Returns the reasons for the choice of what `name` refers to, the costliest subject first.
+
+    Alternatives are evaluated for the first few subjects alone.
+    """
     subjects = sorted(_meant(asked, name), key=lambda one: -_seconds(asked, one))
     return [*_answered(asked, subjects[:MOST_SUBJECTS]), *(_why(asked, one, []) for one in subjects[MOST_SUBJECTS:])]
 
@@ -227,7 +251,9 @@ def notable(asked: Replanned) -> list[Why]:
     costs, nodes = asked.costs, list(enumerate(asked.costs.choice.nodes))
     arguments = _grouped(asked, [number for number, node in nodes if node.kind == "argument"])
     ops = _grouped(asked, [number for number, node in nodes if node.kind == "op"])
-    largest = sorted(arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes))
+    largest = sorted(
+        arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes)
+    )
     longest = sorted(ops, key=lambda one: -_seconds(asked, one))
     return _answered(asked, (*largest[:NOTABLE], *longest[:NOTABLE]))
 
@@ -237,7 +263,12 @@ def _answered(asked: Replanned, subjects: Sequence[Subject]) -> list[Why]:
     if prod(asked.costs.choice.model.sizes) == 1:
         return [_why(asked, one, []) for one in subjects]
     alternatives = Alternatives(
-        asked.costs.choice.with_memory().problem, asked.limits, asked.answer, asked.budget_bytes, asked.solver, asked.peak_of
+        asked.costs.choice.with_memory().problem,
+        asked.limits,
+        asked.answer,
+        asked.budget_bytes,
+        asked.solver,
+        asked.peak_of,
     )
     left = range(len(subjects), 0, -1)
     return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
@@ -271,15 +302,22 @@ def _how(costs: PlanCosts, node: Node, state: State) -> str:
 def _lines(asked: Replanned, one: Why) -> list[str]:
     count = f" ({len(one.subject.nodes)} of them, together)" if len(one.subject.nodes) > 1 else ""
     size = "" if one.num_bytes is None else f", {format_bytes(one.num_bytes)} on a device each"
-    lines = [f"{one.subject.name}{count}, {one.subject.what}", f"  chosen: {one.chosen}{size}", *(f"  {note}" for note in one.notes)]
+    lines = [
+        f"{one.subject.name}{count}, {one.subject.what}",
+        f"  chosen: {one.chosen}{size}",
+        *(f"  {note}" for note in one.notes),
+    ]
     sent = [cost for cost in asked.costs.costs() if one.subject.name in (cost.tensor, cost.reader)]
-    lines += [f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}" for cost in sent[:MOST_SUBJECTS]]
+    lines += [
+        f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}"
+        for cost in sent[:MOST_SUBJECTS]
+    ]
     rows = [(*added(option.alternative, one.step_s), option.how) for option in one.options]
     return [*lines, *(table([(*asked.head, "known", "instead"), *rows]) if rows else ["  nothing else is possible"])]
 
 
 def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
-    """Returns what an alternative adds to the step, its compute, its collectives and the peak, and how that is known."""
+    """Returns what an alternative adds to the step, its compute, its collectives and the peak, and how exact it is."""
     if one.parts is None:
         return "-", "-", "-", "-", one.why
     times = (one.parts.step_s, one.parts.compute_s, one.parts.collectives_s)
@@ -292,15 +330,30 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
 
 
 def _meant(asked: Replanned, name: str) -> list[Subject]:
-    """Returns what a name speaks of, in the order of the program: arguments, results, or ops by scope or source line."""
+    """Returns the subjects that a name refers to, in the order of the program.
+
+    They are arguments, results, or ops by scope or source line.
+    """
     nodes = asked.costs.choice.nodes
     pattern, scopes = name.removeprefix(RESULT).removeprefix(_PLACE), ("op", "value")
-    arguments = [(number, node.kind, _names(asked, node)) for number, node in enumerate(nodes) if node.kind == "argument"]
-    ops = [(number, node.kind, names) for number, node in enumerate(nodes) if node.kind in scopes and (names := _names(asked, node))]
+    arguments = [
+        (number, node.kind, _names(asked, node)) for number, node in enumerate(nodes) if node.kind == "argument"
+    ]
+    ops = [
+        (number, node.kind, names)
+        for number, node in enumerate(nodes)
+        if node.kind in scopes and (names := _names(asked, node))
+    ]
     results = [(number, "return", names) for number, node in enumerate(nodes) if (names := _result_names(asked, node))]
     by_number = [(number, kind, names[:1]) for number, kind, names in results]
     by_path = [(number, kind, names[1:]) for number, kind, names in results]
-    sides = [by_path, by_number] if name.startswith(RESULT) else [ops] if name.startswith(_PLACE) else [arguments, by_path, ops]
+    sides = (
+        [by_path, by_number]
+        if name.startswith(RESULT)
+        else [ops]
+        if name.startswith(_PLACE)
+        else [arguments, by_path, ops]
+    )
     for some in sides:
         found = [number for number, kind, names in some if _is_meant(pattern, kind, names)]
         if found:

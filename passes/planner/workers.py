@@ -1,7 +1,8 @@
 """Processes that evaluate shapes: each a Python of its own, which knows of its caller nothing but what it is sent.
 
-Those of `multiprocessing` would not do. Whatever starts them, they run the caller's main module again before they work: a training script
-that has no guard would train in each, and a notebook, a prompt or a script on stdin has no file to run.
+Those of `multiprocessing` would not do. Whatever starts them, they run the caller's main module again before they work:
+a training script that has no guard would train in each, and a notebook, a prompt or a script on stdin has no file to
+run.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ serve(int(sys.argv[1]))
 
 
 MOST_PROCESSES: Final = 2 * ROUND
-"""How many processes there are at most: a round, and as many to begin with what is foreseen. Each has the steps that it has read."""
+"""How many processes there are at most: a round, and as many to begin with what is foreseen.
+
+Each has the steps that it has read.
+"""
 
 COLLECTED: Final = MOST_OPS // 4
-"""After how many ops that were read garbage is collected: there is little of it, and to look for it after each step takes long."""
+"""After how many ops that were read garbage is collected.
+
+There is little of it, and to look for it after each step takes long.
+"""
 
 Asked: TypeAlias = tuple[PlanConfig, float]
 """A shape, and the seconds that cut it off: all that its outcome depends on."""
@@ -71,9 +78,10 @@ class _Worker:
 
 
 class Workers:
-    """Up to so many processes that evaluate shapes; with one, or where one of them dies (of lack of memory), this process does.
+    """Up to so many processes that evaluate shapes.
 
-    They start at once, and are told what for (`setup`, which may be set until then) when they are first asked. To be closed.
+    With one, or if one of them dies (of lack of memory), this process evaluates them itself. The processes start at
+    once, and get `setup`, which may be set until then, with their first request. They have to be closed.
     """
 
     def __init__(self, setup: Setup, num_processes: int) -> None:
@@ -94,11 +102,17 @@ class Workers:
             self.most = 0
 
     def foresee(self, shapes: Iterable[PlanConfig]) -> None:
-        """Takes shapes that are likely to be asked for after those of the next round: processes that have nothing to do begin with them."""
+        """Takes shapes that are likely to be requested after those of the next round.
+
+        Idle processes begin with them.
+        """
         self.foreseen = shapes
 
     def evaluate(self, shapes: Sequence[PlanConfig], cutoff_s: float = inf) -> list[Outcome]:
-        """Returns the outcomes of shapes, in their order; a shape is cut off where it is proven to take no less than `cutoff_s`."""
+        """Returns the outcomes of shapes, in their order.
+
+        A shape is cut off once it is proven to take at least `cutoff_s`.
+        """
         if self.most:
             try:
                 return self._shared(shapes, cutoff_s)
@@ -115,7 +129,10 @@ class Workers:
             self.folder.cleanup()
 
     def _shared(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        """Returns the outcomes of shapes, each evaluated by a process that is free. Raises OSError or EOFError where one is gone."""
+        """Returns the outcomes of shapes, each evaluated by a process that is free.
+
+        Raises OSError or EOFError where one is gone.
+        """
         self._tell()
         asked = [(shape, cutoff_s) for shape in shapes]
         found = {one: self.early[one] for one in asked if one in self.early}
@@ -132,10 +149,12 @@ class Workers:
         return [found[one] for one in asked]
 
     def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
-        """Returns what a process does next: of what waits, first what it has read the step for, and last what another has read it for.
+        """Returns what a process does next.
 
-        Where nothing waits, that is what is foreseen and not known, first what it has read the step for; what comes of it is of use while
-        the cutoff is the same. For others the step is made and read, and no more: a process must not be long at what may be in vain.
+        Among waiting shapes it prefers those whose step it has read, and takes those whose step another process has
+        read last. If none waits, it takes a foreseen shape with no outcome yet, first one whose step it has read; its
+        outcome is of use while the cutoff is the same. For other foreseen shapes it makes and reads the step, and no
+        more: a process must not spend long on what may be in vain.
         """
         at = [worker.asked for worker in self.workers if worker.asked is not None]
         read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
@@ -147,7 +166,11 @@ class Workers:
             return one
         self.foreseen = tuple(self.foreseen)
         under_way = [shape for shape, _ in at]
-        new = [(shape, cutoff_s) for shape in self.foreseen if shape not in under_way and (shape, cutoff_s) not in self.early]
+        new = [
+            (shape, cutoff_s)
+            for shape in self.foreseen
+            if shape not in under_way and (shape, cutoff_s) not in self.early
+        ]
         for one in sorted(new, key=turn):
             if turn(one) > 0:
                 return one[0], 0.0
@@ -169,7 +192,9 @@ def _started() -> _Worker:
     paths = json.dumps([str(path) for path in sys.path])
     command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), paths]
     with theirs, _interrupts_held():
-        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
     return _Worker(process, ours)
 
 

@@ -1,4 +1,4 @@
-"""What the search wrote on a module, as data: taken from one module, and written onto another that is equal to it but for that."""
+"""The search's annotations of a module as data, to be written onto another module that is equal without them."""
 
 from __future__ import annotations
 
@@ -57,14 +57,22 @@ def write_boundary_dims(entry: func.FuncOp, side: Side, mesh_name: str, mesh: Me
     """Writes shardings onto arguments or results. Raises RHI-PLAN-001 where they are of other axes."""
     unknown = [axis for one in dims for axes in one for axis in axes if axis not in mesh.names]
     if unknown:
-        raise _bad(f"{'an argument' if side == 'arg' else 'a result'} is split along {unknown[0]!r}, and its mesh is {mesh}")
+        raise _bad(
+            f"{'an argument' if side == 'arg' else 'a result'} is split along {unknown[0]!r}, and its mesh is {mesh}"
+        )
     old = boundary_attributes(entry, side)
-    shardings = [layout_attribute(mesh_name, mesh.names, [[mesh.names.index(axis) for axis in axes] for axes in one]) for one in dims]
+    shardings = [
+        layout_attribute(mesh_name, mesh.names, [[mesh.names.index(axis) for axis in axes] for axes in one])
+        for one in dims
+    ]
     set_boundary_attributes(entry, side, [{**attrs, SHARDING: one} for attrs, one in zip(old, shardings, strict=True)])
 
 
 def check_annotated(module: ir.Module, file: str) -> None:
-    """Raises RHI-PLAN-001 where what was written onto a module does not fit it: an axis that its mesh has not, or too few dims."""
+    """Raises RHI-PLAN-001 where annotations do not fit the module that they were written onto.
+
+    Examples are an axis that its mesh does not have, and a sharding of too few dims.
+    """
     try:
         module.operation.verify()
     except ir.MLIRError as error:

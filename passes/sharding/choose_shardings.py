@@ -1,12 +1,13 @@
 """Choose one sharding for every tensor: the cheapest that fits the memory of a device, with a proven bound.
 
 Reads     `sdy.sharding_rule` on ops, existing `sdy.mesh`, `sdy.sharding` and `rhino.scopes` (as constraints).
-Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for which the shardings
-          of their operands and results do not say it: for each axis the factor of the sharding rule that is split, "replicate", or
-          "partial" and the operands that are sums. Adds, removes and changes no op.
-Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured, RHI-MESH-001 larger
-          than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
-          RHI-READ-005 no entry function, RHI-PASS-001 an unknown level, RHI-PIN-002 a scope has no axes, or nothing to share.
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on arguments, results and ops; `rhino.strategy` on the ops for
+          which the shardings of their operands and results do not say it: for each axis the factor of the sharding rule
+          that is split, "replicate", or "partial" and the operands that are sums. Adds, removes and changes no op.
+Errors    RHI-SOLVE-001 does not fit, RHI-SOLVE-002 steps spent, RHI-SHARD-001 a user's sharding cannot be honoured,
+          RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset,
+          RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function, RHI-PASS-001 an unknown level, RHI-PIN-002 a
+          scope has no axes, or nothing to share.
 Source    Rhino 4.2 to 4.4; the formulation is in strategies/solver/problem.py and strategies/solver/search.py.
 """
 
@@ -33,7 +34,15 @@ from rhino.ir.program.named_tensors import words_on
 from rhino.ir.program.program import CARRIED, Program
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
-from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, Target, begin_choice, rank_target, to_fit, write_mesh
+from rhino.passes.sharding.problem import (
+    PLANNING_ERRORS,
+    PlanningPass,
+    Target,
+    begin_choice,
+    rank_target,
+    to_fit,
+    write_mesh,
+)
 from rhino.passes.sharding.uneven import uneven_arguments
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import ShardingPlan, implied, make_plan
@@ -52,9 +61,11 @@ LEVELS = {2: Limits(prices=12, gap=1e-3), 3: Limits(prices=60, gap=1e-4, exact_b
 """What a search may spend, by `level`."""
 
 _UNANNOTATED = frozenset({"sdy.sharding_constraint", WHILE, MANUAL})
-"""Ops without `sdy.sharding`: a constraint and a manual computation say it already. On a loop it makes XLA's import fail where a carried
-value that nobody reads is dropped (jaxlib 0.10.2: `leaf_count == tuple_elements_.size()`), so the specs stand in an attribute of ours, and
-XLA propagates from around the loop and from its body."""
+"""Ops without `sdy.sharding`: a constraint and a manual computation say it already.
+
+On a loop it makes XLA's import fail where a carried value that nobody reads is dropped (jaxlib 0.10.2: `leaf_count ==
+tuple_elements_.size()`), so the specs stand in an attribute of ours, and XLA propagates from around the loop and from
+its body."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +73,27 @@ class ChooseShardings(PlanningPass):
     """Choose the cheapest sharding of every tensor that fits the memory of a device."""
 
     name: ClassVar[str] = "rhino-choose-shardings"
-    errors: ClassVar[tuple[str, ...]] = ("RHI-SOLVE-001", "RHI-SOLVE-002", "RHI-PASS-001", "RHI-PIN-002", *PLANNING_ERRORS)
+    errors: ClassVar[tuple[str, ...]] = (
+        "RHI-SOLVE-001",
+        "RHI-SOLVE-002",
+        "RHI-PASS-001",
+        "RHI-PIN-002",
+        *PLANNING_ERRORS,
+    )
 
     budget: str = opt("", "bytes per device, as 16GiB; empty takes what a program may use of the cluster's memory")
-    ranks: int = opt(1, "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive")
+    ranks: int = opt(
+        1,
+        "pipeline ranks that the step is for: it has the memory of so many meshes, and keeps more micro-batches alive",
+    )
     level: int = opt(3, "2 = accept a 0.1 % optimality gap where memory binds, 3 = 0.01 %, with more steps to reach it")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
         if self.level not in LEVELS:
-            raise RhinoError("RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}")
+            raise RhinoError(
+                "RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}"
+            )
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
         if self.ranks > 1:
@@ -94,7 +116,9 @@ class ChooseShardings(PlanningPass):
             "choice": best.choice,
             "program": best.program,
             "target": best.target,
-            "tried": tuple(zip(targets, [one.answer if isinstance(one, _Planned) else one for one in tried], strict=True)),
+            "tried": tuple(
+                zip(targets, [one.answer if isinstance(one, _Planned) else one for one in tried], strict=True)
+            ),
         }
         remarks.statistics.update(statistics, budget_bytes=best.budget)
         clock.lap("write")
@@ -114,7 +138,9 @@ class ChooseShardings(PlanningPass):
         if self.ranks > 1:
             choice, loop = choice.with_memory(), accumulation_loop(program)
             if loop is not None:
-                choice = replace(choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks)))
+                choice = replace(
+                    choice, problem=several_in_flight(choice, loop, min(self.ranks, loop.trips or self.ranks))
+                )
         search = Search(choice.problem, LEVELS[self.level])
         first = search.reduce()
         clock.lap("reduce")
@@ -213,7 +239,9 @@ def write_plan(module: ir.Operation, program: Program, plan: ShardingPlan, targe
         set_boundary_attributes(entry, side, [{**old, SHARDING: one} for old, one in zip(present, new, strict=True)])
 
 
-def _remark(program: Program, plan: ShardingPlan, answer: Answer, target: Target, budget: float, remarks: Remarks) -> None:
+def _remark(
+    program: Program, plan: ShardingPlan, answer: Answer, target: Target, budget: float, remarks: Remarks
+) -> None:
     name = ChooseShardings.name
     remarks.add(
         name,
@@ -237,18 +265,28 @@ def _remark(program: Program, plan: ShardingPlan, answer: Answer, target: Target
             and cls.results
             and any(t.shape for t in cls.results)
         ):
-            remarks.add(name, place_of(op.location, remarks.file), f"'{op.name}' has no sharding rule: it runs whole on every device")
+            remarks.add(
+                name,
+                place_of(op.location, remarks.file),
+                f"'{op.name}' has no sharding rule: it runs whole on every device",
+            )
     for transfer in plan.transfers():
         where = program.ops[transfer.reader] if transfer.reader is not None else None
         reason = f"for '{where.name}'" if where is not None else "where it arises"
         place = place_of(where.location, remarks.file) if where is not None else Place(remarks.file)
         way = f"{spec_text(transfer.source, target.names)} to {spec_text(transfer.target, target.names)}"
-        what = f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {way}, {reason}: {program.describe(transfer.value)}"
+        what = (
+            f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {way}, {reason}: "
+            f"{program.describe(transfer.value)}"
+        )
         remarks.add(name, place, what)
 
 
 def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infeasible | Unsolved) -> RhinoError:
-    """Returns the error for a budget that cannot be met, or was not: the largest tensors, each at the least size that it can have."""
+    """Returns the error for a budget that cannot be met, or was not met.
+
+    It lists the largest tensors, each at the least size that it can have.
+    """
     worst, floor, culprits = _least_sizes(choice)
     said = [words_on(program, value) for _, _, value in culprits]
     notes = [
@@ -256,7 +294,10 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
         for (size, beside, value), words in zip(culprits, said, strict=True)
     ]
     fix = to_fit("what is said of these tensors" if any(said) else "")
-    notes.append(f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to {format_bytes(floor)}")
+    notes.append(
+        f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to "
+        f"{format_bytes(floor)}"
+    )
     if isinstance(outcome, Infeasible):
         what = f"no choice of shardings {fits_text(budget)}; {_needed(outcome, budget, floor)}"
         return RhinoError("RHI-SOLVE-001", what, Place(program.file), tuple(notes), fix)
@@ -266,7 +307,10 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
 
 
 def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
-    """Returns what is known of the memory that is needed: as proven, or the least program found and, if that is less, what rows say."""
+    """Returns what is known of the memory that is needed.
+
+    That is the proven bound, or the least program that was found, with the estimate by rows if that is less.
+    """
     if outcome.found_bytes is None:
         return f"at least {_size_over(floor if outcome.peak_bytes is None else outcome.peak_bytes, budget)} are needed"
     found = f"the least that was found needs {_size_over(outcome.found_bytes, budget)}"
@@ -287,13 +331,22 @@ def _size_over(size: float, budget: float) -> str:
 
 
 def _least_sizes(choice: Choice) -> tuple[int, float, list[tuple[float, str, int]]]:
-    """Returns the time at which the least sizes of all tensors add up to most, that sum, and the five largest tensors then, with sizes.
+    """Returns when the sum of the least sizes of all tensors is largest, that sum, and the five largest tensors then.
+
+    Each tensor has its size beside it. The copy of an argument that is kept beside it for a part of the step is marked
+    so in words.
 
     What there is of an argument beside itself, for a part of the step, is told apart from it in words.
     """
     problem = choice.problem
     residents = problem.node_residents
-    columns = zip(residents.owner.tolist(), residents.table.tolist(), residents.start.tolist(), residents.end.tolist(), strict=True)
+    columns = zip(
+        residents.owner.tolist(),
+        residents.table.tolist(),
+        residents.start.tolist(),
+        residents.end.tolist(),
+        strict=True,
+    )
     least = [(float(problem.tables[table].min()), owner, start, end) for owner, table, start, end in columns]
     alive = problem.least_memory()
     worst = int(alive.argmax())

@@ -1,19 +1,21 @@
-"""Gathers, scatters and dynamic slices by Shardy's conversion to local shapes: what it needs before, and what is put right after it.
+"""Gathers, scatters and dynamic slices in Shardy's conversion to local shapes.
+
+The conversion needs them changed before, and some of its results are put right after.
 
 Shardy (jaxlib 0.10.2) addresses a tensor that is split along an indexed dim by `index - offset of the block`:
 
-- for indices narrower than i64 it makes constants whose bytes do not match their type, and unsigned ones wrap where an index lies before
-  the block. So the indices are converted to i64 before.
-- a scatter's window may cover an indexed dim; the window's block then covers the block of the dim, and its index has to stay: XLA drops a
-  window unless all of it lies inside. The offset that was subtracted is taken out after.
+- for indices narrower than i64 it makes constants whose bytes do not match their type, and unsigned ones wrap where an
+  index lies before the block. So the indices are converted to i64 before.
+- a scatter's window may cover an indexed dim; the window's block then covers the block of the dim, and its index has to
+  stay: XLA drops a window unless all of it lies inside. The offset that was subtracted is taken out after.
 
-XLA folds `dynamic_slice(dynamic_slice(x, a), b)` to one slice at `a + b`, and forgets that each is clamped (AlgebraicSimplifier;
-test/unit/passes/sharding/test_indexed_ops.py says when it no longer does). What cuts a block is such a slice, and a gather or scatter of
-one window becomes one:
+XLA folds `dynamic_slice(dynamic_slice(x, a), b)` to one slice at `a + b`, and forgets that each is clamped
+(AlgebraicSimplifier; test/unit/passes/sharding/test_indexed_ops.py says when it no longer does). What cuts a block is
+such a slice, and a gather or scatter of one window becomes one:
 
 - slices, updates and gathers get indices that are in range: clamped as their ops would clamp them.
-- what lies outside the block is out of range for a scatter, which drops it. So a barrier keeps it from being folded with what cuts its
-  operand.
+- what lies outside the block is out of range for a scatter, which drops it. So a barrier keeps it from being folded
+  with what cuts its operand.
 """
 
 from __future__ import annotations
@@ -27,15 +29,20 @@ from rhino.ir.program.identity import is_constant, make_constant
 
 Shape = tuple[int, ...]
 
-INDEXED: Final = frozenset(f"stablehlo.{name}" for name in ("gather", "scatter", "dynamic_slice", "dynamic_update_slice"))
+INDEXED: Final = frozenset(
+    f"stablehlo.{name}" for name in ("gather", "scatter", "dynamic_slice", "dynamic_update_slice")
+)
 GATHER: Final = "stablehlo.gather"
 SCATTER: Final = "stablehlo.scatter"
 _SHIFTED: Final = "rhino.shifted"
-"""On a scatter: the dims that its operand is split along, where the conversion subtracts the offset of a block from its indices."""
+"""On a scatter: the dims that its operand is split along, where the conversion subtracts the offset of a block from its
+indices."""
 
 
 def prepare(op: ir.Operation, split_dims: Sequence[int], annotate: Callable[[ir.Operation, int], None]) -> None:
-    """Makes an op that indexes a tensor ready for the conversion; others are left alone. Its first operand is split along `split_dims`.
+    """Makes an op that indexes a tensor ready for the conversion; others are left alone.
+
+    Its first operand is split along `split_dims`.
 
     `annotate` gives an op that makes another tensor for operand number n the sharding which that operand has.
     """
@@ -83,7 +90,10 @@ def _widen(op: ir.Operation, annotate: Callable[[ir.Operation, int], None]) -> N
 
 
 def _keep_covered(op: ir.Operation, split_dims: Shape) -> ir.Operation | None:
-    """Takes the offset out of the indices of dims that the window of a scatter covers; returns what subtracted it, if it was there."""
+    """Takes the offset out of the indices of dims that the window of a scatter covers.
+
+    Returns the op that subtracted the offset, if there was one.
+    """
     numbers, position = _scatter_numbers(op), _indices_of(op)
     addressed = list(numbers.scattered_dims_to_operand_dims)
     shifted = [int(dim in split_dims and dim in numbers.inserted_window_dims) for dim in addressed]
@@ -120,7 +130,10 @@ def _clamp_gather(op: ir.Operation) -> None:
 
 
 def _clamp_starts(op: ir.Operation, window: Shape, first: int) -> None:
-    """Clamps where a window of a slice or its update starts, unless it is of one element; its indices begin at operand `first`."""
+    """Clamps where a window of a slice or its update starts, unless it is of one element.
+
+    Its start indices are the operands from number `first` on.
+    """
     for dim, most in enumerate(_room(op.operands[0], window)):
         start = op.operands[first + dim]
         if most is None or is_constant(start, 0):
@@ -132,7 +145,10 @@ def _clamp_starts(op: ir.Operation, window: Shape, first: int) -> None:
 
 
 def _room(value: ir.Value[Any], window: Shape) -> list[int | None]:
-    """Returns the last place where a window can start along each dim of a tensor; None where it is one element, which nothing cuts."""
+    """Returns the last index at which a window can start along each dim of a tensor.
+
+    It is None where the window has one element, which nothing cuts.
+    """
     return [size - part if part > 1 else None for size, part in zip(_shape(value), window, strict=True)]
 
 

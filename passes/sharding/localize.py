@@ -1,16 +1,17 @@
 """Rewrite an annotated module into the program that each device runs, with its collectives.
 
-Reads     `sdy.mesh`, `sdy.sharding` on values, and `rhino.strategy` on ops. An op without a strategy runs in the way that sends the
-          fewest bytes between the shardings that its operands and results have.
-Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays on the entry's
-          arguments and results. The rewriting of ops is Shardy's (`sdy-convert-global-to-local`); which
-          collective stands where is decided here, because Shardy's own insertion chooses how an op runs by tensor sizes, and always adds
-          what it should sometimes maximise.
+Reads     `sdy.mesh`, `sdy.sharding` on values, and `rhino.strategy` on ops. An op without a strategy runs in the way
+          that sends the fewest bytes between the shardings that its operands and results have.
+Writes    local shapes, and `stablehlo` collectives exactly where the shardings and strategies say; `sdy.sharding` stays
+          on the entry's arguments and results. The rewriting of ops is Shardy's (`sdy-convert-global-to-local`); which
+          collective stands where is decided here, because Shardy's own insertion chooses how an op runs by tensor
+          sizes, and always adds what it should sometimes maximise.
 Errors    RHI-LOCAL-001 cannot be localized, RHI-READ-005 no entry function, RHI-SHARD-001 a bad sharding.
 
-Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one `sdy.all_reduce`. Where a
-plan lets the partial sum flow on, that op is put there for the conversion's sake, marked by its location, and taken out afterwards. Its
-all-reduces add; one that has to maximise is marked in the same way, and its body replaced.
+Partial results. Shardy's conversion insists that a product or gather with a split reduction is followed by one
+`sdy.all_reduce`. Where a plan lets the partial sum flow on, that op is put there for the conversion's sake, marked by
+its location, and taken out afterwards. Its all-reduces add; one that has to maximise is marked in the same way, and its
+body replaced.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class Localize(Pass):
         """Localizes `module` in place."""
         if LOCAL in module.attributes:
             raise RhinoError(
-                "RHI-LOCAL-001", "the module is the program of one device already", Place(remarks.file), fix="localize the annotated module"
+                "RHI-LOCAL-001",
+                "the module is the program of one device already",
+                Place(remarks.file),
+                fix="localize the annotated module",
             )
         refuse_folded(module, remarks.file)
         found = module_mesh(module)
@@ -103,9 +107,15 @@ def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
 
 
 def rewrite(
-    module: ir.Operation, mesh_name: str, axes: tuple[str, ...], read: Callable[[], tuple[ShardingPlan, Program]], remarks: Remarks
+    module: ir.Operation,
+    mesh_name: str,
+    axes: tuple[str, ...],
+    read: Callable[[], tuple[ShardingPlan, Program]],
+    remarks: Remarks,
 ) -> None:
-    """Rewrites `module` into what each device runs by the plan that `read` returns, for a program of its ops with their rules.
+    """Rewrites `module` into what each device runs by the plan that `read` returns.
+
+    `read` also returns a program of the module's ops with their rules.
 
     The shardings of the entry's arguments and results are those that the module says, and have to be the plan's.
     """
@@ -128,7 +138,10 @@ def read_plan(module: ir.Operation, mesh: Mesh, remarks: Remarks) -> tuple[Shard
 
 
 def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> ShardingPlan:
-    """Returns the plan that the annotations of a program's ops are, on a mesh of `sizes`; what has none is whole everywhere."""
+    """Returns the plan that the annotations of a program's ops describe, on a mesh of `sizes`.
+
+    Values without annotations are replicated.
+    """
     graph = program.graph
     specs = [min(graph.fixed.get(value, {REPLICATED})) for value in range(graph.num_values)]
     ops: list[State] = []
@@ -154,7 +167,9 @@ def annotated_plan(program: Program, sizes: tuple[int, ...], file: str) -> Shard
     return ShardingPlan(graph, sizes, tuple(ops), tuple(specs), returned)
 
 
-def _state(graph: Graph, number: int, op: ir.Operation, specs: Sequence[Spec], sizes: tuple[int, ...], file: str) -> State:
+def _state(
+    graph: Graph, number: int, op: ir.Operation, specs: Sequence[Spec], sizes: tuple[int, ...], file: str
+) -> State:
     cls = graph.cls(number)
     state: State | None
     if STRATEGY in op.attributes:
@@ -177,7 +192,10 @@ def _state(graph: Graph, number: int, op: ir.Operation, specs: Sequence[Spec], s
 
 @dataclass(eq=False)
 class _Inserter:
-    """Puts `sdy` collectives between values and their readers, so that every op finds and gives what its strategy says."""
+    """Puts `sdy` collectives between values and their readers.
+
+    Then every op reads and gives what its strategy needs.
+    """
 
     program: Program
     plan: ShardingPlan
@@ -200,7 +218,9 @@ class _Inserter:
             if op.name == MANUAL:
                 aside, op = set_aside(op, number)
                 self.asides.append(aside)
-            for position, (value, need) in enumerate(zip(graph.operands(number).tolist(), state.operand_specs, strict=True)):
+            for position, (value, need) in enumerate(
+                zip(graph.operands(number).tolist(), state.operand_specs, strict=True)
+            ):
                 if plan.specs[value] != need:
                     self.read_as(op, position, value, need)
             if op.name in INDEXED:
@@ -228,7 +248,10 @@ class _Inserter:
         return outline_loops(self.program.entry.operation.parent, found, known)
 
     def read_as(self, op: ir.Operation, position: int, value: int, need: Spec) -> None:
-        """Makes `op` read an operand, or a value that its regions capture, in spec `need`, which is not how it is stored."""
+        """Makes `op` read a value in spec `need`, which differs from the spec in which the value is stored.
+
+        The value is an operand of `op`, or captured by its regions.
+        """
         stored = self.plan.specs[value]
         if not self.program.graph.type_of(value).shape and not partial_axes(stored):
             return
@@ -246,7 +269,9 @@ class _Inserter:
         """Makes an op that indexes a tensor ready for Shardy's conversion."""
 
         def annotate(made: ir.Operation, position: int) -> None:
-            made.attributes[SHARDING] = per_value_attribute([self.sharding(made.results[0], state.operand_specs[position])])
+            made.attributes[SHARDING] = per_value_attribute(
+                [self.sharding(made.results[0], state.operand_specs[position])]
+            )
 
         dims = map(split_dim, unpack(state.operand_specs[0], len(self.axes)))
         prepare(op, [dim for dim in dims if dim is not None], annotate)
@@ -254,7 +279,8 @@ class _Inserter:
     def hide_padding(self, op: ir.Operation, state: State) -> None:
         """Puts a reshape of nothing between what pads and an op whose parts are summed; `_finish` takes it out.
 
-        Shardy's conversion (jaxlib 0.10.2) ends the process over such an operand, unless it sees that the padding is zero.
+        Shardy's conversion (jaxlib 0.10.2) ends the process over such an operand, unless it sees that the padding is
+        zero.
         """
         if not any(_summed(op, state, comes) for comes in state.result_specs):
             return
@@ -263,14 +289,20 @@ class _Inserter:
             if made is not None and made.name == "stablehlo.pad":
                 with ir.InsertionPoint(op):
                     hidden = stablehlo.ReshapeOp(operand.type, operand, loc=ir.Location.name(_MARK))
-                hidden.attributes[SHARDING] = per_value_attribute([self.sharding(operand, state.operand_specs[position])])
+                hidden.attributes[SHARDING] = per_value_attribute(
+                    [self.sharding(operand, state.operand_specs[position])]
+                )
                 op.operands[position] = hidden.result
 
     def store(self, number: int, op: ir.Operation) -> None:
         """Brings the results of `op` from how they come to how they are stored, and says how they come."""
         state = self.plan.ops[number]
         if op.name == "sdy.sharding_constraint":
-            held, comes, stored = op.operands[0], state.result_specs[0], self.plan.specs[self.program.graph.results(number).start]
+            held, comes, stored = (
+                op.operands[0],
+                state.result_specs[0],
+                self.plan.specs[self.program.graph.results(number).start],
+            )
             if comes != stored:
                 with ir.InsertionPoint(op), op.location:
                     held = self.move(held, comes, stored)
@@ -292,7 +324,9 @@ class _Inserter:
         key = (int(self.program.graph.op_class[number]), comes)
         if key not in self.comings:
             tensors = all(map(_is_tensor, results))
-            found = [self.sharding(result, spec) for result, spec in zip(results, comes, strict=True)] if tensors else []
+            found = (
+                [self.sharding(result, spec) for result, spec in zip(results, comes, strict=True)] if tensors else []
+            )
             self.comings[key] = per_value_attribute(found) if tensors else None
         return self.comings[key]
 
@@ -307,7 +341,9 @@ class _Inserter:
         with ir.InsertionPoint.after(op), op.location:
             last = result
             if summed:
-                last = sdy.AllReduceOp(last, self.refs(summed), self.sharding(last, comes), loc=ir.Location.name(_MARK)).result
+                last = sdy.AllReduceOp(
+                    last, self.refs(summed), self.sharding(last, comes), loc=ir.Location.name(_MARK)
+                ).result
             last = self.move(last, comes, stored, state.monoid)
         for use in uses:
             use.owner.operands[use.operand_number] = last
@@ -337,7 +373,9 @@ class _Inserter:
                 made = sdy.AllSliceOp(value, arriving, out)
             case "all_to_all":
                 axes = str(self.refs(step.axes)).removeprefix("#sdy<axis_ref_list").removesuffix(">")
-                made = sdy.AllToAllOp(value, ir.Attribute.parse(f"#sdy<all_to_all_param_list[{axes}: {step.source}->{step.target}]>"), out)
+                made = sdy.AllToAllOp(
+                    value, ir.Attribute.parse(f"#sdy<all_to_all_param_list[{axes}: {step.source}->{step.target}]>"), out
+                )
             case _:
                 made = sdy.CollectivePermuteOp(value, out)
         result: ir.Value[Any] = made.result
@@ -348,7 +386,9 @@ class _Inserter:
 
     def refs_at(self, dim: int | None, step: LayoutStep) -> ir.Attribute:
         """Returns the axes of a step as a list by dims: those of `dim`, none elsewhere."""
-        inner = ", ".join(axis_names(self.axes, step.axes if number == dim else ()) for number in range(len(step.before)))
+        inner = ", ".join(
+            axis_names(self.axes, step.axes if number == dim else ()) for number in range(len(step.before))
+        )
         return ir.Attribute.parse(f"#sdy<list_of_axis_ref_lists[{inner}]>")
 
     def sharding(self, value: ir.Value[Any], spec: Spec) -> ir.Attribute:
@@ -381,7 +421,10 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
 
 
 def _finish(module: ir.Operation) -> None:
-    """Takes out what is there for the conversion alone, gives reductions their monoid, and drops what annotated the global program."""
+    """Takes out what only the conversion needs, and gives reductions their monoid.
+
+    Annotations of the global program are dropped.
+    """
     ops, unread = walk(module), []
     for op in ops:
         unread.append(put_right(op))
@@ -426,8 +469,8 @@ def _mend_groups(op: ir.Operation) -> None:
 def _join_first(exchange: ir.Operation) -> None:
     """Puts a barrier between an all-to-all and what joins its operand out of parts.
 
-    XLA's CPU backend (jaxlib 0.10.2) exchanges parts that are the blocks as they are, and refuses them if their layouts differ ("HLO
-    all-to-all has operands with different shapes"): one of them transposed is enough.
+    XLA's CPU backend (jaxlib 0.10.2) exchanges parts that are the blocks as they are, and refuses them if their layouts
+    differ ("HLO all-to-all has operands with different shapes"): one of them transposed is enough.
     """
     joined = exchange.operands[0]
     made = maker_of(joined)
@@ -439,8 +482,8 @@ def _join_first(exchange: ir.Operation) -> None:
 def _lay_in_rows(op: ir.Operation) -> None:
     """Has XLA lay the operand and the result of an op in rows, the last dim innermost.
 
-    XLA's CPU backend (jaxlib 0.10.2) computes an fft of nothing else, and fails when it runs where what is around it, such as an all-to-all
-    or a transposition, has chosen another layout.
+    XLA's CPU backend (jaxlib 0.10.2) computes an fft of nothing else, and fails when it runs where what is around it,
+    such as an all-to-all or a transposition, has chosen another layout.
     """
     with ir.InsertionPoint(op), op.location:
         op.operands[0] = _in_rows(op.operands[0])
@@ -456,7 +499,11 @@ def _in_rows(value: ir.Value[Any]) -> ir.Value[Any]:
     """Makes what XLA takes for a value that lies in rows."""
     rank = len(ir.RankedTensorType(value.type).shape)
     rows = ir.Attribute.parse(f"[dense<{list(reversed(range(rank)))}> : tensor<{rank}xindex>]")
-    attributes = {"call_target_name": ir.StringAttr.get("LayoutConstraint"), "operand_layouts": rows, "result_layouts": rows}
+    attributes = {
+        "call_target_name": ir.StringAttr.get("LayoutConstraint"),
+        "operand_layouts": rows,
+        "result_layouts": rows,
+    }
     made: ir.Value[Any] = ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes).results[0]
     return made
 

@@ -1,8 +1,9 @@
 """Give custom calls the sharding rules that their owner says they have.
 
-Reads     a file of rules by target, and `sdy.sharding_rule` on custom calls of the input (JAX writes it on its own linear algebra).
-Writes    `sdy.sharding_rule` on the custom calls of these targets, marked as custom, and so marks the rules of the input; `rhino.cost`
-          where the file says what a call costs. A rule in the file goes before one in the input.
+Reads     a file of rules by target, and `sdy.sharding_rule` on custom calls of the input (JAX writes it on its own
+          linear algebra).
+Writes    `sdy.sharding_rule` on the custom calls of these targets, marked as custom, and so marks the rules of the
+          input; `rhino.cost` where the file says what a call costs. A rule in the file goes before one in the input.
 Errors    RHI-CLI-002 the file cannot be read, RHI-RULE-001 it is malformed, RHI-RULE-002 a rule does not fit a call.
 """
 
@@ -56,13 +57,19 @@ def _mark(op: ir.Operation) -> None:
 
 def _give(op: ir.Operation, rule: OpRule, what: str, file: str) -> None:
     try:
-        shapes = [[tuple(ir.RankedTensorType(value.type).shape) for value in side] for side in (op.operands, op.results)]
+        shapes = [
+            [tuple(ir.RankedTensorType(value.type).shape) for value in side] for side in (op.operands, op.results)
+        ]
         sizes = rule.fitted(*shapes)
         cost = rule.cost(sizes)
         op.attributes[RULE] = ir.Attribute.parse(rule.text(sizes))
         op.verify()
     except (ValueError, ir.MLIRError) as error:
-        why = str(error.error_diagnostics[0].message) if isinstance(error, ir.MLIRError) and error.error_diagnostics else str(error)
+        why = (
+            str(error.error_diagnostics[0].message)
+            if isinstance(error, ir.MLIRError) and error.error_diagnostics
+            else str(error)
+        )
         raise RhinoError(
             "RHI-RULE-002", f"{what} does not fit the call: {why}", place_of(op.location, file), fix="correct the rule"
         ) from None

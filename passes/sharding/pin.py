@@ -1,14 +1,15 @@
 """Write what the user says of tensors and axes onto the module, as constraints that the search must keep.
 
-Reads     arguments and results by name, ops by the names of their locations, in which scopes may be said already; existing shardings,
-          with which constraints must agree.
-Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis speaks of (existing and new ones taken together),
-          `rhino.forbidden` where a sharding is banned, `rhino.scopes` on ops in scopes, `rhino.said` beside these: the user's words, for
-          messages. `rhino.axis_roles` on the module. Where nothing is asked for, nothing is written.
-Errors    RHI-CLI-001 a constraint does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed, RHI-PIN-002 a
-          constraint speaks of nothing that is there, RHI-SHARD-001 constraints that contradict each other or what the mesh can do,
-          RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002
-          malformed file, RHI-READ-005 no entry function.
+Reads     arguments and results by name, ops by the names of their locations, in which scopes may be said already;
+          existing shardings, with which constraints must agree.
+Writes    `sdy.mesh` if there is none; `sdy.sharding` on what a pin or the ban of an axis speaks of (existing and new
+          ones taken together), `rhino.forbidden` where a sharding is banned, `rhino.scopes` on ops in scopes,
+          `rhino.said` beside these: the user's words, for messages. `rhino.axis_roles` on the module. Where nothing is
+          asked for, nothing is written.
+Errors    RHI-CLI-001 a constraint does not parse, RHI-CLI-002 the file cannot be read, RHI-PIN-001 it is malformed,
+          RHI-PIN-002 a constraint speaks of nothing that is there, RHI-SHARD-001 constraints that contradict each other
+          or what the mesh can do, RHI-MESH-001 larger than the cluster, RHI-MESH-002 not the module's mesh,
+          RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file, RHI-READ-005 no entry function.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class PinShardings(PlanningPass):
     pin: str = opt("", "NAME=SHARDING, several with ; between: these tensors lie so")
     forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: these tensors do not lie so")
     axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
-    scope: str = opt("", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope")
+    scope: str = opt(
+        "", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope"
+    )
     constraints: str = opt("", "a TOML file of the same, see docs/constraints.md")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -109,7 +112,9 @@ def _each(text: str) -> list[str]:
 
 
 def _check_axes(said: Constraints, target: Target) -> None:
-    used = [(axis, one.said) for one in said.constraints for axis in _axes_of(one)] + [(role.axis, role.said) for role in said.roles]
+    used = [(axis, one.said) for one in said.constraints for axis in _axes_of(one)] + [
+        (role.axis, role.said) for role in said.roles
+    ]
     for axis, words in used:
         if axis not in target.names:
             what = f'{words}: the mesh has no axis "{axis}"; it is {target.mesh}'
@@ -150,9 +155,14 @@ class _Boundary:
 
 
 def _write_ops(program: Program, constraints: Sequence[Constraint], target: Target, remarks: Remarks) -> None:
-    """Writes what is said of ops. Those that depend on constants alone have no place of their own: nothing is said of them."""
+    """Writes what is said of ops.
+
+    Those that depend on constants alone have no place of their own: nothing is said of them.
+    """
     graph = program.graph
-    numbers = [op for op in range(graph.num_ops) if constraints and not graph.cls(op).free and graph.cls(op).name != YIELD]
+    numbers = [
+        op for op in range(graph.num_ops) if constraints and not graph.cls(op).free and graph.cls(op).name != YIELD
+    ]
     tensors = {op: op_tensors(program, op) for op in numbers}
     every = [tensor for op in numbers for tensor in tensors[op]]
     for one in constraints:
@@ -167,19 +177,30 @@ def _write_roles(module: ir.Operation, program: Program, roles: Sequence[AxisRol
         return
     graph = program.graph
     found = Roles(graph)
-    batch = [(argument.name, dims) for number, argument in enumerate(graph.arguments) if (dims := found.batch_dims(number))]
+    batch = [
+        (argument.name, dims) for number, argument in enumerate(graph.arguments) if (dims := found.batch_dims(number))
+    ]
     if not batch:
         carried = sum(argument.alias is not None for argument in graph.arguments)
-        why = f"of {len(graph.arguments)} arguments {carried} are carried from step to step, and no other has a dim that these lack"
+        why = (
+            f"of {len(graph.arguments)} arguments {carried} are carried from step to step, and no other has a dim "
+            "that these lack"
+        )
         fix = "donate the state (tf.aliasing_output tells it from the inputs), or pin arguments instead"
-        raise RhinoError("RHI-PIN-002", f"{roles[0].said}: the program has no batch dim", Place(remarks.file), (why,), fix)
-    words = ", ".join(f'"{name}" {"dim" if len(dims) == 1 else "dims"} {", ".join(map(str, sorted(dims)))}' for name, dims in batch)
+        raise RhinoError(
+            "RHI-PIN-002", f"{roles[0].said}: the program has no batch dim", Place(remarks.file), (why,), fix
+        )
+    words = ", ".join(
+        f'"{name}" {"dim" if len(dims) == 1 else "dims"} {", ".join(map(str, sorted(dims)))}' for name, dims in batch
+    )
     remarks.add(PinShardings.name, Place(remarks.file), f"of the batch are {words}")
     old = entries(module.attributes[ROLES]) if ROLES in module.attributes else {}
     module.attributes[ROLES] = ir.DictAttr.get({**old, **{role.axis: ir.StringAttr.get(role.role) for role in roles}})
 
 
-def _constrain(one: Constraint, pattern: str, separator: str, tensors: Sequence[NamedTensor], target: Target, remarks: Remarks) -> None:
+def _constrain(
+    one: Constraint, pattern: str, separator: str, tensors: Sequence[NamedTensor], target: Target, remarks: Remarks
+) -> None:
     """Notes one constraint on all tensors that it speaks of."""
     found = [tensor for tensor in tensors if any(matches(pattern, name, separator) for name in tensor.names)]
     if not found:
@@ -196,8 +217,17 @@ def _constrain(one: Constraint, pattern: str, separator: str, tensors: Sequence[
 def _note(one: Constraint, tensor: NamedTensor, target: Target) -> None:
     mesh, rank = NamedMesh(target.mesh_name, target.mesh), len(tensor.shape)
     if not isinstance(one, AxisBan) and len(one.dims) != rank:
-        what = f"the sharding of {tensor.what} cannot be honoured: it lists {len(one.dims)} dims, and the tensor has {rank}"
-        raise RhinoError("RHI-SHARD-001", what, tensor.place, (f"{one.said} says so",), "list every dim, or say more exactly which tensors")
+        what = (
+            f"the sharding of {tensor.what} cannot be honoured: it lists {len(one.dims)} dims, and the tensor has "
+            f"{rank}"
+        )
+        raise RhinoError(
+            "RHI-SHARD-001",
+            what,
+            tensor.place,
+            (f"{one.said} says so",),
+            "list every dim, or say more exactly which tensors",
+        )
     match one:
         case AxisBan(axis=axis):
             if rank:
@@ -221,9 +251,16 @@ def _limit(one: Constraint, sharding: ir.Attribute, tensor: NamedTensor, mesh: N
         tensor.said.append(_MODULE)
     together = sharding if tensor.sharding is None else both(tensor.sharding, sharding, mesh, tensor)
     if together is None:
-        notes = (f"{one.said} asks for {sharding}", f"against it stands {tensor.sharding}, of {' and '.join(tensor.said)}")
+        notes = (
+            f"{one.said} asks for {sharding}",
+            f"against it stands {tensor.sharding}, of {' and '.join(tensor.said)}",
+        )
         raise RhinoError(
-            "RHI-SHARD-001", f"the sharding of {tensor.what} contradicts what else is said of it", tensor.place, notes, "leave one out"
+            "RHI-SHARD-001",
+            f"the sharding of {tensor.what} contradicts what else is said of it",
+            tensor.place,
+            notes,
+            "leave one out",
         )
     tensor.sharding = together
     tensor.said.append(one.said)

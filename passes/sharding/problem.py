@@ -24,7 +24,14 @@ from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, NoChoiceError
 from rhino.strategies.structure.axis_roles import Roles
 
-PLANNING_ERRORS = ("RHI-CLUSTER-001", "RHI-CLUSTER-002", "RHI-MESH-001", "RHI-MESH-002", "RHI-READ-005", "RHI-SHARD-001")
+PLANNING_ERRORS = (
+    "RHI-CLUSTER-001",
+    "RHI-CLUSTER-002",
+    "RHI-MESH-001",
+    "RHI-MESH-002",
+    "RHI-READ-005",
+    "RHI-SHARD-001",
+)
 
 
 DEFAULT_CLUSTER = "cpu8"
@@ -60,12 +67,16 @@ class PlanningPass(Pass):
     cluster: str = opt(DEFAULT_CLUSTER, "a preset's name or a cluster file")
     mesh: str = opt(
         "",
-        "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of all with one or two axes; empty takes the module's mesh, or else an "
+        "mesh sizes, as 8, 2x4 or x=2,y=4, or auto for the best of all with one or two axes; empty takes the "
+        "module's mesh, or else an "
         "axis for each level of the cluster",
     )
 
     def targets(self, module: ir.Operation, remarks: Remarks) -> tuple[Target, ...]:
-        """Returns what may be planned for: one mesh, or with `auto` those of one or two axes over the cluster, and what scopes want."""
+        """Returns the meshes that may be planned for.
+
+        This is one mesh, or with `auto` all of one or two axes over the cluster and those that scopes need.
+        """
         if self.mesh != AUTO:
             return (self.target(module, remarks),)
         if module_mesh(module) is not None:
@@ -100,7 +111,9 @@ class PlanningPass(Pass):
         """Returns the program behind the module, whose ops get their rules if they have none."""
         entry = entry_function(module, remarks.file)
         if not any(is_ruled(op.operation) for op in entry.regions[0].blocks[0].operations):
-            passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context).run(module)
+            passmanager.PassManager.parse(
+                "builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context
+            ).run(module)
         return read_program(entry, target.mesh, remarks.file)
 
 
@@ -109,7 +122,7 @@ def _target(cluster: Cluster, name: str, mesh: Mesh) -> Target:
 
 
 def rank_target(cluster: Cluster, mesh: Mesh, num_ranks: int, name: str = MESH_NAME) -> Target:
-    """Returns the mesh of a rank as what is planned for, on the links that it has where each of `num_ranks` uses as many.
+    """Returns the target for the mesh of a rank, with the links that it has if each of `num_ranks` ranks uses as many.
 
     Raises:
         RhinoError: RHI-MESH-001 where the cluster has too few devices.
@@ -144,8 +157,8 @@ def begin_choice(program: Program, target: Target) -> Choice:
     """Returns the choice problem of a program, so far without regard to memory.
 
     Raises:
-        RhinoError: RHI-SHARD-001 where what the user says of shardings and scopes contradicts itself, RHI-PIN-002 where a scope wants
-            devices that the mesh has not.
+        RhinoError: RHI-SHARD-001 where what the user says of shardings and scopes contradicts itself, RHI-PIN-002 where
+            a scope wants devices that the mesh has not.
     """
     scoped = scoped_graph(program, target.mesh)
     try:
@@ -158,19 +171,34 @@ def begin_choice(program: Program, target: Target) -> Choice:
         said = [*(f"{words} says so" for words in _said(program, value)), *held(program, scoped, value)]
         if contradiction.by_role:
             roles = ", ".join(f"{name}={role}" for name, role in zip(target.names, graph.roles, strict=True) if role)
-            said.append(f"axis-role {roles} leaves none of these: its dims of the batch are {_listed(Roles(graph).batch_dims(value))}")
-        given = [graph.fixed.get(value), *(limit for v, limit in zip(graph.returns, graph.return_fixed, strict=True) if v == value)]
+            said.append(
+                f"axis-role {roles} leaves none of these: its dims of the batch are "
+                f"{_listed(Roles(graph).batch_dims(value))}"
+            )
+        given = [
+            graph.fixed.get(value),
+            *(limit for v, limit in zip(graph.returns, graph.return_fixed, strict=True) if v == value),
+        ]
         if value < len(graph.arguments) and (alias := graph.arguments[value].alias) is not None:
             given.append(graph.return_fixed[alias])  # the result that takes over its buffer lies as it does
-        limits = ", and ".join(" or ".join(spec_text(spec, target.names) for spec in sorted(limit)) for limit in given if limit is not None)
+        limits = ", and ".join(
+            " or ".join(spec_text(spec, target.names) for spec in sorted(limit)) for limit in given if limit is not None
+        )
         op = int(program.graph.value_op[value])
         place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
-        why = "cannot be reached from how its op can run" if op >= 0 and limits and not said else "contradicts what else is said of it"
+        why = (
+            "cannot be reached from how its op can run"
+            if op >= 0 and limits and not said
+            else "contradicts what else is said of it"
+        )
         raise RhinoError(
             "RHI-SHARD-001",
             f"the sharding of {program.describe(value)} {why}",
             place,
-            (f"it allows {limits or 'nothing'} (R: whole on every device, P: partial sums, S0: split along dim 0)", *said),
+            (
+                f"it allows {limits or 'nothing'} (R: whole on every device, P: partial sums, S0: split along dim 0)",
+                *said,
+            ),
             "leave the sharding open, or choose a dim that the op can split",
         ) from None
 

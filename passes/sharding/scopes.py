@@ -1,7 +1,9 @@
-"""Scopes between IR and search: written on the ops that are in them, and read as what these ops, and the arguments they read, may do.
+"""Scopes between IR and search.
 
-On an op stands `rhino.scopes = ["replicate(2)", "split(4)"]`, outermost first, and no axis: which axes a scope gets is settled for each
-mesh that is planned for.
+Scopes are written on the ops that are in them, and limit the strategies of these ops and of the arguments they read.
+
+On an op stands `rhino.scopes = ["replicate(2)", "split(4)"]`, outermost first, and no axis: which axes a scope gets is
+settled for each mesh that is planned for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from rhino.ir.request.constraints import Scope
 from rhino.ir.request.patterns import nearest
 from rhino.ir.request.sharing import REPLICATE, SPLIT, Way, parse_way, way_of_name
 from rhino.passes.base import Remarks
-from rhino.strategies.choice.scopes import Axes, is_product, mesh_for, op_choices, possible_counts, read_whole, stored_entries, take_axes
+from rhino.strategies.choice.scopes import (
+    Axes,
+    is_product,
+    mesh_for,
+    op_choices,
+    possible_counts,
+    read_whole,
+    stored_entries,
+    take_axes,
+)
 from rhino.strategies.microbatch.batch_dims import batch_roles
 from rhino.strategies.structure.axis_roles import Roles
 
@@ -44,7 +55,9 @@ Chain = tuple[Way, ...]
 
 
 def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remarks: Remarks) -> None:
-    """Writes on every op the scopes that it is in: `scopes`, and those that its location has of `rhino.replicate` and `rhino.split`.
+    """Writes on every op the scopes that it is in.
+
+    These are `scopes`, and the scopes of `rhino.replicate` and `rhino.split` in its location.
 
     Raises:
         RhinoError: RHI-PIN-002 where one of `scopes` finds no op.
@@ -70,15 +83,23 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
 
 
 def scopes_text(module: ir.Operation) -> str:
-    """Returns which ops of `module` are in `rhino.replicate` and `rhino.split` by their locations: what else tells two programs apart."""
+    """Returns which ops of `module` are in `rhino.replicate` and `rhino.split` by their locations.
+
+    Two programs may differ in that alone.
+    """
     if not names_scopes(module):
         return ""
-    ways = ((number, tuple(way for _, way in _named_on(scope_path(op.location)))) for number, op in enumerate(walk(module)))
+    ways = (
+        (number, tuple(way for _, way in _named_on(scope_path(op.location)))) for number, op in enumerate(walk(module))
+    )
     return "".join(f"{number} {_listed(found)}\n" for number, found in ways if found)
 
 
 def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
-    """Returns the meshes of so many devices that the scopes on the ops of `module` want, an axis for each number of devices."""
+    """Returns the meshes of so many devices that the scopes on the ops of `module` need.
+
+    A mesh has an axis for each number of devices in a chain of scopes.
+    """
     chains = dict.fromkeys(_chain(op) for op in walk(module) if SCOPES in op.attributes)
     shapes = dict.fromkeys(shape for chain in chains if (shape := mesh_for(chain, num_devices)) is not None)
     return tuple(mesh_of_shape(shape) for shape in shapes)
@@ -86,7 +107,10 @@ def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scoped:
-    """A graph with what scopes leave open. `by` has, for the values whose specs they limit, an op of theirs that reads or gives each."""
+    """A graph with what scopes leave open.
+
+    `by` has, for the values whose specs they limit, an op of theirs that reads or gives each.
+    """
 
     graph: Graph
     by: dict[int, int]
@@ -96,8 +120,8 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
     """Returns the graph of a program, with what scopes leave its ops and arguments on a mesh.
 
     Raises:
-        RhinoError: RHI-PIN-002 where a number of devices is of no axes, or scopes find nothing to share; RHI-SHARD-001 where they
-            contradict each other or the roles of axes.
+        RhinoError: RHI-PIN-002 where a number of devices is of no axes, or scopes find nothing to share; RHI-SHARD-001
+            where they contradict each other or the roles of axes.
     """
     graph = program.graph
     chains = {number: _chain(op) for number, op in enumerate(program.ops) if SCOPES in op.attributes}
@@ -106,9 +130,14 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
         return Scoped(graph, {})
     first = {chain: op for op, chain in reversed(chains.items())}
     axes_of = {chain: _axes(program, mesh, chain, op) for chain, op in sorted(first.items(), key=lambda item: item[1])}
-    kinds = {chain: {axis: way.kind for way, axes in zip(chain, taken, strict=True) for axis in axes} for chain, taken in axes_of.items()}
+    kinds = {
+        chain: {axis: way.kind for way, axes in zip(chain, taken, strict=True) for axis in axes}
+        for chain, taken in axes_of.items()
+    }
     roles = batch_roles(Roles(graph), condition_reads(program))
-    choices = {op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()}
+    choices = {
+        op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()
+    }
     for way in dict.fromkeys(way for chain in chains.values() for way in chain if way.kind in kinds[chain].values()):
         _check_shared(program, roles, way, {op: choices[op] for op, chain in chains.items() if way in chain})
     limits = _Limits(graph, mesh)
@@ -165,7 +194,9 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
     notes += [f"axis-role {roles} says what is split along these"] if roles else []
     what = f"{_words(program, op)} cannot be shared as {_listed(_chain(program.ops[op]))} says"
     place = place_of(program.ops[op].location, program.file)
-    return RhinoError("RHI-SHARD-001", what, place, tuple(notes), "choose sizes that the axes divide, or take the op out of the scope")
+    return RhinoError(
+        "RHI-SHARD-001", what, place, tuple(notes), "choose sizes that the axes divide, or take the op out of the scope"
+    )
 
 
 def _ops(block: ir.Block) -> Iterator[ir.Operation]:
@@ -188,7 +219,10 @@ def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[Way, s
 
 
 def _named_on(path: tuple[str, ...]) -> list[tuple[str, Way]]:
-    """Returns the scopes that a path names, outermost first, by name: JAX may write a name again, where it computes something again."""
+    """Returns the scopes that a path names, outermost first, by name.
+
+    A name counts once: JAX may repeat it where it computes something again.
+    """
     return [(name, way) for name in dict.fromkeys(path) if (way := way_of_name(name))]
 
 
@@ -208,7 +242,9 @@ def _chain(op: ir.Operation) -> Chain:
     ways = [way for text in texts if (way := parse_way(text))]
     if len(ways) != len(texts):
         what = f"{SCOPES} of '{op.name}' says {op.attributes[SCOPES]}"
-        raise RhinoError("RHI-SHARD-001", what, place_of(op.location), fix='write it as ["replicate(2)", "split"], outermost first')
+        raise RhinoError(
+            "RHI-SHARD-001", what, place_of(op.location), fix='write it as ["replicate(2)", "split"], outermost first'
+        )
     return tuple(ways)
 
 
@@ -229,7 +265,9 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
     notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
     what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
     other = f"name another mesh{_as_mesh(chain, mesh)}"
-    fix = f"scopes in each other have axes of their own: {other}, say fewer devices, or close one scope before the other"
+    fix = (
+        f"scopes in each other have axes of their own: {other}, say fewer devices, or close one scope before the other"
+    )
     is_barred = take_axes(mesh.shape, chain, none * len(chain)) is not None
     if is_barred:
         what += " that have no other role"
@@ -240,7 +278,7 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
 
 
 def _as_mesh(chain: Chain, mesh: Mesh) -> str:
-    """Returns the mesh of as many devices that has axes for the scopes of a chain, in words; nothing where there is none."""
+    """Returns in words the mesh of as many devices that has axes for the scopes of a chain; empty if there is none."""
     shape = mesh_for(chain, mesh.num_devices)
     return f", as {'x'.join(map(str, shape))}" if shape is not None else ""
 
@@ -248,7 +286,9 @@ def _as_mesh(chain: Chain, mesh: Mesh) -> str:
 def _check_shared(program: Program, roles: Roles, way: Way, within: Mapping[int, Choices]) -> None:
     """Refuses a scope that has nothing to share; `within` are its ops, with what they may do."""
     first, arguments, why = next(iter(within)), program.graph.arguments, tuple[str, ...]()
-    if way.kind == SPLIT and not any(is_product(program.graph.cls(op)) and any(choices) for op, choices in within.items()):
+    if way.kind == SPLIT and not any(
+        is_product(program.graph.cls(op)) and any(choices) for op, choices in within.items()
+    ):
         what = "has no product in it that has another dim than the batch: nothing is there to be split"
     elif way.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
         batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(arguments) for dim in sorted(roles.batch_dims(n))]

@@ -1,8 +1,8 @@
 """Take away what our passes wrote beside the shardings, so that a module can be handed on.
 
 Reads     any module.
-Writes    no `rhino.*` attribute and no `sdy.sharding_rule` is left, on ops, arguments and results. Shardings and the mesh stay; what
-          only `rhino-localize` reads (strategies, the shardings that loops carry) is gone.
+Writes    no `rhino.*` attribute and no `sdy.sharding_rule` is left, on ops, arguments and results. Shardings and the
+          mesh stay; what only `rhino-localize` reads (strategies, the shardings that loops carry) is gone.
 Errors    none.
 """
 
@@ -33,7 +33,10 @@ class Strip(Pass):
                 del op.attributes[name]
             if isinstance(op.opview, func.FuncOp):
                 for side in SIDES:
-                    kept = [{n: a for n, a in one.items() if not _is_ours(n)} for one in boundary_attributes(op.opview, side)]
+                    kept = [
+                        {n: a for n, a in one.items() if not _is_ours(n)}
+                        for one in boundary_attributes(op.opview, side)
+                    ]
                     set_boundary_attributes(op.opview, side, kept)
 
 

@@ -26,5 +26,8 @@ def uneven_arguments(program: Program, target: Target) -> Iterator[tuple[Place, 
             shape = graph.type_of(number).shape
             dim = shape.index(max(shape))
             what = f'dim {dim} of {program.describe(number)} cannot be split along "{name}": {size} does not divide it'
-            allowed = f"--pad='{dotted(graph.arguments[number].name)}:{dim}' would store it with {-(-shape[dim] // size) * size} elements"
+            allowed = (
+                f"--pad='{dotted(graph.arguments[number].name)}:{dim}' would store it with "
+                f"{-(-shape[dim] // size) * size} elements"
+            )
             yield place_of(program.entry.arguments[number].location, program.file), f"{what}; {allowed}"

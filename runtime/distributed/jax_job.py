@@ -1,6 +1,7 @@
-"""The processes of a job of `jax.distributed` as a team that runs steps in stages: which ranks each holds, and how they meet.
+"""The processes of a job of `jax.distributed` as a team that runs steps in stages: which ranks each has, how they meet.
 
-They meet once, at a coordination service of their own, which the first process hosts: that of JAX names nobody when a process ends.
+They meet once, at a coordination service of their own, which the first process hosts: that of JAX names nobody when a
+process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _LONGEST_ADDRESS: Final = 128
 
 
 def deal_devices(num_ranks: int, size: int) -> tuple[jax.Device, ...]:
-    """Returns devices for ranks of `size` each, one rank after another: JAX's first ones, or in a job the first ones of each process.
+    """Returns devices for ranks of `size` each, one rank after another.
+
+    They are JAX's first devices, or in a job the first devices of each process.
 
     Raises:
         RhinoError: RHI-RUN-004 where there are too few, or fewer ranks than processes.
@@ -43,7 +46,10 @@ def deal_devices(num_ranks: int, size: int) -> tuple[jax.Device, ...]:
         needed = size * len(ranks)
         if len(there) < needed:
             what = f"{team.name(process)} needs {needed} devices, and has {len(there)}"
-            fix = "start processes with more devices, or plan for a smaller mesh: the devices of a rank are of one process"
+            fix = (
+                "start processes with more devices, or plan for a smaller mesh: the devices of a rank are of one "
+                "process"
+            )
             raise RhinoError("RHI-RUN-004", what, fix=fix)
         dealt += there[:needed]
     return tuple(dealt)
@@ -62,20 +68,29 @@ def team_of(ranks: Sequence[RankDevices]) -> Team | None:
         if len(processes) > 1:
             where = ", ".join(f"{device.id} of process {device.process_index}" for device in rank.devices)
             what = f"rank {rank.rank} is spread over processes {' and '.join(map(str, processes))}"
-            fix = "give devices in an order in which those of a rank are of one process, or plan for a mesh that a process can hold"
+            fix = (
+                "give devices in an order in which those of a rank are of one process, or plan for a mesh that a "
+                "process can hold"
+            )
             raise RhinoError("RHI-RUN-004", what, notes=(f"its devices are {where}",), fix=fix)
     held = [
-        tuple(rank.rank for rank, (one,) in zip(ranks, holders, strict=True) if one == process) for process in range(jax.process_count())
+        tuple(rank.rank for rank, (one,) in zip(ranks, holders, strict=True) if one == process)
+        for process in range(jax.process_count())
     ]
     if not all(held):
         what = f"process {held.index(())} holds none of {len(ranks)} ranks"
-        raise RhinoError("RHI-RUN-004", what, fix="give each process a rank: plan for as many stages as processes, or more")
+        raise RhinoError(
+            "RHI-RUN-004", what, fix="give each process a rank: plan for as many stages as processes, or more"
+        )
     return Team(tuple(held))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
-    """This process among the others of its job: `service` is theirs, where this one hosts it; `executors` are those on `transport`."""
+    """This process among the others of its job.
+
+    `service` is the coordination service of all, if this process hosts it. `executors` are those on `transport`.
+    """
 
     job: ProcessJob
     service: Any
@@ -83,7 +98,10 @@ class Meeting:
     executors: list[weakref.ref[Executor]] = field(default_factory=list)
 
     def leave(self) -> None:
-        """Waits until all have finished, for until then they may fetch from each other; the last thing that a process does."""
+        """Waits until all processes have finished, for until then they may fetch from each other.
+
+        This is the last thing that a process does.
+        """
         for one in self.executors:
             if (executor := one()) is not None:
                 with suppress(RhinoError):  # it was said where the result was read, or nobody reads it
@@ -99,7 +117,9 @@ _met: Final[list[Meeting]] = []
 
 
 def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
-    """Returns this process among the others of its job; the first time each of them has to call this. It leaves when it ends.
+    """Returns this process among the others of its job; the first time each of them has to call this.
+
+    It leaves when it ends.
 
     Raises:
         RhinoError: RHI-RUN-007 where some process does not come.
@@ -114,7 +134,10 @@ def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
 
 
 def own_host() -> str:
-    """Returns the address at which the others reach this process: its own one on the way to the coordinator of JAX's job."""
+    """Returns the address at which the others reach this process.
+
+    It is the process's own address on the route to the coordinator of JAX's job.
+    """
     address = distributed.global_state.coordinator_address
     assert address is not None, "a job has a coordinator"
     host, _, port = address.rpartition(":")

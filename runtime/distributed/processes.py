@@ -1,8 +1,9 @@
 """Several processes that run one step together: one starts them, the others join.
 
-The process that launches hosts the coordination service and runs no rank, so no rank is special: whichever process ends, the launcher
-lives to say so. Each of the others watches its peers too, for a launcher sees only what runs on its machine. What tells that a process is
-gone is the heartbeat of `jax.distributed`'s coordination service, which needs nothing of Python: who compiles for long is alive.
+The process that launches hosts the coordination service and runs no rank, so no rank is special: whichever process
+ends, the launcher lives to say so. Each of the others watches its peers too, for a launcher sees only what runs on its
+machine. What tells that a process is gone is the heartbeat of `jax.distributed`'s coordination service, which needs
+nothing of Python: who compiles for long is alive.
 """
 
 from __future__ import annotations
@@ -58,13 +59,17 @@ class Team:
 
 
 def share_ranks(num_ranks: int, num_processes: int) -> Team:
-    """Returns `num_ranks` ranks dealt to processes in rows, the first processes having one more where they do not divide evenly.
+    """Returns `num_ranks` ranks dealt to processes in rows.
+
+    The first processes have one rank more where they do not divide evenly.
 
     Raises:
         RhinoError: RHI-RUN-004 where a process would have none.
     """
     if not 1 <= num_processes <= num_ranks:
-        raise RhinoError("RHI-RUN-004", f"{num_processes} processes cannot share {num_ranks} ranks", fix="give each process a rank")
+        raise RhinoError(
+            "RHI-RUN-004", f"{num_processes} processes cannot share {num_ranks} ranks", fix="give each process a rank"
+        )
     size, rest = divmod(num_ranks, num_processes)
     starts = [size * process + min(process, rest) for process in range(num_processes + 1)]
     return Team(tuple(tuple(range(starts[i], starts[i + 1])) for i in range(num_processes)))
@@ -73,7 +78,7 @@ def share_ranks(num_ranks: int, num_processes: int) -> Team:
 class ProcessJob:
     """This process among those that run together: what they say to each other, and who is gone."""
 
-    def __init__(self, client: Any, process: int, team: Team, heartbeat_s: int, host: str) -> None:  # noqa: ANN401 - jaxlib's
+    def __init__(self, client: Any, process: int, team: Team, heartbeat_s: int, host: str) -> None:  # noqa: ANN401
         """Starts to watch the others; made by `join`."""
         self.process = process
         self.team = team
@@ -148,17 +153,22 @@ class ProcessJob:
 
 
 def end_process(error: RhinoError) -> None:
-    """Says why and ends the process, from any of its threads: the others may be inside XLA, waiting for what will not come."""
+    """Prints why and ends the process, from any of its threads.
+
+    The others may be inside XLA, waiting for what will not come.
+    """
     sys.stdout.flush()
     print(error.render(), file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
 
-def join(address: str, process: int, team: Team, *, heartbeat_s: int = DEFAULT_HEARTBEAT_S, host: str = LOOPBACK) -> ProcessJob:
+def join(
+    address: str, process: int, team: Team, *, heartbeat_s: int = DEFAULT_HEARTBEAT_S, host: str = LOOPBACK
+) -> ProcessJob:
     """Makes this process number `process` of a team.
 
-    JAX's backend need not be shared, for every rank lies within one process: one that is takes a rank's own collectives over the network
-    too (jaxlib 0.10.2 on two host devices: 4.0 ms for a small all-reduce in place of 0.1 ms).
+    JAX's backend need not be shared, for every rank lies within one process: one that is takes a rank's own collectives
+    over the network too (jaxlib 0.10.2 on two host devices: 4.0 ms for a small all-reduce in place of 0.1 ms).
 
     Args:
         address: of the coordination service.
@@ -171,7 +181,12 @@ def join(address: str, process: int, team: Team, *, heartbeat_s: int = DEFAULT_H
         RhinoError: RHI-RUN-007 where the service is not there, or some process does not come.
     """
     client = _jax.get_distributed_runtime_client(
-        address, process, init_timeout=_START_LIMIT_S, heartbeat_timeout=heartbeat_s, shutdown_on_destruction=False, use_compression=True
+        address,
+        process,
+        init_timeout=_START_LIMIT_S,
+        heartbeat_timeout=heartbeat_s,
+        shutdown_on_destruction=False,
+        use_compression=True,
     )
     try:
         client.connect()
@@ -188,9 +203,10 @@ def launch(
     host: str = LOOPBACK,
     stderr: TextIO | None = None,
 ) -> int:
-    """Runs one process for each of a team, and returns the exit code: 0 if all ended well, else that of the first that did not.
+    """Runs one process for each of a team, and returns the exit code.
 
-    When one ends otherwise the rest are ended, and `stderr` says which it was. None is left when this returns or raises.
+    It is 0 if all ended well, else that of the first process that did not. When one fails the rest are ended, and
+    `stderr` says which it was. No process is left when this returns or raises.
 
     Args:
         command: what to run, from the address of the coordination service and the process's number.
@@ -239,7 +255,9 @@ def _watch_children(children: Sequence[subprocess.Popen[bytes]], team: Team, std
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             left = [team.name(one) for one, other in enumerate(codes) if other is None]
             notes = (f"{' and '.join(left)} had to be ended with it",) if left else ()
-            print(RhinoError("RHI-RUN-007", f"{team.name(process)} {how}", notes=notes).render(), file=stderr, flush=True)
+            print(
+                RhinoError("RHI-RUN-007", f"{team.name(process)} {how}", notes=notes).render(), file=stderr, flush=True
+            )
             return code if code > 0 else ExitCode.BAD_INPUT
         if all(code == 0 for code in codes):
             return ExitCode.OK

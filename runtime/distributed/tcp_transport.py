@@ -1,7 +1,8 @@
 """A transport of plain TCP connections: for platforms without JAX's transfer server, and to hold it to.
 
-One connection each way between two processes. A thread of the giving side waits for each array to be computed and writes it, in the
-list's order; a thread of the taking side reads all that comes. An array is there only once it was read: receiving waits.
+One connection each way between two processes. A thread of the giving side waits for each array to be computed and
+writes it, in the list's order; a thread of the taking side reads all that comes. An array is there only once it was
+read: receiving waits.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ class StreamTransport:
 
     def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
         """Returns what waits for the parts of an array and places them."""
-        shape, dtype, handler = target.sharding(layout.dims).shard_shape(layout.shape), dtype_of(layout), target.handler(layout)
+        shape, dtype, handler = (
+            target.sharding(layout.dims).shard_shape(layout.shape),
+            dtype_of(layout),
+            target.handler(layout),
+        )
         devices = list(target.devices)
 
         def receive(step: int) -> jax.Array:
@@ -93,7 +98,10 @@ class StreamTransport:
         self._peers.job.await_verdict()
 
     def close(self) -> None:
-        """Writes what is left, gives up all connections and ends the threads: one that still held arrays would end the process badly."""
+        """Writes what is left, closes all connections and ends the threads.
+
+        A thread that still had arrays would end the process badly.
+        """
         for outbox in self._outboxes.values():
             outbox.put(None)
         for one in (self._listener, *self._accepted):

@@ -1,7 +1,8 @@
 """Say who waits for what when a step makes no progress, and end the process.
 
-Progress is an instruction that is dispatched or a program that ends. A thread looks at the first now and then, which costs the step
-nothing; only when dispatch has stood still for a while does it look at programs, by waiting for each in turn.
+Progress is an instruction that is dispatched or a program that ends. A thread looks at the first now and then, which
+costs the step nothing; only when dispatch has stood still for a while does it look at programs, by waiting for each in
+turn.
 """
 
 from __future__ import annotations
@@ -51,9 +52,16 @@ class Watchdog:
     """Watches an executor until it is closed; with a `job`, in each of its processes, one report tells of all."""
 
     def __init__(
-        self, executor: Executor, limit_s: float, job: ProcessJob | None = None, leave: Callable[[RhinoError], None] | None = None
+        self,
+        executor: Executor,
+        limit_s: float,
+        job: ProcessJob | None = None,
+        leave: Callable[[RhinoError], None] | None = None,
     ) -> None:
-        """`leave` is called, with RHI-RUN-008, when nothing has moved for `limit_s`; None prints it and ends the process."""
+        """Starts to watch an executor; `leave` is called with RHI-RUN-008 when nothing has moved for `limit_s`.
+
+        If `leave` is None, the error is printed and the process ends.
+        """
         self._executor = executor
         self._limit_s = limit_s
         self._job = job
@@ -129,22 +137,30 @@ class Watchdog:
         self._job.publish(f"report/{self._job.process}", "\n".join(lines))
         asked = int(self._job.lookup(_STALL))
         self._closed.wait(2 * _REPORT_LIMIT_S)
-        self._leave(RhinoError("RHI-RUN-008", f"nothing has moved, as {self._job.team.name(asked)} reports", notes=tuple(lines)))
+        self._leave(
+            RhinoError("RHI-RUN-008", f"nothing has moved, as {self._job.team.name(asked)} reports", notes=tuple(lines))
+        )
 
 
 def report(executor: Executor, open_runs: dict[int, int]) -> list[str]:
-    """Returns, a line each, what an executor is at: where its dispatch is, and which program of each rank has not ended.
+    """Returns, a line each, where an executor's dispatch is, and which program of each rank has not ended.
 
     `open_runs` is the first such program's place in the list, by rank.
     """
     progress = executor.progress()
     lines = []
     if not progress.running:
-        lines.append(f"all of step {progress.step} is dispatched" if open_runs else f"between steps, {progress.step + 1} are done")
+        lines.append(
+            f"all of step {progress.step} is dispatched"
+            if open_runs
+            else f"between steps, {progress.step + 1} are done"
+        )
     for place in progress.places:
         if progress.running and place is not None:
             what = describe(executor.step, executor.instructions[place])
-            lines.append(f"step {progress.step}: dispatch is at instruction {place} of {len(executor.instructions)}, {what}")
+            lines.append(
+                f"step {progress.step}: dispatch is at instruction {place} of {len(executor.instructions)}, {what}"
+            )
     for rank, place in sorted(open_runs.items()):
         waits = [describe(executor.step, one) for one in _incoming(executor, place)]
         after = f", which takes {' and '.join(waits)}" if waits else ""

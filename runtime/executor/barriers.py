@@ -1,13 +1,14 @@
 """Let barriers order a program on a CPU as StableHLO says that they do.
 
-An `optimization_barrier` says that what makes any of its operands runs before what reads any of its results. XLA's CPU backend (jaxlib
-0.10.2) takes barriers out before it orders ops, so that what is recomputed may run early, and what it waits for late: the memory that
-recomputation saves is lost. Here a barrier becomes a branch between its operands and zeros, by a truth that is read from an element of one
-of them: that it is equal to itself, or is not. XLA does not see through that; no bit changes. One of the zeros is a count instead: a branch
-in which there are only ops as cheap as a broadcast becomes a choice for each result where the other is more than its operands, as it is
-once XLA has found one of these to be a constant (`ConditionalSimplifier`). Backends of accelerators keep barriers until ops are ordered. (A
-choice for each result, by a truth of every operand, is not enough: XLA computes the elements that it reads by themselves. Of 388 MiB of
-temporaries of a GPT 127 were left, and 77 with the branch, 2026-11-22.)
+An `optimization_barrier` says that what makes any of its operands runs before what reads any of its results. XLA's CPU
+backend (jaxlib 0.10.2) takes barriers out before it orders ops, so that what is recomputed may run early, and what it
+waits for late: the memory that recomputation saves is lost. Here a barrier becomes a branch between its operands and
+zeros, by a truth that is read from an element of one of them: that it is equal to itself, or is not. XLA does not see
+through that; no bit changes. One of the zeros is a count instead: a branch in which there are only ops as cheap as a
+broadcast becomes a choice for each result where the other is more than its operands, as it is once XLA has found one of
+these to be a constant (`ConditionalSimplifier`). Backends of accelerators keep barriers until ops are ordered. (A
+choice for each result, by a truth of every operand, is not enough: XLA computes the elements that it reads by
+themselves. Of 388 MiB of temporaries of a GPT 127 were left, and 77 with the branch, 2026-11-22.)
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def _write_out(barrier: ir.Operation) -> None:
             stablehlo.ReturnOp(list(barrier.operands))
         with ir.InsertionPoint(choice.regions[1].blocks.append()):
             counted = next((number for number, kind in enumerate(kinds) if _dim_to_count(kind) is not None), None)
-            stablehlo.ReturnOp([_count(kind) if number == counted else make_constant(kind, 0) for number, kind in enumerate(kinds)])
+            stablehlo.ReturnOp(
+                [_count(kind) if number == counted else make_constant(kind, 0) for number, kind in enumerate(kinds)]
+            )
     for result, held in zip(barrier.results, choice.results, strict=True):
         result.replace_all_uses_with(held)
     barrier.erase()
@@ -81,7 +84,11 @@ def _count(kind: ir.RankedTensorType) -> ir.Value[Any]:
 
 def _has_elements(value: ir.Value[Any]) -> bool:
     kind = value.type
-    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.FloatType | ir.IntegerType) and 0 not in kind.shape
+    return (
+        isinstance(kind, ir.RankedTensorType)
+        and isinstance(kind.element_type, ir.FloatType | ir.IntegerType)
+        and 0 not in kind.shape
+    )
 
 
 def _truth(value: ir.Value[Any]) -> ir.Value[Any]:

@@ -1,8 +1,11 @@
-"""A process's list of instructions as functions of nothing: each knows its slots, its program, its peer before the first step.
+"""A process's list of instructions as functions without arguments.
 
-The list is run in one or more *queues*, each a thread that follows the list's order among the instructions of its ranks. What passes from
-one queue to another goes through a copy, and the queue that takes it waits right before the copy's first use. The order of the whole list
-is one in which the queues can always go on, so they cannot wait for each other in a circle.
+Each knows its slots, its program and its peer before the first step.
+
+The list is run in one or more *queues*, each a thread that follows the list's order among the instructions of its
+ranks. What passes from one queue to another goes through a copy, and the queue that takes it waits right before the
+copy's first use. The order of the whole list is one in which the queues can always go on, so they cannot wait for each
+other in a circle.
 """
 
 from __future__ import annotations
@@ -16,7 +19,21 @@ from typing import Any, Protocol, TypeAlias, assert_never
 import jax
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, rank_of, reads, writes
+from rhino.ir.plan.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Layout,
+    Local,
+    Receive,
+    Run,
+    Send,
+    Step,
+    rank_of,
+    reads,
+    writes,
+)
 from rhino.runtime.executor.executable import same_placement
 from rhino.runtime.executor.rank_program import RankDevices, RankProgram, dtype_of
 from rhino.runtime.executor.transport import Transport, bind_copy
@@ -32,7 +49,10 @@ class Observer(Protocol):
         """Called first: the step, and the list of this process."""
 
     def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
-        """Returns `action` noted: `number` gives the step's number, `started` what it started, as something to wait for."""
+        """Returns `action` so that its runs are recorded.
+
+        `number` gives the step's number, and `started` what the action started, as something to wait for.
+        """
 
 
 class Stopped(Exception):  # noqa: N818 - no error of its own
@@ -43,7 +63,7 @@ class Stopped(Exception):  # noqa: N818 - no error of its own
 class Memory:
     """What the instructions of a process work on.
 
-    `slots` are indexed as the step's; `tokens` hold, for each place in the list, what tells when its run is over.
+    `slots` are indexed as the step's; `tokens` have, for each place in the list, what tells when its run has ended.
     """
 
     slots: list[Any]
@@ -84,10 +104,14 @@ class Binder:
     recorder: Observer | None = None
 
     def bind(self, instructions: Sequence[Local], *, checked: bool) -> tuple[list[DispatchQueue], list[threading.Lock]]:
-        """Returns the queues of a list, and the locks that they wait at; if `checked`, every array is looked at before it is used."""
+        """Returns the queues of a list, and the locks that they wait at.
+
+        If `checked`, every array is checked before it is used.
+        """
         queues = [DispatchQueue() for _ in range(max(self.queue_of.values()) + 1)]
         locks: list[threading.Lock] = []
-        awaited: dict[int, tuple[int, Action]] = {}  # by slot: what must be done before its first use, and for which place
+        # By slot: what must be done before its first use, and for which place.
+        awaited: dict[int, tuple[int, Action]] = {}
         for place, one in enumerate(instructions):
             for queue, part in self._by_queue(one):
                 for slot in sorted({*reads(part), *(part.slots if isinstance(part, Free) else ())} & awaited.keys()):
@@ -111,7 +135,9 @@ class Binder:
     def _transport(self) -> Transport:
         if self.transport is None:
             raise RhinoError(
-                "RHI-RUN-004", "the step has ranks that this process has no devices for", fix="give devices for all ranks, or a transport"
+                "RHI-RUN-004",
+                "the step has ranks that this process has no devices for",
+                fix="give devices for all ranks, or a transport",
             )
         return self.transport
 
@@ -177,9 +203,17 @@ class Binder:
         memory = self.memory
         match one:
             case Run():
-                return self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.tokens[place]) if self.recorder else action
+                return (
+                    self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.tokens[place])
+                    if self.recorder
+                    else action
+                )
             case Copy(target=slot) | Receive(target=slot) | Send(source=slot):
-                return self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.slots[slot]) if self.recorder else action
+                return (
+                    self.recorder.wrap(place, action, lambda: memory.step, lambda: memory.slots[slot])
+                    if self.recorder
+                    else action
+                )
             case Free() | Feed() | Fetch():
                 return action
             case _:
@@ -188,7 +222,12 @@ class Binder:
     def _run(self, place: int, one: Run, *, checked: bool) -> Action:
         program = self.programs[one.program, rank_of(self.step, one)]
         slots, tokens = self.memory.slots, self.memory.tokens
-        launch, handlers, take, outputs = program.executable.launch, list(program.handlers), _taker(one.inputs), one.outputs
+        launch, handlers, take, outputs = (
+            program.executable.launch,
+            list(program.handlers),
+            _taker(one.inputs),
+            one.outputs,
+        )
         gone = tuple(one.inputs[source] for source, _ in self.step.programs[one.program].donated)
 
         def action() -> None:
@@ -221,16 +260,28 @@ class Binder:
         return action
 
     def _check(self, slot: int) -> Action:
-        """Looks at the array in a slot before it is moved: nothing else does, and a wrong one would give wrong numbers elsewhere."""
-        slots, layout, sharding = self.memory.slots, self._layout(slot), self._target(slot).sharding(self._layout(slot).dims)
+        """Checks the array in a slot before it is moved.
+
+        Nothing else checks it, and a wrong array would give wrong numbers elsewhere.
+        """
+        slots, layout, sharding = (
+            self.memory.slots,
+            self._layout(slot),
+            self._target(slot).sharding(self._layout(slot).dims),
+        )
 
         def action() -> None:
             array = slots[slot]
             if not isinstance(array, jax.Array) or array.is_deleted():
-                raise RhinoError("RHI-RUN-002", f"slot {slot} is moved to another rank, and holds no array, or one that is gone")
+                raise RhinoError(
+                    "RHI-RUN-002", f"slot {slot} is moved to another rank, and holds no array, or one that is gone"
+                )
             same = (array.shape, array.dtype) == (layout.shape, dtype_of(layout))
             if not same or not same_placement(array.sharding, sharding, array.ndim):
-                raise RhinoError("RHI-RUN-002", f"slot {slot} is moved to another rank: got {array.aval} on {array.sharding}, not {layout}")
+                raise RhinoError(
+                    "RHI-RUN-002",
+                    f"slot {slot} is moved to another rank: got {array.aval} on {array.sharding}, not {layout}",
+                )
 
         return action
 

@@ -1,7 +1,7 @@
 """Compare two runs of one program, result by result.
 
-The relative error is norm-wise: the largest absolute difference over the largest absolute value of the expected tensor. An entry-wise
-one would blame entries that cancel to almost nothing, which differ in any two orders of summation.
+The relative error is norm-wise: the largest absolute difference over the largest absolute value of the expected tensor.
+An entry-wise one would blame entries that cancel to almost nothing, which differ in any two orders of summation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rhino.ir.mlir.reader import walk
 from rhino.runtime.executor.executable import Host
 from rhino.runtime.executor.signature import Signature, Value
 
-# A few hundred roundings: sums over devices are added in another order. Not in the table: integers and booleans, which must be equal.
+# A few hundred roundings: sums over devices are added in another order. Not in the table: integers and booleans, which
+# must be equal.
 TOLERANCES: Final[dict[str, float]] = {
     "float64": 1e-10,
     "complex128": 1e-10,
@@ -31,7 +32,13 @@ TOLERANCES: Final[dict[str, float]] = {
     "float8_e5m2": 0.5,
 }
 
-_ELEMENTS: Final = {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_ELEMENTS: Final = {
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+}
 """MLIR's names of float types, coarse ones first."""
 
 # Tensors below this are rounding noise of sums whose terms are near 1: exact zeros, computed in another order.
@@ -63,7 +70,10 @@ class Difference:
 
 
 def difference(value: Value, got: Host, expected: Host, tolerance: float | None = None) -> Difference:
-    """Returns how far `got` is from `expected`; `tolerance` None is that of the dtype, and integers and booleans have none."""
+    """Returns how far `got` is from `expected`.
+
+    If `tolerance` is None, it is that of the dtype. Integers and booleans must be equal.
+    """
     limit = TOLERANCES.get(str(value.dtype), 0.0)
     if tolerance is not None and limit:
         limit = tolerance
@@ -75,12 +85,22 @@ def differences(
     signature: Signature, got: Sequence[Host], expected: Sequence[Host], tolerance: float | None = None
 ) -> tuple[Difference, ...]:
     """Returns the difference of each result."""
-    return tuple(difference(value, a, b, tolerance) for value, a, b in zip(signature.results, got, expected, strict=True))
+    return tuple(
+        difference(value, a, b, tolerance) for value, a, b in zip(signature.results, got, expected, strict=True)
+    )
 
 
 def coarsest_tolerance(module: ir.Module) -> float:
-    """Returns the tolerance of the coarsest float type that something in a module computes in: results of wider ones are no better."""
-    held = {str(ir.ShapedType(result.type).element_type) for op in walk(module.operation) for result in op.results if _is_tensor(result)}
+    """Returns the tolerance of the coarsest float type that something in a module computes in.
+
+    Results of wider types are no better.
+    """
+    held = {
+        str(ir.ShapedType(result.type).element_type)
+        for op in walk(module.operation)
+        for result in op.results
+        if _is_tensor(result)
+    }
     return next((TOLERANCES[name] for element, name in _ELEMENTS.items() if element in held), TOLERANCES["float64"])
 
 
@@ -89,7 +109,7 @@ def _is_tensor(value: ir.Value[ir.Type]) -> bool:
 
 
 def worst(found: Iterable[Difference]) -> Difference | None:
-    """Returns the difference that is largest in units of its tolerance, the first among equals; None if there is none."""
+    """Returns the first of the differences that are largest in units of their tolerance; None if there are none."""
     return max(found, key=lambda item: item.badness, default=None)
 
 
@@ -101,22 +121,35 @@ def check(found: Sequence[Difference], step: int) -> None:
         return
     raise RhinoError(
         "RHI-RUN-003",
-        f"step {step}, result {item.value.label}, {item.value}: relative error {item.max_rel:.2g}, at most {item.tolerance:.2g} allowed",
-        notes=(f"largest absolute error {item.max_abs:.2g}", f"{len(failing)} of {len(found)} results are past their tolerance"),
+        f"step {step}, result {item.value.label}, {item.value}: relative error {item.max_rel:.2g}, at most "
+        f"{item.tolerance:.2g} allowed",
+        notes=(
+            f"largest absolute error {item.max_abs:.2g}",
+            f"{len(failing)} of {len(found)} results are past their tolerance",
+        ),
         fix="if the program computes in a narrower type inside, say what is tolerable with --tolerance",
     )
 
 
 def check_same_signature(got: Signature, expected: Signature) -> None:
-    """Raises RHI-RUN-002 if two programs differ in the shapes or dtypes that they take and give, or in what is fed back."""
-    for kind, ours, theirs in (("argument", got.arguments, expected.arguments), ("result", got.results, expected.results)):
+    """Raises RHI-RUN-002 if two programs differ in shapes or dtypes of arguments or results, or in what is fed back."""
+    for kind, ours, theirs in (
+        ("argument", got.arguments, expected.arguments),
+        ("result", got.results, expected.results),
+    ):
         if len(ours) != len(theirs):
-            raise RhinoError("RHI-RUN-002", f"the module has {len(ours)} {kind}s, the one to compare with has {len(theirs)}")
+            raise RhinoError(
+                "RHI-RUN-002", f"the module has {len(ours)} {kind}s, the one to compare with has {len(theirs)}"
+            )
         for a, b in zip(ours, theirs, strict=True):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
-                raise RhinoError("RHI-RUN-002", f"{kind} {a.label} is {a} in the module, {b} in the one to compare with")
+                raise RhinoError(
+                    "RHI-RUN-002", f"{kind} {a.label} is {a} in the module, {b} in the one to compare with"
+                )
     if got.feedback != expected.feedback:
-        raise RhinoError("RHI-RUN-002", "the module and the one to compare with feed different results back (tf.aliasing_output)")
+        raise RhinoError(
+            "RHI-RUN-002", "the module and the one to compare with feed different results back (tf.aliasing_output)"
+        )
 
 
 def _widened(got: Host, expected: Host) -> tuple[Host, Host]:

@@ -1,6 +1,7 @@
-"""Compile a module in a process of its own, for what XLA makes of it: there are modules on which XLA's partitioner ends the process.
+"""Compile a module in a process of its own, to see what XLA makes of it.
 
-Whoever wants to know what a module would become, beside the one that it runs, asks here and lives to hear that XLA could not say.
+XLA's partitioner ends the process on some modules. A caller that needs to know what a module would become, beside the
+one that it runs, compiles it here and survives that.
 """
 
 from __future__ import annotations
@@ -32,16 +33,21 @@ _NO_HOARD: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 @contextmanager
 def compiling_apart(module: ir.Module, num_devices: int) -> Iterator[Callable[[], str]]:
-    """Starts to compile `module`, in a process of its own, as `compile_module` would for the first `num_devices` devices.
+    """Starts to compile `module` in a process of its own.
+
+    It compiles as `compile_module` would for the first `num_devices` devices.
 
     Yields:
-        What waits for the compiled module and returns it as HLO text; raises RHI-RUN-001 where XLA refuses the module or ends the process.
+        What waits for the compiled module and returns it as HLO text; raises RHI-RUN-001 where XLA refuses the module
+        or ends the process.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as made, tempfile.TemporaryFile() as said:
         given.write(bytecode(module))
         given.seek(0)
         command = [sys.executable, "-c", _COMMAND, str(num_devices)]
-        with subprocess.Popen(command, stdin=given, stdout=made, stderr=said, env={**os.environ, **_NO_HOARD}) as process:
+        with subprocess.Popen(
+            command, stdin=given, stdout=made, stderr=said, env={**os.environ, **_NO_HOARD}
+        ) as process:
             try:
                 yield lambda: _awaited(process, made, said, num_devices)
             finally:
@@ -59,11 +65,13 @@ def _awaited(process: subprocess.Popen[bytes], made: IO[bytes], said: IO[bytes],
         raise RhinoError("RHI-RUN-001", output)
     check = _CHECK.search(said.read().decode(errors="replace"))
     why = check[0].strip() if check else f"code {code}"
-    raise RhinoError("RHI-RUN-001", f"XLA does not compile the module for {num_devices} devices: it ends the process ({why})")
+    raise RhinoError(
+        "RHI-RUN-001", f"XLA does not compile the module for {num_devices} devices: it ends the process ({why})"
+    )
 
 
 def main(num_devices: int) -> int:
-    """Compiles the module on standard input for `num_devices` devices, and prints it as HLO text, or why XLA refuses it."""
+    """Compiles the module on standard input for `num_devices` devices; prints its HLO text, or why XLA refuses it."""
     request_host_devices(num_devices, os.environ)
     module = read_module(sys.stdin.buffer.read(), "<stdin>", make_context())
     try:

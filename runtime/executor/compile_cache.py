@@ -1,7 +1,8 @@
 """Compile many modules at once, and none twice: by content, in memory and, if a folder is given, on disk.
 
-A program is known by its text, XLA's options, the number and kind of its devices, and the compiler. What is compiled for some devices is
-loaded for others of the same number and kind without compiling again. The folder must be the user's own: what is loaded from it is code.
+A program is known by its text, XLA's options, the number and kind of its devices, and the compiler. What is compiled
+for some devices is loaded for others of the same number and kind without compiling again. The folder must be the user's
+own: what is loaded from it is code.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Request:
 
 
 class CompileCache:
-    """What was compiled, by content and devices; `num_compiled` and `num_loaded` count what was compiled, and what was loaded instead."""
+    """Compiled programs, by content and devices.
+
+    `num_compiled` counts the programs that were compiled, `num_loaded` those that were loaded instead.
+    """
 
     def __init__(self, folder: Path | None = None, num_threads: int | None = None) -> None:
         """`folder` is made where it is missing; `num_threads` None is one for each core."""
@@ -58,7 +62,10 @@ class CompileCache:
         missing = {place: one for place, one in zip(places, requests, strict=True) if place not in self._executables}
         first = {key: (key, ids) for key, ids in reversed(missing)}
         # The first of each content compiles; then the others load what it gave.
-        for wave in ([place for place in missing if first[place[0]] == place], [place for place in missing if first[place[0]] != place]):
+        for wave in (
+            [place for place in missing if first[place[0]] == place],
+            [place for place in missing if first[place[0]] != place],
+        ):
             with ThreadPoolExecutor(self._num_threads) as pool:
                 for place, (executable, compiled) in zip(
                     wave, pool.map(lambda place: self._build(place[0], missing[place]), wave), strict=True
@@ -100,7 +107,9 @@ class CompileCache:
                 file.write(hashlib.sha256(serialized).digest() + serialized)
             os.replace(file.name, self._folder / key)  # at once: other processes read the folder too
         except OSError as error:
-            raise RhinoError("RHI-CLI-003", f"cannot keep a compiled program in {self._folder}: {error.strerror}") from None
+            raise RhinoError(
+                "RHI-CLI-003", f"cannot keep a compiled program in {self._folder}: {error.strerror}"
+            ) from None
 
 
 def _serialize(executable: Executable) -> bytes | None:
@@ -114,7 +123,9 @@ def _serialize(executable: Executable) -> bytes | None:
 def _key(request: Request) -> str:
     first = request.devices[0]
     # Which devices they are is no part of the content; they are counted from 0 in the options that are hashed.
-    same_kind = [device for device in jax.devices(first.platform) if device.device_kind == first.device_kind][: len(request.devices)]
+    same_kind = [device for device in jax.devices(first.platform) if device.device_kind == first.device_kind][
+        : len(request.devices)
+    ]
     parts = (
         str(request.module).encode(),
         compile_options(same_kind).SerializeAsString(),

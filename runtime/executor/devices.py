@@ -16,7 +16,8 @@ _FLAG: Final = "--xla_force_host_platform_device_count"
 def request_host_devices(num_devices: int, environ: MutableMapping[str, str]) -> None:
     """Makes `environ` ask XLA for at least `num_devices` host devices, and picks the CPU where nobody chose a platform.
 
-    Works on the process's own environment, before JAX's backend starts; later it changes nothing (`pick_devices` says so).
+    Works on the process's own environment, before JAX's backend starts; later it changes nothing (`pick_devices` says
+    so).
     """
     flags = environ.get("XLA_FLAGS", "")
     asked = re.findall(rf"{_FLAG}=(\d+)", flags)

@@ -1,4 +1,7 @@
-"""Run the dispatch queues of a step: one in the caller's thread, each other in a thread that lives as long as the executor."""
+"""Run the dispatch queues of a step.
+
+One queue runs in the caller's thread, each other in a thread that lives as long as the executor.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Compile a module for a row of devices, and launch it: the one place that knows how this jaxlib does both.
 
-A launch on several host devices whose preparation fails ends the process, so `run` checks every argument itself before it launches.
+A launch on several host devices whose preparation fails ends the process, so `run` checks every argument itself before
+it launches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _MAX_MESSAGE_LINES: Final = 8
 _PYTHON_CALL: Final = re.compile(r"xla_.*python_\w+_callback")
 
 _OPTIONS: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-"""XLA's CPU backend otherwise starts every op as soon as it can (jaxlib 0.10.2): all weights that are gathered lie whole at once. Backends
+"""XLA's CPU backend otherwise starts every op as soon as it can (jaxlib 0.10.2).
+
+All weights that are gathered lie whole at once. Backends
 of accelerators order ops for memory anyway."""
 
 
@@ -41,8 +44,8 @@ of accelerators order ops for memory anyway."""
 class Executable:
     """A compiled program, loaded on its devices.
 
-    Shapes: arguments and results are global, on the devices in their stored shape, on the host in the logical one; `in_shardings` and
-    `out_shardings`, one for each, are XLA's own of the stored shapes.
+    Shapes: arguments and results are global, on the devices in their stored shape, on the host in the logical one;
+    `in_shardings` and `out_shardings`, one for each, are XLA's own of the stored shapes.
     """
 
     signature: Signature
@@ -67,13 +70,19 @@ class Executable:
         return str(self._loaded.hlo_modules()[0].to_string())
 
     def memory_bytes(self) -> int:
-        """Returns what the program takes of one device's memory, as XLA has assigned its buffers: arguments, results and temporaries."""
+        """Returns the bytes of one device's memory that the program takes: arguments, results and temporaries.
+
+        They are as XLA has assigned its buffers.
+        """
         stats = self._loaded.get_compiled_memory_stats()
         kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
         return int(kept + stats.temp_size_in_bytes)
 
     def temp_bytes(self) -> int:
-        """Returns what the program takes of one device's memory beside its arguments and results, as XLA has assigned its buffers."""
+        """Returns the bytes of one device's memory that the program takes beside its arguments and results.
+
+        They are as XLA has assigned its buffers.
+        """
         return int(self._loaded.get_compiled_memory_stats().temp_size_in_bytes)
 
     def put(self, index: int, value: Host | jax.Array) -> jax.Array:
@@ -96,14 +105,16 @@ class Executable:
 
     def fetch(self, results: Sequence[jax.Array]) -> list[Host]:
         """Returns the results of a launch on the host, in their logical shapes."""
-        return [_to_logical(value, np.asarray(array)) for value, array in zip(self.signature.results, results, strict=True)]
+        return [
+            _to_logical(value, np.asarray(array)) for value, array in zip(self.signature.results, results, strict=True)
+        ]
 
     def run(self, arguments: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Launches the program and returns its results, which may not be computed yet; donated arguments are gone.
 
         Raises:
-            RhinoError: RHI-RUN-002 where an argument is missing, deleted, given twice though donated, or of another shape, dtype or
-                sharding than the program's; RHI-RUN-005 where the launch fails.
+            RhinoError: RHI-RUN-002 where an argument is missing, deleted, given twice though donated, or of another
+                shape, dtype or sharding than the program's; RHI-RUN-005 where the launch fails.
         """
         self.check(arguments)
         try:
@@ -120,7 +131,9 @@ class Executable:
             _check_argument(value, array, sharding)
         for index in self.signature.feedback:
             if any(array is arguments[index] for i, array in enumerate(arguments) if i != index):
-                raise _bad_argument(expected[index], "an array that is also another argument", "one of its own, for it is donated")
+                raise _bad_argument(
+                    expected[index], "an array that is also another argument", "one of its own, for it is donated"
+                )
 
 
 def _to_stored(value: Value, array: Host) -> Host:
@@ -158,14 +171,20 @@ def _with_main(module: ir.Module) -> ir.Module:
 def _prepare_kernels(module: ir.Module) -> None:
     """Sees to the module's calls of what JAX brings along: without it such a call ends the process.
 
-    LAPACK is loaded; Python functions are refused (RHI-RUN-001), for those that a module calls live in the process that lowered it.
+    LAPACK is loaded; Python functions are refused (RHI-RUN-001), for those that a module calls live in the process that
+    lowered it.
     """
     calls = [op for op in walk(module.operation) if op.name == "stablehlo.custom_call"]
     targets = [str(ir.StringAttr(op.attributes["call_target_name"]).value) for op in calls]
     for op, target in zip(calls, targets, strict=True):
         if _PYTHON_CALL.fullmatch(target):
             what = f"the module calls Python (@{target}), and a module does not hold what it calls"
-            raise RhinoError("RHI-RUN-001", what, place_of(op.location), fix="take jax.debug.print, io_callback and pure_callback out")
+            raise RhinoError(
+                "RHI-RUN-001",
+                what,
+                place_of(op.location),
+                fix="take jax.debug.print, io_callback and pure_callback out",
+            )
     if any(target.startswith("lapack_") for target in targets):
         lapack.prepare_lapack_call("potrf", np.float32)  # type: ignore[no-untyped-call]
 
@@ -186,14 +205,18 @@ def compile_module(module: ir.Module, devices: Sequence[jax.Device]) -> Executab
 
 
 def load_module(module: ir.Module, devices: Sequence[jax.Device], serialized: bytes) -> Executable:
-    """Returns `module` on `devices`, from what `Executable.serialize` gave for as many devices of their kind: nothing is compiled.
+    """Returns `module` on `devices`, from what `Executable.serialize` gave for as many devices of their kind.
+
+    Nothing is compiled here.
 
     Raises:
         RhinoError: as `compile_module`, RHI-RUN-001 where XLA does not take the bytes.
     """
     row = tuple(devices)
     return _loaded(
-        module, row, lambda _: row[0].client.deserialize_executable(serialized, xla_client.DeviceList(row), compile_options(row))
+        module,
+        row,
+        lambda _: row[0].client.deserialize_executable(serialized, xla_client.DeviceList(row), compile_options(row)),
     )
 
 
@@ -219,11 +242,17 @@ def _loaded(module: ir.Module, row: tuple[jax.Device, ...], load: Callable[[ir.M
         raise RhinoError(
             "RHI-RUN-001",
             f"XLA does not compile the module for {len(row)} devices: {_first_lines(error)}",
-            fix="check that the module compiles for one device without its shardings; if it does, its shardings are at fault",
+            fix=(
+                "check that the module compiles for one device without its shardings; if it does, its shardings are "
+                "at fault"
+            ),
         ) from None
     inputs = _shardings(loaded.get_parameter_shardings(), len(signature.arguments), row)
     outputs = _shardings(loaded.get_output_shardings(), len(signature.results), row)
-    handlers = tuple(array_handler(value.stored, value.dtype, sharding) for value, sharding in zip(signature.results, outputs, strict=True))
+    handlers = tuple(
+        array_handler(value.stored, value.dtype, sharding)
+        for value, sharding in zip(signature.results, outputs, strict=True)
+    )
     return Executable(signature, row, inputs, outputs, loaded, handlers)
 
 
@@ -242,13 +271,21 @@ def _shardings(
 
 
 def array_handler(shape: tuple[int, ...], dtype: np.dtype[np.generic], sharding: jax.sharding.Sharding) -> Handler:
-    """Returns what makes an array of `shape` of one buffer for each device of `sharding`, in its order; the buffers are not looked at."""
-    handler: Handler = xla_client.array_result_handler(jax.core.ShapedArray(shape, dtype), sharding, committed=True, _skip_checks=True)
+    """Returns a function that makes an array of `shape` of one buffer for each device of `sharding`, in its order.
+
+    It does not check the buffers.
+    """
+    handler: Handler = xla_client.array_result_handler(
+        jax.core.ShapedArray(shape, dtype), sharding, committed=True, _skip_checks=True
+    )
     return handler
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
-    """Returns an array of the same buffers whose dtype gives way to that of others, as JAX has it of what is computed of numbers alone."""
+    """Returns an array of the same buffers with a weak dtype, which gives way to that of other arrays.
+
+    JAX gives such a dtype to what is computed of Python numbers alone.
+    """
     aval = jax.core.ShapedArray(array.shape, array.dtype, weak_type=True)
     handler: Handler = xla_client.array_result_handler(aval, array.sharding, committed=True, _skip_checks=True)
     return handler([shard.data for shard in array.addressable_shards])

@@ -1,8 +1,8 @@
 """Run a step: everything is compiled, bound and connected before the first time, and nothing is decided while it runs.
 
-A step is dispatched as fast as Python calls the bound instructions; the devices follow. A step starts when the one before has ended on the
-devices of this process, so that two never hold memory at the same time. The first step looks at every argument of every program, later
-ones rely on the proof that the step was given and on that look.
+A step is dispatched as fast as Python calls the bound instructions; the devices follow. A step starts when the one
+before has ended on the devices of this process, so that two never hold memory at the same time. The first step looks at
+every argument of every program, later ones rely on the proof that the step was given and on that look.
 """
 
 from __future__ import annotations
@@ -17,7 +17,20 @@ import numpy as np
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.plan.instructions import Copy, Feed, Fetch, Free, Layout, Local, Receive, Run, Send, Step, project, rank_of
+from rhino.ir.plan.instructions import (
+    Copy,
+    Feed,
+    Fetch,
+    Free,
+    Layout,
+    Local,
+    Receive,
+    Run,
+    Send,
+    Step,
+    project,
+    rank_of,
+)
 from rhino.ir.plan.verify import verify
 from rhino.runtime.executor.binding import Binder, Memory, Observer
 from rhino.runtime.executor.compile_cache import CompileCache
@@ -40,7 +53,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where an executor is: in step `step` (from 0, -1 before the first), each queue at the place of the list in `places`, None at its end.
+    """Where an executor is: in step `step`, with each queue at its place of the list in `places`.
+
+    Steps count from 0; before the first, `step` is -1. A queue at its end has None for its place. If it is not
+    `running`, dispatch is between steps.
 
     Not `running` is between steps, as far as dispatch goes.
     """
@@ -75,13 +91,14 @@ class Executor:
             devices: the ranks of this process, and the devices of each in its mesh's order.
             transport: moves arrays to and from ranks of other processes.
             cache: what has been compiled before.
-            threads: whether each rank of one device is dispatched by a thread of its own. Those of several devices never are: XLA's CPU
-                client launches one program on several devices at a time, so any other order than the list's could wait in a circle.
+            threads: whether each rank of one device is dispatched by a thread of its own. Those of several devices
+                never are: XLA's CPU client launches one program on several devices at a time, so any other order than
+                the list's could wait in a circle.
             recorder: notes what is done; it costs time and memory.
 
         Raises:
-            RhinoError: RHI-STEP-001 to RHI-STEP-007 where the step is not safe to run, RHI-RUN-001 and RHI-RUN-006 for a program,
-                RHI-RUN-004 for the devices.
+            RhinoError: RHI-STEP-001 to RHI-STEP-007 where the step is not safe to run, RHI-RUN-001 and RHI-RUN-006 for
+                a program, RHI-RUN-004 for the devices.
         """
         num_results = _count(one.result for one in step.instructions if isinstance(one, Fetch))
         verify(step, _count(one.argument for one in step.instructions if isinstance(one, Feed)), num_results)
@@ -92,11 +109,15 @@ class Executor:
         held = {rank: RankDevices(rank, step.mesh, devices[rank]) for rank in self.ranks}
         runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
         pairs = list(dict.fromkeys(runs))
-        compiled = compile_programs([(step.programs[program], held[rank]) for program, rank in pairs], modules, cache or CompileCache())
+        compiled = compile_programs(
+            [(step.programs[program], held[rank]) for program, rank in pairs], modules, cache or CompileCache()
+        )
         self.programs = dict(zip(pairs, compiled, strict=True))
         self._targets = [
             Target(
-                one.argument, step.slots[one.target].layout, held[step.slots[one.target].rank].sharding(step.slots[one.target].layout.dims)
+                one.argument,
+                step.slots[one.target].layout,
+                held[step.slots[one.target].rank].sharding(step.slots[one.target].layout.dims),
             )
             for one in self.instructions
             if isinstance(one, Feed)
@@ -107,7 +128,9 @@ class Executor:
             if step.slots[slot].rank in held:
                 self._empty[slot] = _constant(number, step.slots[slot].layout, held[step.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
-        queue_of = {rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)}
+        queue_of = {
+            rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)
+        }
         if recorder is not None:
             recorder.attach(step, self.instructions)
         binder = Binder(step, held, self.programs, queue_of, transport, self.memory, recorder)
@@ -123,16 +146,22 @@ class Executor:
         return tuple(Feed(next(number), one.target) if isinstance(one, Feed) else one for one in self.instructions)
 
     def run(self, arguments: Sequence[Argument]) -> list[jax.Array | None]:
-        """Dispatches one step and returns its results, which may not be computed yet; None is a result of another process.
+        """Dispatches one step and returns its results, which may not be computed yet.
 
-        Arguments that only other processes are fed may be None. An array that lies as the step wants it is used as it is, and is gone if
-        the step donates it; anything else is placed first.
+        A result that another process has is None. Arguments that only other processes are fed may be None. An array
+        that is on the devices as the step needs it is used as it is, and is gone if the step donates it; anything else
+        is placed first.
 
         Raises:
-            RhinoError: RHI-RUN-002 where an argument does not match, RHI-RUN-005 where a program of this step or of the one before fails.
+            RhinoError: RHI-RUN-002 where an argument does not match, RHI-RUN-005 where a program of this step or of the
+                one before fails.
         """
         if self._broken:
-            raise RhinoError("RHI-RUN-005", "an earlier step failed, and left its arrays in no known state", fix="make a new executor")
+            raise RhinoError(
+                "RHI-RUN-005",
+                "an earlier step failed, and left its arrays in no known state",
+                fix="make a new executor",
+            )
         placed = self._place(arguments)
         self.wait()
         memory = self.memory
@@ -157,7 +186,9 @@ class Executor:
         return results
 
     def place(self, arguments: Sequence[Argument]) -> list[Argument]:
-        """Returns `arguments` with those that ranks of this process are fed where the step wants them, so that `run` moves nothing.
+        """Returns `arguments` with those that ranks of this process are fed placed where the step needs them.
+
+        Then `run` moves nothing.
 
         Raises:
             RhinoError: RHI-RUN-002 where one does not match.
@@ -190,7 +221,9 @@ class Executor:
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def progress(self) -> Progress:
@@ -200,7 +233,10 @@ class Executor:
         return Progress(self._num_steps - 1, self._running, places)
 
     def launched(self) -> dict[int, list[tuple[int, Any]]]:
-        """Returns, by rank, the place of each run dispatched in the step at hand, and the token that tells when it has ended."""
+        """Returns, by rank, the runs dispatched in the current step.
+
+        Each run is its place, and the token that tells when it has ended.
+        """
         runs: dict[int, list[tuple[int, Any]]] = {rank: [] for rank in self.ranks}
         for place, (one, token) in enumerate(zip(self.instructions, list(self.memory.tokens), strict=False)):
             if isinstance(one, Run) and token is not None:
@@ -209,7 +245,10 @@ class Executor:
 
     def memory_bytes(self) -> dict[str, int]:
         """Returns what each program takes of one device's memory, as XLA has assigned its buffers."""
-        return {self.step.programs[program].name: one.executable.memory_bytes() for (program, _), one in self.programs.items()}
+        return {
+            self.step.programs[program].name: one.executable.memory_bytes()
+            for (program, _), one in self.programs.items()
+        }
 
     def _fail(self, place: int, error: Exception) -> None:
         """Raises what went wrong at a place of the list."""
@@ -221,10 +260,15 @@ class Executor:
         if self.transport is not None:
             self.transport.explain()
         failed = failed_run(error)
-        raise RhinoError(failed.id, failed.what, notes=(f"it was {describe(self.step, self.instructions[place])}",)) from None
+        raise RhinoError(
+            failed.id, failed.what, notes=(f"it was {describe(self.step, self.instructions[place])}",)
+        ) from None
 
     def _place(self, arguments: Sequence[Argument]) -> list[jax.Array]:
-        """The array of each feed. All are placed before the step starts: a program may take an argument that is fed twice."""
+        """Returns the array of each feed, all placed before the step starts.
+
+        A program may take an argument that is fed twice.
+        """
         placed: list[jax.Array | None] = []
         late: list[tuple[int, Host | jax.Array, jax.sharding.Sharding]] = []
         seen: set[int] = set()
@@ -238,13 +282,17 @@ class Executor:
                 placed.append(None)
         if late:
             with jax.enable_x64(True):  # else 64-bit host values would be narrowed
-                arrays = jax.device_put([value for _, value, _ in late], [sharding for _, _, sharding in late], may_alias=False)
+                arrays = jax.device_put(
+                    [value for _, value, _ in late], [sharding for _, _, sharding in late], may_alias=False
+                )
             for (number, _, _), array in zip(late, arrays, strict=True):
                 placed[number] = array
         return placed  # type: ignore[return-value]
 
 
-def devices_of_ranks(step: Step, devices: Sequence[jax.Device], ranks: Sequence[int] | None = None) -> dict[int, tuple[jax.Device, ...]]:
+def devices_of_ranks(
+    step: Step, devices: Sequence[jax.Device], ranks: Sequence[int] | None = None
+) -> dict[int, tuple[jax.Device, ...]]:
     """Returns the devices of each of `ranks` (None is all), taken from `devices` one rank after another.
 
     Raises:
@@ -253,7 +301,10 @@ def devices_of_ranks(step: Step, devices: Sequence[jax.Device], ranks: Sequence[
     held = range(step.num_ranks) if ranks is None else ranks
     size = step.mesh.num_devices
     if len(devices) < size * len(held):
-        raise RhinoError("RHI-RUN-004", f"{len(held)} ranks with a mesh of {step.mesh} need {size * len(held)} devices, not {len(devices)}")
+        raise RhinoError(
+            "RHI-RUN-004",
+            f"{len(held)} ranks with a mesh of {step.mesh} need {size * len(held)} devices, not {len(devices)}",
+        )
     return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(held)}
 
 
@@ -290,10 +341,14 @@ def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | j
     number, layout = target.argument, target.layout
     value = arguments[number] if number < len(arguments) else None
     if value is None:
-        raise RhinoError("RHI-RUN-002", f"argument {number} of the step is missing, and a rank of this process is fed it")
+        raise RhinoError(
+            "RHI-RUN-002", f"argument {number} of the step is missing, and a rank of this process is fed it"
+        )
     if tuple(value.shape) != layout.shape or value.dtype != dtype_of(layout):
         wanted = f"{dtype_of(layout)}{list(layout.shape)}"
-        raise RhinoError("RHI-RUN-002", f"argument {number} of the step: got {value.dtype}{list(value.shape)}, expected {wanted}")
+        raise RhinoError(
+            "RHI-RUN-002", f"argument {number} of the step: got {value.dtype}{list(value.shape)}, expected {wanted}"
+        )
     if isinstance(value, jax.Array) and value.is_deleted():
         raise RhinoError("RHI-RUN-002", f"argument {number} of the step was deleted or donated")
     return value

@@ -1,7 +1,8 @@
 """Draw a program's inputs from a seed, or read some of them from a file.
 
-The rule knows no names: integers that index something must stay small, and a value whose square root or logarithm is taken must not be
-negative (the second moment of an optimizer, say). Everything else is drawn with both signs, so that sums cancel as they do in training.
+The rule knows no names: integers that index something must stay small, and a value whose square root or logarithm is
+taken must not be negative (the second moment of an optimizer, say). Everything else is drawn with both signs, so that
+sums cancel as they do in training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from rhino.runtime.executor.signature import Signature, Value
 FLOAT_RANGE: Final = 0.1
 RULE: Final = f"""\
 Inputs are drawn from the seed, each argument by itself:
-  floats     uniform in [-{FLOAT_RANGE}, {FLOAT_RANGE}); in [0, {FLOAT_RANGE}) where a root or logarithm is taken of a sum or
+  floats     uniform in [-{FLOAT_RANGE}, {FLOAT_RANGE}); in [0, {FLOAT_RANGE}) where a root or logarithm is taken of a \
+sum or
              multiple of the argument (as of Adam's second moment)
   integers   uniform in [0, --int-range); 32-bit unsigned ones (random keys) over all their values
   booleans   true or false"""
@@ -32,7 +34,13 @@ Inputs are drawn from the seed, each argument by itself:
 _ROOTS: Final = frozenset({"stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.log", "stablehlo.cbrt", "stablehlo.power"})
 _KEEPS_SIGN: Final = frozenset(
     {
-        *("stablehlo.add", "stablehlo.convert", "stablehlo.reshape", "stablehlo.transpose", "stablehlo.broadcast_in_dim"),
+        *(
+            "stablehlo.add",
+            "stablehlo.convert",
+            "stablehlo.reshape",
+            "stablehlo.transpose",
+            "stablehlo.broadcast_in_dim",
+        ),
         *("stablehlo.slice", "stablehlo.concatenate", "stablehlo.maximum", "sdy.sharding_constraint"),
     }
 )
@@ -62,7 +70,9 @@ class InputRule:
             return np.asarray(random.integers(0, min(self.int_range, _max_int(dtype) + 1), value.shape))
         low = 0.0 if value.index in self.nonnegative else -FLOAT_RANGE
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            return np.asarray(random.uniform(low, FLOAT_RANGE, value.shape) + 1j * random.uniform(low, FLOAT_RANGE, value.shape))
+            return np.asarray(
+                random.uniform(low, FLOAT_RANGE, value.shape) + 1j * random.uniform(low, FLOAT_RANGE, value.shape)
+            )
         return np.asarray(random.uniform(low, FLOAT_RANGE, value.shape))
 
 
@@ -101,7 +111,9 @@ def draw_inputs(signature: Signature, rule: InputRule, given: Mapping[int, Host]
 
 def fresh_inputs(signature: Signature, rule: InputRule, given: Mapping[int, Host]) -> Callable[[int], dict[int, Host]]:
     """Returns what draws, for a step, new values of the arguments that are neither given nor fed back."""
-    batch = [value for value in signature.arguments if value.index not in given and value.index not in signature.feedback]
+    batch = [
+        value for value in signature.arguments if value.index not in given and value.index not in signature.feedback
+    ]
     return lambda step: {value.index: rule.draw(value, step) for value in batch}
 
 
@@ -109,15 +121,20 @@ def read_inputs(path: Path, signature: Signature) -> dict[int, Host]:
     """Returns the arrays of an `.npz` file by argument index; a key is an argument's index or its name.
 
     Raises:
-        RhinoError: RHI-CLI-002 where the file cannot be read, RHI-RUN-002 where a key is no argument, or an array does not match it.
+        RhinoError: RHI-CLI-002 where the file cannot be read, RHI-RUN-002 where a key is no argument, or an array does
+            not match it.
     """
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except OSError as error:
-        raise RhinoError("RHI-CLI-002", f"cannot read the inputs: {error.strerror or error}", Place(str(path))) from None
+        raise RhinoError(
+            "RHI-CLI-002", f"cannot read the inputs: {error.strerror or error}", Place(str(path))
+        ) from None
     except (ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise RhinoError("RHI-CLI-002", f"the inputs are no .npz file of plain arrays: {error}", Place(str(path))) from None
+        raise RhinoError(
+            "RHI-CLI-002", f"the inputs are no .npz file of plain arrays: {error}", Place(str(path))
+        ) from None
     values = [_find(key, signature, path) for key in arrays]
     return {value.index: _match(array, value, path) for value, array in zip(values, arrays.values(), strict=True)}
 

@@ -1,4 +1,6 @@
-"""A step's programs on the devices of a rank: their modules made to donate what the step says, compiled, and held to their layouts.
+"""A step's programs on the devices of a rank.
+
+Their modules are made to donate what the step declares, are compiled, and are checked against their layouts.
 
 Errors    RHI-RUN-006 a program and its module disagree; RHI-RUN-001 and RHI-RUN-002 as `compile_module`; RHI-READ-002.
 """
@@ -52,7 +54,7 @@ class RankDevices:
 
     @staticmethod
     def spec(dims: Dims) -> jax.sharding.PartitionSpec:
-        """Returns the partition spec of an array whose dims are split so; dims at the end that are not split are left out."""
+        """Returns the partition spec of an array with dims split so, without the last dims that are not split."""
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
         while entries and entries[-1] is None:
             entries.pop()
@@ -80,7 +82,10 @@ def dtype_of(layout: Layout) -> np.dtype[np.generic]:
 def compile_programs(
     programs: Sequence[tuple[StepProgram, RankDevices]], modules: Mapping[str, ir.Module | str], cache: CompileCache
 ) -> list[RankProgram]:
-    """Returns each program compiled for the rank beside it; a program that stands with several ranks is compiled once."""
+    """Returns each program compiled for the rank beside it.
+
+    A program that is listed with several ranks is compiled once.
+    """
     parsed: dict[str, ir.Module] = {}
     for program, rank in programs:
         if program.name not in parsed:
@@ -94,7 +99,9 @@ def _module(program: StepProgram, modules: Mapping[str, ir.Module | str], mesh: 
         raise RhinoError("RHI-RUN-006", f"program {program.name} is of module {program.module}, which is not there")
     given = modules[program.module]
     # Each in a context of its own: they are compiled at the same time.
-    module = read_module(given.encode(), program.module, make_context()) if isinstance(given, str) else copy_module(given)
+    module = (
+        read_module(given.encode(), program.module, make_context()) if isinstance(given, str) else copy_module(given)
+    )
     check_signature(program, module, mesh, program.module)
     return module
 

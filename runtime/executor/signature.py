@@ -1,7 +1,7 @@
 """What a program takes and gives: names, shapes, dtypes, and which result takes over which argument's buffer.
 
-A program may hold an argument or result in another shape than callers know it by (`rhino.view`, `rhino.padded`). Callers see logical shapes
-alone.
+A program may hold an argument or result in another shape than callers know it by (`rhino.view`, `rhino.padded`).
+Callers see logical shapes alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def array_dtype(mlir_name: str) -> np.dtype[np.generic] | None:
 class Value:
     """An argument or result of a program; `name` may be empty.
 
-    Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which the program holds
-    the elements of `padded`, in the same order.
+    Shapes: `shape` is the logical, global one; `padded` has zeros behind it along some dims; `stored` is that in which
+    the program holds the elements of `padded`, in the same order.
     """
 
     index: int
@@ -76,8 +76,8 @@ def read_signature(module: ir.Module) -> Signature:
     """Returns the signature of the module's entry function.
 
     Raises:
-        RhinoError: RHI-READ-005; RHI-READ-002 where a logical shape does not fit; RHI-RUN-002 where an argument or result is no tensor of a
-            dtype that arrays have.
+        RhinoError: RHI-READ-005; RHI-READ-002 where a logical shape does not fit; RHI-RUN-002 where an argument or
+            result is no tensor of a dtype that arrays have.
     """
     with module.context:
         entry = entry_function(module)
@@ -108,4 +108,6 @@ def _value(index: int, name: str, kind: ir.Type, attributes: Attributes, entry: 
             fix="keep tokens, tuples and quantized tensors inside the program",
         )
     stored, place = tuple(kind.shape), place_of(entry.location)
-    return Value(index, name, logical_shape(attributes, stored, place), dtype, padded_shape(attributes, stored, place), stored)
+    return Value(
+        index, name, logical_shape(attributes, stored, place), dtype, padded_shape(attributes, stored, place), stored
+    )

@@ -1,4 +1,7 @@
-"""Run a program step after step, each result that takes over an argument's buffer being that argument of the next step."""
+"""Run a program step after step.
+
+Each result that takes over an argument's buffer is that argument of the next step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ Fresh = Callable[[int], Mapping[int, Host]]
 class StepRun:
     """One finished step: its number from 0, its wall time, and its results.
 
-    Results have their stored shapes, and those that are fed back live until the next step starts: `Executable.fetch` them before.
+    Results have their stored shapes, and those that are fed back live until the next step starts: `Executable.fetch`
+    them before.
     """
 
     number: int
@@ -26,7 +30,9 @@ class StepRun:
     results: tuple[jax.Array, ...]
 
 
-def run_steps(executable: Executable, inputs: Sequence[Host], num_steps: int, fresh: Fresh | None = None) -> Iterator[StepRun]:
+def run_steps(
+    executable: Executable, inputs: Sequence[Host], num_steps: int, fresh: Fresh | None = None
+) -> Iterator[StepRun]:
     """Runs `num_steps` steps and yields each when it is finished.
 
     Arguments that no result takes over keep their value of `inputs`, unless `fresh(step)` gives another.
@@ -42,13 +48,22 @@ def run_steps(executable: Executable, inputs: Sequence[Host], num_steps: int, fr
         yield StepRun(number, time.perf_counter() - start_s, results)
         if number + 1 < num_steps:
             drawn = fresh(number + 1) if fresh else {}
-            arguments = _next(executable, arguments, results, [drawn.get(i, value) for i, value in enumerate(inputs)], drawn)
+            arguments = _next(
+                executable, arguments, results, [drawn.get(i, value) for i, value in enumerate(inputs)], drawn
+            )
 
 
 def _next(
-    executable: Executable, old: Sequence[jax.Array], results: Sequence[jax.Array], inputs: Sequence[Host], drawn: Mapping[int, Host]
+    executable: Executable,
+    old: Sequence[jax.Array],
+    results: Sequence[jax.Array],
+    inputs: Sequence[Host],
+    drawn: Mapping[int, Host],
 ) -> list[jax.Array]:
-    """The arguments of the next step: fed back, drawn anew, the old ones, or put again where the program consumed them."""
+    """Returns the arguments of the next step.
+
+    Each is fed back, drawn anew, the old one, or put again if the program consumed it.
+    """
     feedback = executable.signature.feedback
 
     def argument(index: int) -> jax.Array:

@@ -1,7 +1,10 @@
-"""What a step's programs and transfers took, and the file that shows it beside what was expected (chrome://tracing, Perfetto).
+"""The measured times of a step's programs and transfers, and the trace file that shows them beside the expected ones.
 
-Ends are seen by threads that wait for each program and each array that comes in, so a recorded executor holds incoming arrays longer than
-others do. Starts are not seen: a program starts when it is dispatched, its rank is free and what comes in for it is there.
+The file is for chrome://tracing and Perfetto.
+
+Ends are seen by threads that wait for each program and each array that comes in, so a recorded executor holds incoming
+arrays longer than others do. Starts are not seen: a program starts when it is dispatched, its rank is free and what
+comes in for it is there.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ SIMULATED: Final = "simulated"
 
 DISPATCH: Final = "dispatch"
 
-_GROUPS: Final = {name: i for i, name in enumerate((SIMULATED, MEASURED, f"{SIMULATED}, moved", f"{MEASURED}, moved", DISPATCH))}
+_GROUPS: Final = {
+    name: i for i, name in enumerate((SIMULATED, MEASURED, f"{SIMULATED}, moved", f"{MEASURED}, moved", DISPATCH))
+}
 """What stands below what in the viewer."""
 
 _MICROSECONDS: Final = 1e6
@@ -84,7 +89,10 @@ class Recorder:
         self._step, self._instructions = step, instructions
 
     def wrap(self, place: int, action: Action, number: Callable[[], int], started: Callable[[], Any]) -> Action:
-        """Returns `action` noted: `number` gives the step's number, `started` what it started, as something to wait for."""
+        """Returns `action` so that its runs are recorded.
+
+        `number` gives the step's number, and `started` what the action started, as something to wait for.
+        """
         one = self._instructions[place]
         waiter = self._waiter(one)
 
@@ -106,12 +114,18 @@ class Recorder:
             one.thread.join()
 
     def timeline(self, step: int) -> Timeline:
-        """Returns what the ranks of this process did in a step, in seconds from the start of its first program or transfer."""
+        """Returns what the ranks of this process did in a step.
+
+        Times are in seconds from the start of its first program or transfer.
+        """
         assert self._step is not None
         return _from_zero(self._step.num_ranks, *self._measured(step))
 
     def events(self) -> list[Event]:
-        """Returns all that was measured as plain data, times since the epoch; events of several processes can be put together."""
+        """Returns all that was measured as plain data, with times since the epoch.
+
+        Events of several processes can be put together.
+        """
         events: list[Event] = []
         for step in sorted({record.step for record in self._records}):
             spans, moves = self._measured(step)
@@ -169,7 +183,9 @@ class Recorder:
 def timeline_events(group: str, spans: Iterable[Span], moves: Iterable[TransferSpan], step: int = 0) -> list[Event]:
     """Returns a timeline as events of two groups: what runs, `MEASURED` or `SIMULATED`, and what is moved."""
     runs = [_event(group, span.rank, str(span.task), span.start_s, span.end_s, step) for span in spans]
-    return runs + [_event(f"{group}, moved", move.taker, f"transfer {move.uid}", move.start_s, move.end_s, step) for move in moves]
+    return runs + [
+        _event(f"{group}, moved", move.taker, f"transfer {move.uid}", move.start_s, move.end_s, step) for move in moves
+    ]
 
 
 def chrome_trace(measured: Sequence[Event], simulated: Timeline | None = None) -> str:
@@ -189,11 +205,18 @@ def _names(events: Sequence[Mapping[str, Any]]) -> list[Event]:
     """What the viewer calls the groups and the rows in them."""
     groups = {number: name for name, number in _GROUPS.items()}
     used = sorted({(event["pid"], event["tid"]) for event in events})
-    rows = [{"ph": "M", "pid": group, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}} for group, rank in used]
-    heads = [
-        {"ph": "M", "pid": group, "name": "process_name", "args": {"name": groups[group]}} for group in sorted({pid for pid, _ in used})
+    rows = [
+        {"ph": "M", "pid": group, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+        for group, rank in used
     ]
-    order = [{"ph": "M", "pid": head["pid"], "name": "process_sort_index", "args": {"sort_index": head["pid"]}} for head in heads]
+    heads = [
+        {"ph": "M", "pid": group, "name": "process_name", "args": {"name": groups[group]}}
+        for group in sorted({pid for pid, _ in used})
+    ]
+    order = [
+        {"ph": "M", "pid": head["pid"], "name": "process_sort_index", "args": {"sort_index": head["pid"]}}
+        for head in heads
+    ]
     return [*heads, *order, *rows]
 
 

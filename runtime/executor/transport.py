@@ -1,7 +1,8 @@
 """How an array comes from one rank to another: by a copy inside a process, or through a transport between processes.
 
-Both sides hold an array of one layout, so part i goes to device i; nothing is resharded on the way. On the wire a transfer is known by the
-number of the step and its own number within the step, packed in 63 bits: no two transfers of a job have the same.
+Both sides hold an array of one layout, so part i goes to device i; nothing is resharded on the way. On the wire a
+transfer is known by the number of the step and its own number within the step, packed in 63 bits: no two transfers of a
+job have the same.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def wire_uid(step: int, uid: int) -> int:
 
 
 def bind_copy(target: RankDevices, layout: Layout) -> Callable[[jax.Array], jax.Array]:
-    """Returns what copies an array of `layout` to another rank of this process, without waiting for it to be computed."""
+    """Returns a function that copies an array of `layout` to another rank of this process.
+
+    It does not wait for the array to be computed.
+    """
     devices = [xla_client.DeviceList(target.devices)]
     shardings = [target.sharding(layout.dims)]
     semantics = [xla_client.ArrayCopySemantics.ALWAYS_COPY]
@@ -70,20 +74,32 @@ class Job(Protocol):
 
 
 class Transport(Protocol):
-    """Moves arrays between processes. One serves all executors of a process; every process of the job runs their steps in one order."""
+    """Moves arrays between processes.
+
+    One serves all executors of a process; every process of the job runs their steps in one order.
+    """
 
     @property
     def waits(self) -> bool:
-        """Whether receiving waits for the array to arrive. If so it is done right before the array's first use, else early."""
+        """Whether receiving waits for the array to arrive.
+
+        If so, an array is received right before its first use, else early.
+        """
 
     def next_step(self) -> int:
         """Returns the number of the next step."""
 
     def sender(self, uid: int, peer: int, layout: Layout) -> Send:
-        """Returns what gives the array of transfer `uid` to rank `peer`; it never waits. Connects to the peer's process if it is new."""
+        """Returns what gives the array of transfer `uid` to rank `peer`; it never waits.
+
+        Connects to the peer's process if it is new.
+        """
 
     def receiver(self, uid: int, peer: int, target: RankDevices, layout: Layout) -> Receive:
-        """Returns what takes the array of transfer `uid` from rank `peer`. Connects to the peer's process if it is new."""
+        """Returns what takes the array of transfer `uid` from rank `peer`.
+
+        Connects to the peer's process if it is new.
+        """
 
     def explain(self) -> None:
         """Called when a step has failed: does not return if that is because a peer is gone."""
@@ -102,7 +118,10 @@ class Peers:
     def process(self, rank: int) -> int:
         """Returns the process that holds a rank."""
         if not 0 <= rank < len(self.process_of):
-            raise RhinoError("RHI-RUN-004", f"the step has a rank {rank}, and the processes hold ranks 0 to {len(self.process_of) - 1}")
+            raise RhinoError(
+                "RHI-RUN-004",
+                f"the step has a rank {rank}, and the processes hold ranks 0 to {len(self.process_of) - 1}",
+            )
         return self.process_of[rank]
 
 
@@ -140,7 +159,8 @@ class SocketTransport:
         pull = self._connect(self._peers.process(peer)).pull
         shape = target.sharding(layout.dims).shard_shape(layout.shape)
         wanted = [
-            jax.ShapeDtypeStruct(shape, dtype_of(layout), sharding=jax.sharding.SingleDeviceSharding(device)) for device in target.devices
+            jax.ShapeDtypeStruct(shape, dtype_of(layout), sharding=jax.sharding.SingleDeviceSharding(device))
+            for device in target.devices
         ]
         handler = target.handler(layout)
         return lambda step: handler(pull(wire_uid(step, uid), wanted))

@@ -45,7 +45,10 @@ class _Maker:
 
     def of(self, group: str, inner: int = 1) -> list[Sample]:
         """The samples of a kind of work in groups of `inner` devices, by work."""
-        return sorted((one for one in self.samples if (one.group, one.inner) == (group, inner)), key=lambda one: (one.work, one.seconds))
+        return sorted(
+            (one for one in self.samples if (one.group, one.inner) == (group, inner)),
+            key=lambda one: (one.work, one.seconds),
+        )
 
     def fit(self, group: str, inner: int = 1) -> Fit:
         return fit_line([(one.work, one.seconds) for one in self.of(group, inner)])
@@ -54,7 +57,9 @@ class _Maker:
         """The source of a figure: when and where it was measured, on what, and how sure it is."""
         origin, count = self.origin, len(self.devices)
         sure = f": {fit.text}" if fit else f": timings spread by {spread:.0%}" if spread is not None else ""
-        return f"measured {origin.date}, jaxlib {origin.jaxlib}, {count} devices at once on {origin.machine}; {what}{sure}"
+        return (
+            f"measured {origin.date}, jaxlib {origin.jaxlib}, {count} devices at once on {origin.machine}; {what}{sure}"
+        )
 
     def device(self) -> Device:
         memory, step = self.fit("memory"), self.fit("step memory")
@@ -83,13 +88,24 @@ class _Maker:
                 ("usable_hbm_fraction", memory_sources[1]),
                 ("hbm_bytes_per_s", self.said("sums, transposes and reductions, bytes read plus written", memory)),
                 ("matmul_efficiency", _RATE),
-                ("memory_efficiency", self.said("the training step of a net of norms, by what its kernels move, over that rate", step)),
+                (
+                    "memory_efficiency",
+                    self.said("the training step of a net of norms, by what its kernels move, over that rate", step),
+                ),
                 ("launch_s", self.said("a program of one array", spread=few.spread)),
-                ("array_s", self.said(f"a program of {many.work / 2:.0f} arrays against it, arguments and results", spread=many.spread)),
+                (
+                    "array_s",
+                    self.said(
+                        f"a program of {many.work / 2:.0f} arrays against it, arguments and results", spread=many.spread
+                    ),
+                ),
                 ("op_s", self.said("the training step of a net of small layers, by kernel", spread=op.spread)),
                 ("vector_per_s", self.said("multiplications and additions in one kernel", vector)),
                 ("costly_per_s", self.said("exp, log, tanh, rsqrt and division in one kernel", costly)),
-                *((f"flops_per_s.{key}", self.said("products of matrices, alone and in batches", fit)) for key, fit in rates),
+                *(
+                    (f"flops_per_s.{key}", self.said("products of matrices, alone and in batches", fit))
+                    for key, fit in rates
+                ),
             ),
         )
 
@@ -108,7 +124,10 @@ class _Maker:
         count = len(self.devices)
         groups = [inner for inner in range(2, count + 1) if count % inner == 0]
         fits = {(kind, inner): self.fit(kind, inner) for kind in KINDS for inner in groups}
-        sources = [(f"collectives.{kind}.{inner}", self.said(f"all groups of {inner} at once", fit)) for (kind, inner), fit in fits.items()]
+        sources = [
+            (f"collectives.{kind}.{inner}", self.said(f"all groups of {inner} at once", fit))
+            for (kind, inner), fit in fits.items()
+        ]
         transfer = self.fit("transfer", 2) if count > 1 else None
         if transfer:
             sources.append(("transfer", self.said("arrays from each device to one", transfer)))
@@ -128,7 +147,10 @@ class _Maker:
         )
 
     def ring_step(self, fit: Fit) -> tuple[Line, str]:
-        """What one step of a ring would take, were the all-reduce over all devices one; for meshes that nobody has measured."""
+        """Returns what one step of a ring would take if the all-reduce over all devices were a ring.
+
+        It is for meshes that nobody has measured.
+        """
         steps = 2 * (len(self.devices) - 1)
         line = Line(fit.line.fixed_s / steps, fit.line.per_s * steps / len(self.devices))
         return line, self.said("the all-reduce over all devices, taken as a ring", fit)
@@ -139,7 +161,10 @@ class _Maker:
 
 
 def _rising(samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
-    """The points of a table, in which seconds never fall: of equal works the slowest, and as slow as what is smaller."""
+    """Returns the points of a table, in which seconds never fall as work grows.
+
+    Of equal works the slowest counts, and each work takes at least as long as smaller ones.
+    """
     seconds = accumulate((one.seconds for one in samples), max)
     return tuple({one.work: (one.work, slowest) for one, slowest in zip(samples, seconds, strict=True)}.values())
 

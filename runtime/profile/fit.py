@@ -1,8 +1,9 @@
 """Lines through measured times: a fixed time, and a rate.
 
-What counts is how far a line is off as a share of the measured time, summed over all samples: small sizes count as large ones do, and a
-sample that a disturbance has spoilt weighs no more than any other. Some line with the least sum goes through two of the samples, or through
-one and the origin, or is a constant through one; there are few enough to try them all. One sample alone is a rate.
+What counts is how far a line is off as a share of the measured time, summed over all samples: small sizes count as
+large ones do, and a sample that a disturbance has spoilt weighs no more than any other. Some line with the least sum
+goes through two of the samples, or through one and the origin, or is a constant through one; there are few enough to
+try them all. One sample alone is a rate.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ class Fit:
     @property
     def text(self) -> str:
         """How good the line is, in words."""
-        return f"{self.num_samples} sizes, off by {self.median_error:.0%} in the median and {self.worst_error:.0%} at most"
+        return (
+            f"{self.num_samples} sizes, off by {self.median_error:.0%} in the median and {self.worst_error:.0%} at most"
+        )
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Fit:
-    """Returns the line through (work, seconds) with the least sum of relative errors, neither part of it negative; at least one point."""
+    """Returns the line through (work, seconds) with the least sum of relative errors, neither part of it negative.
+
+    There must be at least one point.
+    """
     best = min(_candidates(points), key=lambda line: (sum(errors(line, points)), line.fixed_s, line.per_s))
     found = errors(best, points)
     return Fit(best, median(found), max(found), len(points))

@@ -1,4 +1,7 @@
-"""What the kernels of a compiled program are: how many, and what they move. Loops and called computations count as one kernel each."""
+"""What the kernels of a compiled program are: how many, and what they move.
+
+Loops and called computations count as one kernel each.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from typing import Final
 from rhino.ir.graph.hlo_collectives import shape_bytes
 
 _KERNEL: Final = re.compile(
-    r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?[\]})]) (?P<opcode>[a-z][\w-]*)\((?P<operands>[^)]*)\)", re.MULTILINE
+    r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?[\]})]) (?P<opcode>[a-z][\w-]*)\((?P<operands>[^)]*)\)",
+    re.MULTILINE,
 )
 _COMMENT: Final = re.compile(r"/\*.*?\*/")
 _NO_KERNELS: Final = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element"})
 
 
 def kernels(hlo: str) -> tuple[int, int]:
-    """Returns how many instructions of a compiled program's entry do something, and the bytes that they read and write together."""
+    """Returns the number of kernels of a compiled program's entry, and the bytes that they read and write together."""
     entry = _COMMENT.sub("", hlo[hlo.index("\nENTRY ") :].split("\n}", 1)[0])
     sizes: dict[str, int] = {}
     number = moved = 0

@@ -1,8 +1,9 @@
 """Measure the devices at hand: how long each kind of work takes on all of them at once.
 
-Every program is compiled and launched as a step is. A family's programs grow until one takes longer than a limit. Then all programs are
-timed in turn, for several rounds, so that what disturbs the machine for a while disturbs them alike; of the times of a program the lower
-quartile counts, which a disturbance of less than three quarters of the rounds leaves alone.
+Every program is compiled and launched as a step is. A family's programs grow until one takes longer than a limit. Then
+all programs are timed in turn, for several rounds, so that what disturbs the machine for a while disturbs them alike;
+of the times of a program the lower quartile counts, which a disturbance of less than three quarters of the rounds
+leaves alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _TRANSFERS: Final = tuple(1 << power for power in (10, 14, 18, 20, 22, 24))
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds that one amount of work takes on every device at once; `spread` is the interquartile range of its timings, as a share."""
+    """Seconds that one amount of work takes on every device at once.
+
+    `spread` is the interquartile range of its timings, as a share of the seconds.
+    """
 
     group: str
     inner: int
@@ -85,9 +89,9 @@ class _Timed:
 
 
 def measure(devices: Sequence[jax.Device], settings: Settings, note: Callable[[str], None]) -> tuple[Sample, ...]:
-    """Returns what every kind of work takes on `devices`, all busy, net of what launching it takes; `note` is told of progress.
+    """Returns what every kind of work takes on `devices`, all busy, net of what launching it takes.
 
-    Launches themselves are whole, one with few arrays and one with many.
+    `note` gets messages of progress. Launches, one with few arrays and one with many, are not net of anything.
     """
     timed: list[_Timed] = []
     for number, family in enumerate(families := list(_families(len(devices), settings.dtypes))):
@@ -146,7 +150,10 @@ def _launcher(executable: Executable, arguments: list[jax.Array]) -> Callable[[]
 
 
 def _compiled(probe: Probe, devices: Sequence[jax.Device]) -> tuple[Executable, list[jax.Array]]:
-    """Returns a program for all devices, and what it is launched with: ones on the diagonal of each matrix, so that products stay small."""
+    """Returns a program for all devices, and its arguments.
+
+    Each matrix has ones on its diagonal, so that products stay small.
+    """
     mesh = Mesh(np.array(devices).reshape(-1, probe.inner), ("outer", "inner"))
     everywhere = PartitionSpec(("outer", "inner"))
     # Each device's array is one row of the whole: what is local has one dim less.

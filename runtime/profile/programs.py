@@ -1,8 +1,8 @@
 """The programs that a profile times: each is one kind of work, alone, on every device at once.
 
-A program is written for one device and mapped over all of them, as a step is: devices that share cores, memory or links are measured
-while all of them are busy. Work is repeated in a chain, each link of which needs the one before, so that the compiler neither joins nor
-drops any; `work` and `repeats` are of one device.
+A program is written for one device and mapped over all of them, as a step is: devices that share cores, memory or links
+are measured while all of them are busy. Work is repeated in a chain, each link of which needs the one before, so that
+the compiler neither joins nor drops any; `work` and `repeats` are of one device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ DTYPES: Final = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "
 class Probe:
     """One program to time.
 
-    `group` is the kind of work, `work` what each of `repeats` links of the chain does on a device: FLOPs, elements or bytes; 0 `repeats`
-    stand for as many as the program has kernels, 0 `work` for the bytes that these move. `local` takes
-    and gives arrays of `shapes`, one device's. `inner` is the size of the groups that collectives run in (axis "inner").
+    `group` is the kind of work, `work` what each of `repeats` links of the chain does on a device: FLOPs, elements or
+    bytes; 0 `repeats` stand for as many as the program has kernels, 0 `work` for the bytes that these move. `local`
+    takes and gives arrays of `shapes`, one device's. `inner` is the size of the groups that collectives run in (axis
+    "inner").
     """
 
     group: str
@@ -49,11 +50,17 @@ def launch(count: int) -> Family:
 
 
 _LAYERS: Final = 24
-"""Enough for two hundred kernels, no two of them alike: one that has just run, as in a loop, takes a fraction of one that has not."""
+"""Enough for two hundred kernels, no two of them alike.
+
+One that has just run, as in a loop, takes a fraction of one that has not.
+"""
 
 
 def ops() -> Family:
-    """Yields the training step of a net whose layers are too small to take time; its kernels are counted when it is compiled."""
+    """Yields the training step of a net whose layers are too small to take time.
+
+    Its kernels are counted when it is compiled.
+    """
     widths = [8 + layer for layer in range(_LAYERS + 1)]
     yield Probe("op", 1.0, 0, _train_net, ((16, widths[0]), *pairwise(widths)))
 
@@ -116,7 +123,10 @@ _ELEMENTS: Final = (1 << 12, 1 << 14, 1 << 16)
 
 
 def norms() -> Family:
-    """Yields the training step of a net that has norms alone: kernels that move memory, among values that a step keeps for long."""
+    """Yields the training step of a net that has norms alone.
+
+    Its kernels move memory, among values that a step keeps for long.
+    """
     for rows in (1024, 4096):
         yield Probe("step memory", 0.0, 1, _train_norms, ((rows, 1024), *((1024,) for _ in range(12))))
 
@@ -165,7 +175,10 @@ def _train_convolution(x: jax.Array, w: jax.Array) -> Arrays:
 
 
 def collective(kind: str, inner: int) -> Family:
-    """Yields chains of one kind of collective in groups of `inner` devices, all groups at once; work is the payload in bytes."""
+    """Yields chains of one kind of collective in groups of `inner` devices, all groups at once.
+
+    The work of a chain is the payload in bytes.
+    """
     for size in (1 << 8, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 24):
         yield Probe(kind, 4.0 * size, 8, _chain(8, lambda y: _collective(kind, y, inner)), ((size,),), inner=inner)
 

@@ -1,4 +1,4 @@
-"""Autotuning: strategies that walk the space of stages, meshes, micro-batches and rematerialization, and the table of their names.
+"""Autotuning: strategies that search stages, meshes, micro-batches and rematerialization, and the table of their names.
 
 In: a space and who evaluates its points. Out: the best plan, and what the others lose by.
 """
@@ -57,11 +57,14 @@ def explore(
     foresee: Callable[[Iterator[PlanConfig]], None] = lambda _: None,
     made_s: float | None = None,
 ) -> Explored:
-    """Returns what became of the shapes of `space`; `evaluate` gives the outcomes of a round, and `told` hears of each round.
+    """Returns what became of the shapes of `space`.
 
-    Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came to where less was
-    said of how anything lies; with `made_s` that is the step to beat, whatever is estimated. An interruption ends the search with what is
-    known. Before a round `foresee` is given what is likely to be asked for behind it, which is found out when it is first read.
+    `evaluate` gives the outcomes of a round, and `told` hears of each round.
+
+    Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came
+    to where less was said of how anything lies; with `made_s` that is the step to beat, whatever is estimated. An
+    interruption ends the search with what is known. Before a round `foresee` is given what is likely to be asked for
+    behind it, which is found out when it is first read.
     """
 
     def round_of(shapes: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
@@ -81,7 +84,7 @@ def explore(
 
 
 def is_open(explored: Explored, made_s: float, done: Collection[PlanConfig]) -> bool:
-    """Says whether a shape was cut off, or a family passed over, that may yet take less than the programs of the best plan, `made_s`.
+    """Returns whether a shape was cut off, or a family passed over, that may beat the best plan's programs (`made_s`).
 
     That is so where these take longer than was estimated. Of `done` the programs were made.
     """
@@ -98,11 +101,16 @@ def reopen(
     told: Callable[[Explored], None] = lambda _: None,
     strategy: str = DEFAULT,
 ) -> Explored:
-    """Returns what became of the shapes with `made_s` for the step to beat, that of the best plan whose programs were made.
+    """Runs the search again with `made_s`, the step of the best plan whose programs were made, as the step to beat.
 
-    The search is run again on what is known; `evaluate` is asked for what was cut off at less than that, and for what is asked for behind.
+    Returns what became of the shapes. The search starts from what is known. It requests from `evaluate` what was cut
+    off at less than `made_s`, and what it needs after that.
     """
-    known = {one.shape: one for one in explored.outcomes if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done}
+    known = {
+        one.shape: one
+        for one in explored.outcomes
+        if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done
+    }
 
     def evaluated(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         new = [one for one in shapes if one not in known]
@@ -132,7 +140,7 @@ class _EnoughError(Exception):
 
 @dataclass(eq=False)
 class _Guesses:
-    """Evaluates shapes for a search that is run again: as `known`, else as `guess` has it; and notes what is `foreseen`."""
+    """Evaluates shapes for a search that is run again, as `known` or else by `guess`, and notes what is `foreseen`."""
 
     known: Mapping[PlanConfig, Outcome]
     under_way: Container[PlanConfig]
@@ -156,9 +164,10 @@ def _too_large(shape: PlanConfig, _: float) -> Outcome:
 
 
 def _foreseen(trials: Evaluations, strategy: str, under_way: Collection[PlanConfig]) -> Iterator[PlanConfig]:
-    """Yields what a search asks for next, if nothing that is not known yet is better than the best: all too slow, or all too large.
+    """Yields what a search requests next, if nothing that is not known yet is better than the best.
 
-    At the beginning the shapes under way stand for a best one, which collectives slow down.
+    It takes all such shapes for too slow, or all for too large. At the beginning the shapes under way stand for a best
+    one, which collectives slow down.
     """
     known: dict[PlanConfig, Outcome] = {one.shape: one for one in trials.explored.outcomes}
     if not known:
@@ -168,7 +177,10 @@ def _foreseen(trials: Evaluations, strategy: str, under_way: Collection[PlanConf
     for guess in (_too_slow, _too_large):
         guesses = _Guesses(known, under_way, guess)
         again = Evaluations(
-            trials.space, guesses, explored=Explored(trials.explored.below_s, trials.explored.made_s), relaxed=trials.relaxed
+            trials.space,
+            guesses,
+            explored=Explored(trials.explored.below_s, trials.explored.made_s),
+            relaxed=trials.relaxed,
         )
         with suppress(_EnoughError, SpentError):
             STRATEGIES[strategy].run(again)

@@ -1,23 +1,27 @@
 """Alleviate the bottleneck of a plan, again and again (Aceso).
 
-From a start `hop` looks for a better configuration at most `HOPS` primitives away (Aceso's Algorithm 2), and
-the search goes on from there; where there is none, from the best configuration that was evaluated and not yet gone on from (Algorithm 1).
+From a start `hop` looks for a better configuration at most `HOPS` primitives away (Aceso's Algorithm 2), and the search
+goes on from there; where there is none, from the best configuration that was evaluated and not yet gone on from
+(Algorithm 1).
 
-- *Heuristic 1*, where the bottleneck is: memory first, if the plan does not fit. Otherwise the longest stage; as our stages are even and
-  have one mesh, it stands for all, and what is left to find is the resource.
-- *Heuristic 2*, which primitives first: those that relieve the resource that takes the largest share of the step, beyond the least that any
-  configuration so far takes of it (the share in all stages, for Aceso, which here says nothing); and of these the one that comes to the
-  best step. Memory counts with the seconds that it costs: shardings are slower where they must be small.
+- *Heuristic 1*, where the bottleneck is: memory first, if the plan does not fit. Otherwise the longest stage; as our
+  stages are even and have one mesh, it stands for all, and what is left to find is the resource.
+- *Heuristic 2*, which primitives first: those that relieve the resource that takes the largest share of the step,
+  beyond the least that any configuration so far takes of it (the share in all stages, for Aceso, which here says
+  nothing); and of these the one that comes to the best step. Memory counts with the seconds that it costs: shardings
+  are slower where they must be small.
 - *Combined primitives*: each goes with inc-rc where memory then binds, and with dec-rc where it does not.
-- *Deduplication*: a configuration is known by what it means; meshes that are one mesh have one name. Nor is asked for what cannot fit or
-  cannot be better: by a bound, or because a number of micro-batches nearer to the best of its family is worse already.
-- *Fine-tuning*, at the end: a rank's devices in one row, or its axes the other way round; numbers of micro-batches in between those stepped
-  in, and shares kept in between. What Aceso tunes op by op (dp and tp within a stage, the dimension of each split) is what the search of
-  shardings finds for each configuration in the first place.
+- *Deduplication*: a configuration is known by what it means; meshes that are one mesh have one name. Nor is asked for
+  what cannot fit or cannot be better: by a bound, or because a number of micro-batches nearer to the best of its family
+  is worse already.
+- *Fine-tuning*, at the end: a rank's devices in one row, or its axes the other way round; numbers of micro-batches in
+  between those stepped in, and shares kept in between. What Aceso tunes op by op (dp and tp within a stage, the
+  dimension of each split) is what the search of shardings finds for each configuration in the first place.
 
-The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An estimate takes a
-search of shardings here, seconds and not microseconds, and one primitive takes all stages along: hops are fewer than the paper's seven.
-As with Aceso, which searches each number of stages by itself, there is one start for each number of them.
+The budget is configurations, not seconds: the search ends `FAILS` after the last that was better than all before. An
+estimate takes a search of shardings here, seconds and not microseconds, and one primitive takes all stages along: hops
+are fewer than the paper's seven. As with Aceso, which searches each number of stages by itself, there is one start for
+each number of them.
 
 Source: Aceso sections 3.1, 3.2, 4 and appendix B.
 """
@@ -28,7 +32,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, Outcome, PlanConfig, Refused, Strategy, bound_by_memory
+from rhino.strategies.autotune.base import (
+    CutOff,
+    Estimate,
+    Evaluations,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Strategy,
+    bound_by_memory,
+)
 from rhino.strategies.autotune.moves import Resource, balanced, is_legal, keep_less, keep_more, moves
 
 HOPS: Final = 2
@@ -68,7 +81,10 @@ def rank_of(outcome: Outcome) -> Rank:
 
 @dataclass(eq=False)
 class _Alleviation:
-    """One search: `best` so far, `failed` configurations since, and those `unexplored`, evaluated but not gone on from."""
+    """One search: `best` so far, the number of configurations `failed` since, and the `unexplored` ones.
+
+    Configurations in `unexplored` were evaluated, but the search has not gone on from them.
+    """
 
     trials: Evaluations
     fails: int
@@ -110,7 +126,10 @@ class _Alleviation:
         return None
 
     def bottleneck(self, now: Outcome) -> list[Resource | None]:
-        """Returns the resources that a configuration lacks, that first which takes most beyond what it need take (heuristics 1 and 2)."""
+        """Returns the resources that a configuration lacks (heuristics 1 and 2).
+
+        The resource comes first that takes most beyond what it need take.
+        """
         if not isinstance(now, Estimate):
             return ["memory"] if now.by_memory else [None]
         uses = _uses(now)
@@ -147,15 +166,23 @@ class _Alleviation:
         return found
 
     def enlarged(self, shapes: Iterable[PlanConfig]) -> Iterator[PlanConfig]:
-        """Returns the shapes in as many micro-batches as they need to fit, without those for which there are not so many."""
+        """Returns the shapes in as many micro-batches as they need to fit.
+
+        Shapes for which there are not so many micro-batches are left out.
+        """
         for shape in shapes:
             least = max((self.trials.space.may_fit_from(one) for one in self.family(shape)), default=0.0)
-            numbers = [number for number in self.trials.space.micro_batches if number >= max(least, shape.micro_batches)]
+            numbers = [
+                number for number in self.trials.space.micro_batches if number >= max(least, shape.micro_batches)
+            ]
             if numbers:
                 yield replace(shape, micro_batches=numbers[0])
 
     def may_pay(self, shape: PlanConfig) -> bool:
-        """Says whether a shape may be better than the best, by its bound and by its family, where one number of micro-batches is best."""
+        """Returns whether a shape may be better than the best, by its bound and by its family.
+
+        Within a family one number of micro-batches is best.
+        """
         if isinstance(self.best, Estimate) and self.bound_s(shape) >= self.best.step_s:
             return False
         number, family = shape.micro_batches, self.family(shape)
@@ -166,8 +193,8 @@ class _Alleviation:
     def bound_s(self, shape: PlanConfig) -> float:
         """Returns what a shape is taken not to fall below.
 
-        A bound without regard to memory holds with more micro-batches and with less that is kept, too. Where only shapes of more
-        micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
+        A bound without regard to memory holds with more micro-batches and with less that is kept, too. Where only
+        shapes of more micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
         """
         alike = [one for other, one in self.seen.items() if (other.stages, other.mesh) == (shape.stages, shape.mesh)]
         known = sorted((one.shape.micro_batches, one.free_bound_s) for one in alike if one.shape.keep >= shape.keep)

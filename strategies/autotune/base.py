@@ -1,9 +1,11 @@
-"""What every search of whole plans has in common: shapes, what they come to, the space that they are from, and one place to ask.
+"""What all searches of whole plans share.
 
-A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the backward pass that is kept: all of a whole
-plan but its schedule, which is chosen with it, and its shardings and stage boundaries, which are the best ones of a shape. What a shape
-comes to is found by planning it, so strategies differ in what they ask for, and in what order; they ask `Evaluations`, which plans no shape
-twice.
+That is shapes, what they come to, the space that they are from, and one place that evaluates them.
+
+A *shape* is stages, the mesh of a rank, micro-batches and the share of what is saved for the backward pass that is
+kept: all of a whole plan but its schedule, which is chosen with it, and its shardings and stage boundaries, which are
+the best ones of a shape. What a shape comes to is found by planning it, so strategies differ in what they ask for, and
+in what order; they ask `Evaluations`, which plans no shape twice.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ KEEPS: Final = (1.0, 0.5, 0.0)
 
 
 SLACK: Final = 2.0
-"""How many times what passes through memory should fit, to begin with: where hardly anything fits, shardings are slow, and long to find."""
+"""How many times what passes through memory should fit, to begin with.
+
+Where hardly anything fits, shardings are slow, and long to find.
+"""
 
 KEPT: Final = 1 / 32
 """The share of what passes through memory that is there even if all that can be is recomputed; to begin with."""
@@ -39,7 +44,10 @@ KEPT: Final = 1 / 32
 
 @dataclass(frozen=True, slots=True, order=True)
 class PlanConfig:
-    """A whole plan but for its schedule: `mesh` is that of one rank, `keep` the share of the activation stash that is not recomputed."""
+    """A whole plan but for its schedule.
+
+    `mesh` is that of one rank, `keep` the share of the activation stash that is not recomputed.
+    """
 
     stages: int
     mesh: tuple[int, ...]
@@ -62,19 +70,22 @@ class PlanConfig:
 
 
 NEARLY: Final = 1.25
-"""Times the budget: what is estimated to need no more may fit once its programs are made. Of a GPT of two layers, two stages to
-a rank were said to need 1.21 times what they were then proven to fit in (2026-11-22)."""
+"""Times the budget: what is estimated to need no more may fit once its programs are made.
+
+A GPT of two layers, two stages to a rank, was estimated to need 1.21 times what it was then proven to fit in
+(2026-11-22).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """What a shape comes to.
 
-    Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s` counts without idle
-    time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` + `collectives_s` + `idle_s`, each rank's mean.
-    `others` are those by other schedules, best first, but for those that need too much by far; `ahead` is the best by those that run ahead,
-    where it takes less and fits.
-    Shapes: `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
+    Units: seconds per step, bytes per device. `bound_s` is a proven lower bound of the shape's plans on what `step_s`
+    counts without idle time; `free_bound_s` the same without regard to memory. `step_s` is `compute_s` +
+    `collectives_s` + `idle_s`, each rank's mean. `others` are those by other schedules, best first, but for those that
+    need too much by far; `ahead` is the best by those that run ahead, where it takes less and fits. Shapes:
+    `peak_bytes` [ranks]; where one needs too much, of that alone; of `others`, none where that was not told.
     """
 
     shape: PlanConfig
@@ -106,11 +117,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a shape is none: `by_memory`, or for another reason that holds for all shapes with as many micro-batches or more.
+    """Why a shape is refused: `by_memory`, or for a reason that rules out more micro-batches too.
 
-    `needs_bytes` is what a device would have to hold, as estimated, where that is what stands against it. Of stages, `nearly` are the
-    plans, best first, that by it need hardly more than there is. `found_bytes` is what the least program takes that was
-    found, where one was.
+    The other reason applies to all shapes with as many micro-batches or more.
+
+    `needs_bytes` is what a device would have to hold, as estimated, where that is what stands against it. Of stages,
+    `nearly` are the plans, best first, that by it need hardly more than there is. `found_bytes` is what the least
+    program takes that was found, where one was.
     """
 
     shape: PlanConfig
@@ -131,10 +144,11 @@ class Refused:
 class CutOff:
     """A shape that was not planned to its end: it takes `bound_s` at least, and a better one was known.
 
-    `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so far. `arithmetic_s`
-    is the time of its arithmetic alone, where that is enough: it is the same on every mesh, in however many stages and micro-batches.
-    `estimated_s`, where it is not 0, is what a pipeline is estimated to take, which is what is too much: then `bound_s` may be less than
-    what was known, and `plans` are those that were estimated, best first, of which none is known to fit.
+    `free_bound_s` is the bound without regard to memory; `by_memory` says that it is memory that raised `bound_s` so
+    far. `arithmetic_s` is the time of its arithmetic alone, where that is enough: it is the same on every mesh, in
+    however many stages and micro-batches. `estimated_s`, where it is not 0, is what a pipeline is estimated to take,
+    which is what is too much: then `bound_s` may be less than what was known, and `plans` are those that were
+    estimated, best first, of which none is known to fit.
     """
 
     shape: PlanConfig
@@ -174,10 +188,11 @@ def bound_by_memory(outcome: Outcome) -> bool | None:
 class Space:
     """What there is to choose from.
 
-    `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in, ascending, and `finer`
-    all that there are. `least_s` is the time of the step's arithmetic on all devices at their full rate, `most` how many shapes a strategy
-    has evaluated at most, `budget_bytes` what a device may hold. If the whole step was divided evenly among all devices, each would hold
-    `held_bytes` throughout and `passing_bytes` more at its peak. `has_kin` says that ranks may have other meshes than those, too.
+    `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in,
+    ascending, and `finer` all that there are. `least_s` is the time of the step's arithmetic on all devices at their
+    full rate, `most` how many shapes a strategy has evaluated at most, `budget_bytes` what a device may hold. If the
+    whole step was divided evenly among all devices, each would hold `held_bytes` throughout and `passing_bytes` more at
+    its peak. `has_kin` says that ranks may have other meshes than those, too.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -192,7 +207,7 @@ class Space:
     has_kin: bool = False
 
     def kin(self, shape: PlanConfig) -> list[PlanConfig]:
-        """Returns the shapes with a rank's devices in one row, or with its axes the other way round; none unless `has_kin`."""
+        """Returns the shapes with a rank's devices in one row, or its axes in reverse order; none unless `has_kin`."""
         if not self.has_kin:
             return []
         meshes = dict.fromkeys([(prod(shape.mesh),), shape.mesh[::-1]])
@@ -206,22 +221,33 @@ class Space:
         return next(found, len(self.micro_batches) - 1)
 
     def may_hold(self, stages: int, micro_batches: int, keep: float, slack: float = 1.0) -> bool:
-        """Says whether shapes fit if nothing is in memory `slack` times, and what passes is that of the micro-batches in flight."""
+        """Returns whether shapes fit if all memory is divided evenly and what passes through it fits `slack` times.
+
+        What passes is that of the micro-batches in flight.
+        """
         saved = (keep + (1 - keep) * KEPT) * min(stages, micro_batches) / micro_batches
         return self.held_bytes + slack * saved * self.passing_bytes <= self.budget_bytes
 
     def may_fit_from(self, outcome: Outcome) -> float:
-        """Returns from how many micro-batches on what was refused may fit: with k times as many it needs at least a k-th of the memory."""
-        return outcome.shape.micro_batches * outcome.needs_bytes / self.budget_bytes if isinstance(outcome, Refused) else 0.0
+        """Returns from how many micro-batches on what was refused may fit.
+
+        With k times as many it needs at least a k-th of the memory.
+        """
+        return (
+            outcome.shape.micro_batches * outcome.needs_bytes / self.budget_bytes
+            if isinstance(outcome, Refused)
+            else 0.0
+        )
 
 
 @dataclass(slots=True)
 class Explored:
     """What was looked at, and for which strategy.
 
-    `below_s` is a step from elsewhere: what is not below it is of no use; `made_s` that of the best plan whose programs were made, once
-    there is one, which is then the step to beat in place of what plans are estimated at. `implied` are shapes that were asked for and are
-    cut off by what another came to, `passed_over` families that ended with nothing evaluated or by their bound.
+    `below_s` is a step from elsewhere: what is not below it is of no use; `made_s` that of the best plan whose programs
+    were made, once there is one, which is then the step to beat in place of what plans are estimated at. `implied` are
+    shapes that were asked for and are cut off by what another came to, `passed_over` families that ended with nothing
+    evaluated or by their bound.
     """
 
     below_s: float = inf
@@ -276,7 +302,10 @@ class Explored:
 
 
 Evaluate = Callable[[Sequence[PlanConfig], float], Iterable[Outcome]]
-"""Gives the outcomes of a round of shapes, in their order; what is proven to take no less than the seconds given may be cut off."""
+"""Gives the outcomes of a round of shapes, in their order.
+
+What is proven to take no less than the seconds given may be cut off.
+"""
 
 
 class SpentError(Exception):
@@ -287,13 +316,15 @@ class SpentError(Exception):
 class Evaluations:
     """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
 
-    `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here can.
+    `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here
+    can.
 
-    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends first. The first shape
-    has a round of its own, for all others to be cut off at something.
+    Shapes are cut off at the best step known when their round begins, so that outcomes do not depend on what ends
+    first. The first shape has a round of its own, for all others to be cut off at something.
 
-    A bound without regard to memory holds with more micro-batches and with less that is kept, too, and that of arithmetic for all shapes
-    that keep no more: what such a bound cuts off is not evaluated, and waits for the shape of which there may yet be one.
+    A bound without regard to memory holds with more micro-batches and with less that is kept, too, and that of
+    arithmetic for all shapes that keep no more: what such a bound cuts off is not evaluated, and waits for the shape of
+    which there may yet be one.
     """
 
     space: Space
@@ -315,7 +346,10 @@ class Evaluations:
 
     @contextmanager
     def allowing(self, number: int) -> Iterator[None]:
-        """Within, as many shapes may be evaluated as that, whatever was before; when they are spent, this part ends, and nothing else."""
+        """Within this context as many shapes may be evaluated as that, whatever was before.
+
+        When they are spent, this part ends, and nothing else.
+        """
         before, self.until = self.until, len(self.explored.outcomes) + number
         try:
             yield
@@ -346,7 +380,7 @@ class Evaluations:
         return [self.known[one] for one in shapes]
 
     def not_implied(self, shapes: Sequence[PlanConfig]) -> list[PlanConfig]:
-        """Returns the shapes that are left where those are cut off that what is known shows to be no better than the best."""
+        """Returns the shapes that remain after known results have cut off those that are no better than the best."""
         best_s, left = self.explored.best_s, []
         for shape in shapes:
             proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.shape, shape)]
@@ -355,14 +389,21 @@ class Evaluations:
             if bound_s < best_s:
                 left.append(shape)
             else:
-                self.known[shape] = implied = CutOff(shape, bound_s, bound_s, by_memory=False, arithmetic_s=arithmetic_s)
+                self.known[shape] = implied = CutOff(
+                    shape, bound_s, bound_s, by_memory=False, arithmetic_s=arithmetic_s
+                )
                 self.explored.implied.append(implied)
         return left
 
     def arithmetic_s(self, keep: float) -> float:
-        """Returns what is known of the arithmetic of shapes that keep so much: what others take that keep as much or more."""
+        """Returns what is known of the arithmetic of shapes that keep so much.
+
+        It is what other shapes take that keep as much or more.
+        """
         known = (*self.known.values(), *self.relaxed)
-        return max((one.arithmetic_s for one in known if isinstance(one, CutOff) and one.shape.keep >= keep), default=0.0)
+        return max(
+            (one.arithmetic_s for one in known if isinstance(one, CutOff) and one.shape.keep >= keep), default=0.0
+        )
 
     @contextmanager
     def asked_by(self, name: str) -> Iterator[None]:

@@ -1,12 +1,13 @@
-"""The best of all: what the other strategies ask for, the families of `rhino` last, then the bottlenecks of the best plans and their kin.
+"""The best of all: what the other strategies request, `rhino`'s families last, then bottlenecks and kin of the best.
 
-Nothing is evaluated twice, and shapes are cut off at the best of all. That does not keep a strategy from its way, and each may have as many
-shapes evaluated as by itself (`--candidates`), so that the answer is never worse than any other's: `aceso`, which goes on from plans that
-are not the best, comes first and sees what it would see by itself; the others look at no less if more is cut off. What nobody else would
-ask for is looked at while there were fewer shapes than that in all.
+Nothing is evaluated twice, and shapes are cut off at the best of all. That does not keep a strategy from its way, and
+each may have as many shapes evaluated as by itself (`--candidates`), so that the answer is never worse than any
+other's: `aceso`, which goes on from plans that are not the best, comes first and sees what it would see by itself; the
+others look at no less if more is cut off. What nobody else would ask for is looked at while there were fewer shapes
+than that in all.
 
-*Kin* of a shape has a rank's devices in one row, or its axes the other way round. That seldom changes much, so families of kin are walked
-only where the best shape of as many stages comes near the best of all.
+*Kin* of a shape has a rank's devices in one row, or its axes the other way round. That seldom changes much, so families
+of kin are walked only where the best shape of as many stages comes near the best of all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ FAILS: Final = 8
 """Configurations that may be evaluated in a row from a start without a better one."""
 
 NEAR: Final = 1.05
-"""Times the best step: whose kin is looked at. On four devices of a machine of eight V100s, one row was up to 2.1 % faster than 2x2."""
+"""Times the best step up to which the kin of a shape is evaluated.
+
+On four devices of a machine of eight V100s, one row was up to 2.1 % faster than 2x2.
+"""
 
 
 def search(trials: Evaluations) -> None:
@@ -49,14 +53,16 @@ def _rest(trials: Evaluations) -> int:
     return max(0, trials.space.most - len(trials.explored.outcomes))
 
 
-STRATEGY: Final = Strategy("best", "all of them, then the bottlenecks of the best plans; never worse than any other", search)
+STRATEGY: Final = Strategy(
+    "best", "all of them, then the bottlenecks of the best plans; never worse than any other", search
+)
 
 
 def _in_one_part(trials: Evaluations) -> None:
     """Asks for one stage whose batch is in one part, where nothing has fit.
 
-    Strategies ask for more micro-batches where memory binds, until no more shapes may be evaluated. But what is summed up over them is
-    memory, too, which one part does without: where most of a device is parameters, that is what fits.
+    Strategies ask for more micro-batches where memory binds, until no more shapes may be evaluated. But what is summed
+    up over them is memory, too, which one part does without: where most of a device is parameters, that is what fits.
     """
     space = trials.space
     meshes = space.meshes.get(1, ())
@@ -76,7 +82,7 @@ def _starts(trials: Evaluations) -> list[PlanConfig]:
 
 
 def _kin(trials: Evaluations) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Returns the meshes of the kin of the best shape of each number of stages, where that comes near the best of all."""
+    """Returns the kin of each stage count's best mesh, where its shape comes near the best of all."""
     least: dict[int, tuple[float, PlanConfig]] = {}
     for shape, one in trials.known.items():
         if isinstance(one, Estimate | CutOff):

@@ -1,8 +1,9 @@
 """Reconfiguration primitives: the ten of Aceso's Table 1, in the form that they have for our plans.
 
-Aceso's configuration has a number of ops, of devices and of recomputed ops for each stage. Our shapes have one mesh for all ranks and one
-share to keep; the boundaries of stages, the schedule and every tensor's place are the best ones of a shape, found with what it comes to. A
-primitive that needs a partner, as devices and ops are neither made nor lost, moves all stages at once here:
+Aceso's configuration has a number of ops, of devices and of recomputed ops for each stage. Our shapes have one mesh for
+all ranks and one share to keep; the boundaries of stages, the schedule and every tensor's place are the best ones of a
+shape, found with what it comes to. A primitive that needs a partner, as devices and ops are neither made nor lost,
+moves all stages at once here:
 
 | Aceso | here |
 | --- | --- |
@@ -12,12 +13,13 @@ primitive that needs a partner, as devices and ops are neither made nor lost, mo
 | inc-mbs, dec-mbs | fewer or more micro-batches |
 | inc-rc, dec-rc | a smaller or larger share kept |
 
-An axis has no role in our plans: the search of shardings says for each tensor what it does there, so that *dp* and *tp* are only names
-for its two sides. No form have those that make stages differ: inc-op# and dec-op# for one stage alone (boundaries are already where the
-stages are even), inc-dp, inc-tp and their partners for one stage (all ranks have one mesh), inc-rc for one stage (one share holds for all).
+An axis has no role in our plans: the search of shardings says for each tensor what it does there, so that *dp* and *tp*
+are only names for its two sides. No form have those that make stages differ: inc-op# and dec-op# for one stage alone
+(boundaries are already where the stages are even), inc-dp, inc-tp and their partners for one stage (all ranks have one
+mesh), inc-rc for one stage (one share holds for all).
 
-What a primitive relieves is Table 1 for its parts taken together. Idle time, which Aceso counts with a stage's time, stands beside its
-three resources: with stages that are even it is most of what a pipeline loses.
+What a primitive relieves is Table 1 for its parts taken together. Idle time, which Aceso counts with a stage's time,
+stands beside its three resources: with stages that are even it is most of what a pipeline loses.
 """
 
 from __future__ import annotations
@@ -102,14 +104,22 @@ PRIMITIVES: Final = (
 def moves(space: Space, shape: PlanConfig, resource: Resource | None = None) -> list[PlanConfig]:
     """Returns where the primitives that relieve a resource lead, or all of them; each shape once."""
     taken = [one for one in PRIMITIVES if resource is None or resource in one.relieves]
-    return [one for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, shape)) if one != shape]
+    return [
+        one for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, shape)) if one != shape
+    ]
 
 
 def balanced(space: Space) -> list[PlanConfig]:
-    """Returns a shape of each number of stages, its mesh as nearly square as there is: where a search begins that knows nothing."""
+    """Returns a shape of each number of stages, its mesh as nearly square as there is.
+
+    A search that knows nothing begins there.
+    """
     return [
         PlanConfig(
-            stages, min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)), space.micro_batches[space.seed(stages)], max(space.keeps)
+            stages,
+            min(meshes, key=lambda mesh: (max(_two_axes(mesh)), mesh)),
+            space.micro_batches[space.seed(stages)],
+            max(space.keeps),
         )
         for stages, meshes in sorted(space.meshes.items())
     ]
@@ -121,14 +131,17 @@ def is_legal(stages: int, micro_batches: int) -> bool:
 
 
 def _restaged(space: Space, shape: PlanConfig, stages: int) -> Iterator[PlanConfig]:
-    """Returns the shapes of so many stages, one axis having the devices that this frees or takes; with as many micro-batches or the seed.
+    """Returns the shapes of so many stages, one axis having the devices that this frees or takes.
 
-    Two primitives at once where the number of micro-batches changes: a pipeline twice as deep wants twice as many.
+    They have as many micro-batches, or as many as the seed. These are two primitives at once where the number of
+    micro-batches changes: a pipeline twice as deep wants twice as many.
     """
     outer, inner = _two_axes(shape.mesh)
     meshes = space.meshes[stages]
     grown, shrunk = max(1, shape.stages // stages), max(1, stages // shape.stages)
-    wanted = [(outer * grown // shrunk, inner)] * (outer * grown >= shrunk) + [(outer, inner * grown // shrunk)] * (inner * grown >= shrunk)
+    wanted = [(outer * grown // shrunk, inner)] * (outer * grown >= shrunk) + [(outer, inner * grown // shrunk)] * (
+        inner * grown >= shrunk
+    )
     for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
         for number in dict.fromkeys((shape.micro_batches, space.micro_batches[space.seed(stages, shape.keep)])):
             if is_legal(stages, number):
@@ -144,10 +157,15 @@ def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:
 
 
 def _nearest(meshes: tuple[Mesh, ...], wanted: tuple[int, int]) -> Mesh:
-    """Returns the mesh that stands for the one wanted: itself, itself with its axes in order where that says the same, or the nearest."""
+    """Returns the mesh that stands for the one wanted.
+
+    That is the mesh itself, the same mesh with its axes in order where that means the same, or the nearest one.
+    """
     known = {_two_axes(mesh): mesh for mesh in meshes}
     ordered = (min(wanted), max(wanted))
-    return known.get(wanted) or known.get(ordered) or min(meshes, key=lambda mesh: (_apart(_two_axes(mesh), wanted), mesh))
+    return (
+        known.get(wanted) or known.get(ordered) or min(meshes, key=lambda mesh: (_apart(_two_axes(mesh), wanted), mesh))
+    )
 
 
 def _two_axes(mesh: Mesh) -> tuple[int, int]:

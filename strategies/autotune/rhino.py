@@ -2,16 +2,18 @@
 
 Evaluating a shape means planning its shardings, so the order matters, and what need not be looked at:
 
-- A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time and save less for the
-  backward pass, and send what is sent per micro-batch more often: one number of them is best, and worse ones lie on both sides of it. A
-  family starts with `SEED` micro-batches per stage, or with as many as the memory of all devices asks for if everything is divided among
-  them, goes up while that pays or memory asks for it, and else down.
-- No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many micro-batches or
-  fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends where the bound of the shape that it
-  would go on to is not below the best shape found.
+- A *family* is all shapes that differ in micro-batches alone. More micro-batches leave a pipeline idle for less time
+  and save less for the backward pass, and send what is sent per micro-batch more often: one number of them is best, and
+  worse ones lie on both sides of it. A family starts with `SEED` micro-batches per stage, or with as many as the memory
+  of all devices asks for if everything is divided among them, goes up while that pays or memory asks for it, and else
+  down.
+- No shape takes less than its bound: all arithmetic at the devices' full rate; once a member of its family with as many
+  micro-batches or fewer was planned without regard to memory, the bound of that, shared by the ranks. A family ends
+  where the bound of the shape that it would go on to is not below the best shape found.
 - Families that keep less for the backward pass than another are looked at where memory binds that one.
 
-Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same input, same plan.
+Shapes are evaluated in rounds of `ROUND`, those of the lowest bounds first, whatever the number of processes: same
+input, same plan.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ STRATEGY: Final = Strategy("rhino", "every family of shapes that its bound does 
 
 @dataclass(slots=True)
 class _Family:
-    """Where the search of one family stands: what came of the numbers of micro-batches tried, by their place in the space's list."""
+    """Where the search of one family stands.
+
+    It keeps what came of the numbers of micro-batches tried, by their place in the space's list.
+    """
 
     shape: PlanConfig
     least_s: float
@@ -110,14 +115,18 @@ class _Family:
         others = [one for place, one in self.tried.items() if place != low]
         match self.tried[low]:
             case Estimate(step_s=step_s) as lowest:
-                return not lowest.is_bound_by_memory and all(step_s < one.step_s for one in others if isinstance(one, Estimate))
+                return not lowest.is_bound_by_memory and all(
+                    step_s < one.step_s for one in others if isinstance(one, Estimate)
+                )
             case CutOff(estimated_s=0.0, bound_s=bound_s) as lowest:
                 falls = not lowest.arithmetic_s and all(
                     bound_s < one.bound_s * (1 - PAYS) for one in others if not isinstance(one, Refused)
                 )
                 return not lowest.by_memory and falls
             case CutOff(step_s=step_s) as lowest:
-                return not lowest.by_memory and all(step_s < one.step_s for one in others if not isinstance(one, Refused))
+                return not lowest.by_memory and all(
+                    step_s < one.step_s for one in others if not isinstance(one, Refused)
+                )
             case Refused() as lowest:
                 return not lowest.by_memory
 
@@ -139,7 +148,9 @@ class _Walk:
             for mesh in meshes:
                 for keep in self.space.keeps:
                     shape = PlanConfig(stages, mesh, 0, keep)
-                    yield _Family(shape, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps))
+                    yield _Family(
+                        shape, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps)
+                    )
 
     def proposals(self) -> list[PlanConfig]:
         """Returns the shapes of the next round, none at the end."""
@@ -164,7 +175,10 @@ class _Walk:
         return [shape for *_, shape, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
 
     def turn(self, shape: PlanConfig) -> int:
-        """Returns how many meshes of as many stages come before that of a shape: square ones first, so that a round looks at all kinds."""
+        """Returns how many meshes of as many stages come before that of a shape.
+
+        Square ones come first, so that a round looks at all kinds.
+        """
         meshes = sorted(self.space.meshes[shape.stages], key=lambda mesh: (max(mesh), mesh))
         return meshes.index(shape.mesh)
 

@@ -1,7 +1,10 @@
-"""Tensor parallelism alone (TAP): every mesh of all devices, without stages, and no more micro-batches than memory asks for.
+"""Tensor parallelism alone (TAP).
 
-What TAP folds, the parts of a model that are alike, is folded where shardings are chosen: equal parts of that problem are solved once
-(`strategies/solver/elimination/by_node.py`). So what is left to choose here is the mesh, and with it what is split along which axis.
+It tries every mesh of all devices, without stages, and no more micro-batches than memory requires.
+
+What TAP folds, the parts of a model that are alike, is folded where shardings are chosen: equal parts of that problem
+are solved once (`strategies/solver/elimination/by_node.py`). So what is left to choose here is the mesh, and with it
+what is split along which axis.
 """
 
 from __future__ import annotations

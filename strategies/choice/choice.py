@@ -31,8 +31,8 @@ class MemoryCounts(Protocol):
 class Choice:
     """The choice problem of one graph on a mesh, with what each node stands for.
 
-    What choices keep in memory is no part of it until it is asked for: tables of bytes are larger than those of seconds by far, and not
-    needed where the best choice of all fits.
+    What choices keep in memory is no part of it until it is asked for: tables of bytes are larger than those of seconds
+    by far, and not needed where the best choice of all fits.
     """
 
     graph: Graph
@@ -47,7 +47,10 @@ class Choice:
         return len(self.problem.node_residents) > 0
 
     def with_memory(self) -> Choice:
-        """Returns the same choice problem with what each choice keeps in memory; its tables come behind those that were there."""
+        """Returns the same choice problem with what each choice keeps in memory.
+
+        Its tables come behind those that were there.
+        """
         return self if self.has_memory else self._remembered
 
     @cached_property
@@ -55,9 +58,12 @@ class Choice:
         return replace(self, problem=self.builder.with_memory(self.problem))
 
     def kept(self, states: Ints) -> tuple[Problem, Ints]:
-        """Returns a problem that says what the choice `states` [nodes] keeps in memory, and the states of that choice in it [nodes].
+        """Returns the memory problem of the choice `states` [nodes], and that choice's states in it [nodes].
 
-        It is for `Problem.memory` and residents: where it was made for this one choice, its nodes and edges have no costs.
+        The problem gives what the choice keeps in memory.
+
+        It is for `Problem.memory` and residents: where it was made for this one choice, its nodes and edges have no
+        costs.
         """
         if self.has_memory:
             return self.problem, states

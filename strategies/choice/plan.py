@@ -33,9 +33,9 @@ class Transfer:
 class ShardingPlan:
     """How one graph runs on a mesh with axes of `sizes`.
 
-    `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the function. `hoists` says
-    whether XLA will compute before a loop what is the same each time round (`rhino.strategies.memory.loop_invariant_code_motion`), whatever
-    the plan says.
+    `ops[o]` is the state of op `o`, `specs[v]` how value `v` is stored, `returned[r]` how result `r` leaves the
+    function. `hoists` says whether XLA will compute before a loop what is the same each time round
+    (`rhino.strategies.memory.loop_invariant_code_motion`), whatever the plan says.
     """
 
     graph: Graph
@@ -75,11 +75,13 @@ def implied(graph: Graph, op: int, specs: Sequence[Spec], sizes: tuple[int, ...]
 
 
 @lru_cache(maxsize=65536)
-def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]) -> State | None:
-    """Returns how an op runs between operands that lie as `given` and results that are `stored`, if nothing else is said.
+def implied_state(
+    cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...]
+) -> State | None:
+    """Returns how an op runs by default between operands with `given` specs and results with `stored` specs.
 
-    It is the state that sends the fewest bytes; of those one that shares the work among most devices, and of those the first. None where
-    there is no path.
+    It is the state that sends the fewest bytes; of those one that shares the work among most devices, and of those the
+    first. None where there is no path.
     """
     if stored and split_axes(stored[0]) and cls.name == "stablehlo.iota":
         return following(cls, stored[0], sizes)
@@ -93,10 +95,21 @@ def implied_state(cls: OpClass, given: tuple[Spec, ...], stored: tuple[Spec, ...
 
 
 def sent_bytes(
-    cls: OpClass, state: State, given: tuple[Spec, ...], stored: tuple[Spec, ...], sizes: tuple[int, ...], most: int | None = None
+    cls: OpClass,
+    state: State,
+    given: tuple[Spec, ...],
+    stored: tuple[Spec, ...],
+    sizes: tuple[int, ...],
+    most: int | None = None,
 ) -> int | None:
-    """Returns the bytes sent when an op runs in `state` between the given specs; None where there is no path, or they are over `most`."""
-    pairs = [*zip(cls.operands, given, state.operand_specs, strict=True), *zip(cls.results, state.result_specs, stored, strict=True)]
+    """Returns the bytes sent when an op runs in `state` between the given specs.
+
+    The result is None where there is no path, or where the bytes exceed `most`.
+    """
+    pairs = [
+        *zip(cls.operands, given, state.operand_specs, strict=True),
+        *zip(cls.results, state.result_specs, stored, strict=True),
+    ]
     total = 0
     for kind, source, target in pairs:
         steps = moves(kind.num_bytes, len(kind.shape), source, target, sizes) if source != target else ()
@@ -149,10 +162,13 @@ def handing_on(graph: Graph, op: int, specs: Sequence[Spec]) -> State:
     return State((), stored, stored)
 
 
-def _with_free(graph: Graph, sizes: tuple[int, ...], ops: list[State | None], specs: list[Spec], returned: list[Spec]) -> tuple[State, ...]:
+def _with_free(
+    graph: Graph, sizes: tuple[int, ...], ops: list[State | None], specs: list[Spec], returned: list[Spec]
+) -> tuple[State, ...]:
     """Decides free ops, users first: as all users want it, or whole (a slice of what is everywhere sends nothing).
 
-    A partial sum that its readers all want in the same other spec is stored in that one: the same collective, and plainer to read.
+    A partial sum that its readers all want in the same other spec is stored in that one: the same collective, and
+    plainer to read.
     """
     wanted: list[dict[Spec, None]] = [{} for _ in range(graph.num_values)]
     for value, spec in zip(graph.returns, returned, strict=True):
@@ -165,7 +181,9 @@ def _with_free(graph: Graph, sizes: tuple[int, ...], ops: list[State | None], sp
             state = _free_state(graph, op, wanted[values.start], sizes)
             limit = graph.fixed.get(values.start)
             specs[values.start] = (
-                state.result_specs[0] if limit is None else min(limit, key=lambda spec: (spec != state.result_specs[0], spec))
+                state.result_specs[0]
+                if limit is None
+                else min(limit, key=lambda spec: (spec != state.result_specs[0], spec))
             )
         for value in values:
             if partial_axes(specs[value]) and len(wanted[value]) == 1 and value not in graph.fixed:

@@ -1,7 +1,7 @@
 """What each op and each value of a sharded step comes to on one device: a plan's cost, op by op.
 
-The cost of a choice stands on nodes and edges. A node's is that of its op. An edge is the way of a value from one node to another: it is
-paid where the value is read if an op reads it, and where it is made if it is only stored or returned.
+The cost of a choice stands on nodes and edges. A node's is that of its op. An edge is the way of a value from one node
+to another: it is paid where the value is read if an op reads it, and where it is made if it is only stored or returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _NO_OP: Final = -1
 
 
 def op_seconds(choice: Choice, states: Ints) -> Floats:
-    """Returns the seconds of each op in a step, with the collectives that it waits for [ops]: in all, the cost of `states` [nodes]."""
+    """Returns the seconds of each op in a step, with the collectives that it waits for [ops].
+
+    Their sum is the cost of `states` [nodes].
+    """
     graph, problem = choice.graph, choice.problem
     seconds = np.zeros(graph.num_ops + 1)
     ops = np.array([_op_of(choice, node) for node in choice.nodes], dtype=np.int64)
@@ -60,7 +63,10 @@ def _place(states: Sequence[State], state: State) -> int:
 
 
 def _op_of(choice: Choice, node: Node) -> int:
-    """Returns the op of a node: its own, or the one that makes the value that it stores; -1, the place behind the last op, for none."""
+    """Returns the op of a node: its own, or the one that makes the value that it stores.
+
+    The result is -1, the place behind the last op, where there is none.
+    """
     match node.kind:
         case "op":
             return node.number
@@ -81,7 +87,10 @@ def local_bytes(plan: ShardingPlan) -> Floats:
 
 
 def runs_alone(plan: ShardingPlan) -> Bools:
-    """Returns which ops wait for no other device: what they read is there as it lies, and what they give is stored as it comes [ops]."""
+    """Returns which ops wait for no other device [ops].
+
+    Their operands already have the layout that they need, and their results are stored as they come.
+    """
     found = np.ones(plan.graph.num_ops, dtype=bool)
     for one in plan.transfers():
         op = int(plan.graph.value_op[one.value]) if one.reader is None else one.reader

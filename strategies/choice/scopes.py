@@ -1,14 +1,16 @@
 """What scopes ask of axes, ops and arguments.
 
-    replicate   Along its axes ops that have a dim of the batch are split by it; those that are no products run whole where they cannot
-                be. Ops without such a dim run whole. Arguments that ops read, however they were converted or cut before, are whole if
-                they have no dim of the batch.
-    split       Along its axes products that have another dim than the batch are split by such a dim. Other ops are free.
+    replicate   Along its axes ops that have a dim of the batch are split by it; those that are no products run whole
+                where they cannot be. Ops without such a dim run whole. Arguments that ops read, however they were
+                converted or cut before, are whole if they have no dim of the batch.
+    split       Along its axes products that have another dim than the batch are split by such a dim. Other ops are
+                free.
 
 What a product gives is stored so too, or as a partial sum: who needs it otherwise pays for that by himself.
 
-A number of devices is the product of some axes: the outermost such for replicate, the innermost for split, so that what is replicated
-spans hosts. Scopes around one op have different axes. One without a number gets all axes that the others around that op leave.
+A number of devices is the product of some axes: the outermost such for replicate, the innermost for split, so that what
+is replicated spans hosts. Scopes around one op have different axes. One without a number gets all axes that the others
+around that op leave.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def possible_counts(sizes: Sequence[int]) -> list[int]:
 
 
 def mesh_for(ways: Sequence[Way], num_devices: int) -> tuple[int, ...] | None:
-    """Returns a mesh of so many devices with an axis for each scope around an op, and one for the rest, None where there is none."""
+    """Returns a mesh of so many devices: an axis per scope around an op, one for the rest; None where there is none."""
     numbers = [way.num for way in ways if way.num is not None and way.num > 1]
     rest, over = divmod(num_devices, prod(numbers))
     shape = (*numbers, *([rest] if rest > 1 else []))
@@ -46,7 +48,10 @@ def mesh_for(ways: Sequence[Way], num_devices: int) -> tuple[int, ...] | None:
 
 
 def take_axes(sizes: Sequence[int], ways: Sequence[Way], barred: Sequence[frozenset[int]]) -> tuple[Axes, ...] | None:
-    """Returns the axes of each scope around an op, outermost first, None where there are too few; `barred` are those it cannot have."""
+    """Returns the axes of each scope around an op, outermost first, None where there are too few.
+
+    `barred` are those it cannot have.
+    """
     taken = next(_taken(sizes, list(zip(ways, barred, strict=True)), frozenset()), None)
     if taken is None:
         return None
@@ -61,7 +66,10 @@ def take_axes(sizes: Sequence[int], ways: Sequence[Way], barred: Sequence[frozen
 
 
 def op_choices(cls: OpClass, kinds: Mapping[int, str], batch: frozenset[int], sizes: Sequence[int]) -> Choices:
-    """Returns what an op in scopes may do along each axis of `sizes`; `kinds` are those of the scopes that have axes, by axis."""
+    """Returns what an op in scopes may do along each axis of `sizes`.
+
+    `kinds` are those of the scopes that have axes, by axis.
+    """
     strict = tuple(_choices(cls, kinds[axis], batch) if axis in kinds else None for axis in range(len(sizes)))
     if is_product(cls) or any(keeps(state.strategy, strict) for state in strategies(cls, tuple(sizes))):
         return strict
@@ -70,7 +78,11 @@ def op_choices(cls: OpClass, kinds: Mapping[int, str], batch: frozenset[int], si
 
 def _choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] | None:
     if kind == SPLIT:
-        others = frozenset(f for f, size in enumerate(cls.rule.sizes) if size > 1) - batch if cls.rule and is_product(cls) else frozenset()
+        others = (
+            frozenset(f for f, size in enumerate(cls.rule.sizes) if size > 1) - batch
+            if cls.rule and is_product(cls)
+            else frozenset()
+        )
         return others or None
     return batch or _whole(cls)
 
@@ -80,7 +92,10 @@ def _whole(cls: OpClass) -> frozenset[int]:
 
 
 def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int] | None:
-    """Returns how what a product gives may lie along an axis of its scope, None where that is open; `batch` are its dims of the batch."""
+    """Returns how what a product gives may lie along an axis of its scope, None where that is open.
+
+    `batch` are its dims of the batch.
+    """
     if not rank or (kind != SPLIT and not batch):  # a scalar's sum is taken where it arises
         return None
     dims = batch if kind != SPLIT else [dim for dim in range(rank) if dim not in batch]
@@ -88,7 +103,10 @@ def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int
 
 
 def read_whole(roles: Roles, ops: Iterable[int]) -> dict[int, int]:
-    """Returns the arguments without a dim of the batch that `ops` read, directly or through ops without such a dim; by which op each."""
+    """Returns the arguments without a dim of the batch that `ops` read, directly or through ops without such a dim.
+
+    Each argument comes with the op that reads it.
+    """
     graph = roles.graph
     seen, found = set[int](), dict[int, int]()
     for op in ops:
@@ -120,14 +138,18 @@ def _sources(roles: Roles, value: int) -> Iterator[int]:
             yield from graph.operands(op).tolist()
 
 
-def _taken(sizes: Sequence[int], left: Sequence[tuple[Way, frozenset[int]]], used: frozenset[int]) -> Iterator[tuple[Axes | None, ...]]:
+def _taken(
+    sizes: Sequence[int], left: Sequence[tuple[Way, frozenset[int]]], used: frozenset[int]
+) -> Iterator[tuple[Axes | None, ...]]:
     """Yields the axes of scopes with numbers, None for one without, best first."""
     if not left:
         yield ()
         return
     (way, bars), *rest = left
     free = [axis for axis, size in enumerate(sizes) if size > 1 and axis not in used and axis not in bars]
-    every: list[Axes | None] = [None] if way.num is None else [a for a in _subsets(free) if prod(sizes[axis] for axis in a) == way.num]
+    every: list[Axes | None] = (
+        [None] if way.num is None else [a for a in _subsets(free) if prod(sizes[axis] for axis in a) == way.num]
+    )
     for axes in reversed(every) if way.kind == SPLIT else every:
         for others in _taken(sizes, rest, used | frozenset(axes or ())):
             yield (axes, *others)

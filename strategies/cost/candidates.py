@@ -1,10 +1,10 @@
 """What an op can do on a mesh: its strategies, and for each how its operands have to lie and how its results may.
 
-Along one axis a strategy is *replicate* (every device does all of it), *split f* (each device does one block of factor `f` of Shardy's
-rule) or *partial* (every device does all of it on operands that are partial sums: legal where the op is linear in them, so that the sum is
-taken later, or never). Splitting a reduction factor leaves a partial result. On several axes there is one such choice for each, outermost
-first, on what the choices before it left of the op; along an axis of size 1 all would be the same, so *replicate* is the only one. Illegal
-strategies are not in the list.
+Along one axis a strategy is *replicate* (every device does all of it), *split f* (each device does one block of factor
+`f` of Shardy's rule) or *partial* (every device does all of it on operands that are partial sums: legal where the op is
+linear in them, so that the sum is taken later, or never). Splitting a reduction factor leaves a partial result. On
+several axes there is one such choice for each, outermost first, on what the choices before it left of the op; along an
+axis of size 1 all would be the same, so *replicate* is the only one. Illegal strategies are not in the list.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPLICATE = -1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One way to run an op: its choice along each axis, the specs that its operands must have, and those that its results come in.
+    """One way to run an op: its choice along each axis, the specs its operands need, and the specs its results have.
 
     `monoid` joins the parts of a partial result ("add", or "max" / "min", which never flow on).
     """
@@ -45,7 +45,10 @@ def keeps(strategy: Sequence[int], choices: Choices) -> bool:
 
 
 def strategy_name(cls: OpClass, strategy: tuple[int, ...]) -> str:
-    """Returns how a strategy is written in the IR, axis by axis: "replicate", the split factor's name, or "partial" and what are sums."""
+    """Returns how a strategy is written in the IR, axis by axis.
+
+    It is "replicate", the name of the split factor, or "partial" with the numbers of the operands that are sums.
+    """
     return ", ".join(_choice_name(cls, choice) for choice in strategy)
 
 
@@ -69,7 +72,9 @@ def strategies(cls: OpClass, sizes: tuple[int, ...], *, over_units: bool = False
     states = [replicate(cls, 0)]
     alone = _choices(cls)
     for axis in range(len(sizes)):
-        states = [longer for state in states for longer in _extended(cls, alone, state, axis, sizes, over_units=over_units)]
+        states = [
+            longer for state in states for longer in _extended(cls, alone, state, axis, sizes, over_units=over_units)
+        ]
     return tuple(states)
 
 
@@ -80,9 +85,10 @@ def replicate(cls: OpClass, num_axes: int) -> State:
 
 
 def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
-    """Returns how a free op runs for users who all want `wanted`: split, where its rule allows that, or else whole on every device.
+    """Returns how a free op runs for users who all want `wanted`.
 
-    Only zeros are ever wanted as a partial sum: they are one as they are.
+    It is split where its rule allows that, and otherwise whole on every device. Only zeros are ever wanted as a partial
+    sum: they are one as they are.
     """
     whole = replicate(cls, len(sizes))
     if wanted == REPLICATED:
@@ -93,8 +99,14 @@ def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
         return replace(state, result_specs=tuple(Spec(spec | sums) for spec in state.result_specs))
     if cls.name == "stablehlo.iota":  # each device counts from where its block starts
         legal = fits(wanted, cls.results[0].shape, sizes)
-        return State(tuple(max(one - 2, REPLICATE) for one in unpack(wanted, len(sizes))), (), (wanted,)) if legal else whole
-    return next((s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,)), whole)
+        return (
+            State(tuple(max(one - 2, REPLICATE) for one in unpack(wanted, len(sizes))), (), (wanted,))
+            if legal
+            else whole
+        )
+    return next(
+        (s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,)), whole
+    )
 
 
 def _replicated(count: int) -> tuple[Spec, ...]:
@@ -102,11 +114,16 @@ def _replicated(count: int) -> tuple[Spec, ...]:
 
 
 def _choices(cls: OpClass) -> tuple[State, ...]:
-    """Returns what can be chosen along one axis beside *replicate*, whatever sizes allow: splits by factor, then partial sums."""
+    """Returns what can be chosen along one axis beside *replicate*, whatever sizes allow.
+
+    Splits come first, factor by factor, then partial sums.
+    """
     if cls.rule is None:
         return ()
     splits = (_split(cls, cls.rule, factor) for factor in range(len(cls.rule.sizes)))
-    return tuple(one for one in (*splits, *(_partial(cls, number) for number in range(len(cls.linear)))) if one is not None)
+    return tuple(
+        one for one in (*splits, *(_partial(cls, number) for number in range(len(cls.linear)))) if one is not None
+    )
 
 
 def _extended(

@@ -1,20 +1,25 @@
-"""What things take, in seconds: a roofline for compute, alpha-beta for collectives. The one home of both; sources are the cluster's.
+"""What things take, in seconds: a roofline for compute, alpha-beta for collectives.
+
+Both are defined here alone, and the cluster gives the sources of their figures.
 
 Collectives over an axis of n devices, one step costing `latency_s` (alpha), payloads in bytes per device
-(`rhino.ir.program.collectives.payload_bytes`), rings as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-Operations in MPICH" (2005), section 3:
+(`rhino.ir.program.collectives.payload_bytes`), rings as in Thakur, Rabenseifner and Gropp, "Optimization of Collective
+Communication Operations in MPICH" (2005), section 3:
 
     all_gather          (n - 1) alpha + (n - 1) / n  payload / rate        payload: the gathered result
     reduce_scatter      (n - 1) alpha + (n - 1) / n  payload / rate        payload: the operand
-    all_reduce        2 (n - 1) alpha + 2 (n - 1) / n payload / rate       payload: the operand (a reduce_scatter, then an all_gather)
-    all_to_all          (n - 1) alpha + (n - 1) / n  payload / rate'       payload: the operand; rate' where every pair of devices talks
+    all_reduce        2 (n - 1) alpha + 2 (n - 1) / n payload / rate       payload: the operand
+    all_to_all          (n - 1) alpha + (n - 1) / n  payload / rate'       payload: the operand
     collective_permute          alpha +              payload / rate
 
-An all_reduce over several axes reduces along the inner ones first, so that an outer one has only their share to carry; a
-collective_permute over several goes at the pace of the slowest. What is measured of a kind along an axis comes before the formula.
+An all_reduce is a reduce_scatter, then an all_gather; rate' is the rate where every pair of devices talks.
 
-An op takes as long as the slower of its arithmetic and its memory, and where that is measured a fixed time if it is a kernel of its own: an
-op that is computed inside its reader's loop is none. A table of the op comes before all of that.
+An all_reduce over several axes reduces along the inner ones first, so that an outer one has only their share to carry;
+a collective_permute over several goes at the pace of the slowest. What is measured of a kind along an axis comes before
+the formula.
+
+An op takes as long as the slower of its arithmetic and its memory, and where that is measured a fixed time if it is a
+kernel of its own: an op that is computed inside its reader's loop is none. A table of the op comes before all of that.
 """
 
 from __future__ import annotations
@@ -77,18 +82,26 @@ class CostModel:
         seconds = 0.0
         for axis in reversed(axes):
             n, line = axis.size, axis.line("all_reduce")
-            seconds += line.seconds(num_bytes) if line else 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
+            seconds += (
+                line.seconds(num_bytes)
+                if line
+                else 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
+            )
             num_bytes /= n
         return seconds
 
     def launch_s(self, num_arrays: int) -> float:
-        """Returns the seconds that launching a program takes beside its computing; it takes and gives so many arrays in all."""
+        """Returns the seconds that launching a program takes beside its computing.
+
+        The program takes and gives so many arrays in all.
+        """
         return (self.device.launch_s or 0.0) + num_arrays * (self.device.array_s or 0.0)
 
     def compute_s(self, cls: OpClass, num_bytes: float, divided_by: int, *, is_kernel: bool = False) -> float:
         """Returns the seconds of one op.
 
-        Its work is shared by `divided_by` devices, and it moves `num_bytes` of device memory; `is_kernel` says that its results lie there.
+        Its work is shared by `divided_by` devices, and it moves `num_bytes` of device memory; `is_kernel` says that its
+        results lie there.
         """
         device, flops = self.device, cls.flops / divided_by
         is_product = cls.name in PRODUCTS
@@ -108,19 +121,28 @@ class CostModel:
 
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:
-    """Returns the seconds from each given spec of a tensor to each that is needed [given, needed], infinite where there is no path."""
+    """Returns the seconds to reshard a tensor from each given spec to each needed one [given, needed].
+
+    They are infinite where there is no path.
+    """
     affine, which = _affine(model, tuple(given), tuple(needed))
     seconds: Floats = affine[:, 0] + affine[:, 1] * kind.num_bytes
     return seconds[which]
 
 
 _PROBE = 1 << 40
-"""Bytes of the tensor at which the slope is taken: a reshard's seconds are affine in the bytes, but for rounding to whole bytes."""
+"""Bytes of the tensor at which the slope is taken.
+
+A reshard's seconds are affine in the bytes, but for rounding to whole bytes.
+"""
 
 
 @lru_cache(maxsize=4096)
 def _affine(model: CostModel, given: tuple[int, ...], needed: tuple[int, ...]) -> tuple[Floats, Ints]:
-    """Returns the seconds per reshard, and per byte, of the kinds of pairs that occur [kinds, 2], and the kind of each [given, needed]."""
+    """Returns the seconds per reshard and per byte of each kind of pair [kinds, 2], and the kinds [given, needed].
+
+    The kinds are those of pairs of specs that occur.
+    """
     known = _pair_s(model)
     pairs, which = pair_classes(given, needed, len(model.axes))
     return np.array([known(pair) for pair in pairs], dtype=np.float64).reshape(-1, 2), which

@@ -10,8 +10,8 @@ from rhino.strategies.cost.candidates import State
 class Node(NamedTuple):
     """What a node of the problem stands for, and its states.
 
-    `kind` is "argument", "op", "value" or "return", `number` counts within the kind. All but ops have states that read (`needs`) and give
-    (`comes`) one spec, the same.
+    `kind` is "argument", "op", "value" or "return", `number` counts within the kind. All but ops have states that read
+    (`needs`) and give (`comes`) one spec, the same.
     """
 
     kind: str

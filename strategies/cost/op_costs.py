@@ -18,7 +18,10 @@ _READS_PART = frozenset({"stablehlo.gather", "stablehlo.slice", "stablehlo.dynam
 
 
 class OpCosts:
-    """What ops take in a program in which some values lie `in_memory` [values], and some are written `in_place`, into a larger one."""
+    """What ops take in a program where some values are `in_memory` [values] and some are written `in_place`.
+
+    A value that is written in place goes into a larger one.
+    """
 
     def __init__(self, graph: Graph, model: CostModel, in_memory: Sequence[bool], in_place: Set[int]) -> None:
         self.graph, self.model, self.sizes = graph, model, model.sizes
@@ -34,13 +37,17 @@ class OpCosts:
         is_kernel = any(self.in_memory[value] for value in self.graph.results(op))
         seconds = self.model.compute_s(cls, moved, state.num_shares(self.sizes), is_kernel=is_kernel)
         scalars = [(kind, comes) for kind, comes in zip(cls.results, state.result_specs, strict=True) if not kind.shape]
-        return seconds + sum(float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars)
+        return seconds + sum(
+            float(reshard_seconds(self.model, kind, [comes], [REPLICATED])[0, 0]) for kind, comes in scalars
+        )
 
     def moved_bytes(self, op: int, state: State) -> int:
-        """Returns the bytes that an op reads and writes on one device; what is updated in place is touched where the update goes.
+        """Returns the bytes that an op reads and writes on one device.
 
-        An operand that is computed inside the op is not read: what it is computed from was read by what computes it. A part of a stack is
-        computed inside loops, and copied for products (docs/search.md, Loops).
+        Of a tensor that is updated in place, only the updated part is counted.
+
+        An operand that is computed inside the op is not read: what it is computed from was read by what computes it. A
+        part of a stack is computed inside loops, and copied for products (docs/search.md, Loops).
         """
         graph, cls = self.graph, self.graph.cls(op)
         if cls.moved_bytes is not None:
@@ -51,7 +58,9 @@ class OpCosts:
             return sum((1 + self.lies[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
         results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
         moved = sum(size for value, size in zip(values, results, strict=True) if self.in_memory[value])
-        for position, (value, kind, spec) in enumerate(zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True)):
+        for position, (value, kind, spec) in enumerate(
+            zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True)
+        ):
             if self.lies[value]:
                 partly = position == 0 and cls.name in _READS_PART
                 moved += min(*results, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)

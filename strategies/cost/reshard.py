@@ -1,11 +1,12 @@
 """The path from one spec of a tensor to another: which collectives, in which order.
 
-The path depends on the two specs alone, so that planner, report and localized program agree on it without a word. What makes it cheap:
-blocks shrink first (slices, reduce-scatters) and grow last (gathers); sums over several axes are taken at once; among collectives of one
-kind, inner axes scatter first and outer axes gather first, so that slower links carry smaller blocks.
+The path depends on the two specs alone, so that planner, report and localized program agree on it without a word. What
+makes it cheap: blocks shrink first (slices, reduce-scatters) and grow last (gathers); sums over several axes are taken
+at once; among collectives of one kind, inner axes scatter first and outer axes gather first, so that slower links carry
+smaller blocks.
 
-A dim that several axes split lists them outermost first. A collective takes the last axis of a dim away, or adds one behind; where that
-is not the axis in question, one collective-permute first brings the blocks into another order.
+A dim that several axes split lists them outermost first. A collective takes the last axis of a dim away, or adds one
+behind; where that is not the axis in question, one collective-permute first brings the blocks into another order.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Layout = tuple[tuple[int, ...], ...]
 class LayoutStep:
     """One step of a path: an operation along `axes`, and the layout after it.
 
-    `kind` is a collective's, or "slice": every device cuts its part out of what it has. `source` and `target` are dims where they matter:
-    where an axis leaves, and where it arrives.
+    `kind` is a collective's, or "slice": every device cuts its part out of what it has. `source` and `target` are dims
+    where they matter: where an axis leaves, and where it arrives.
     """
 
     kind: str
@@ -48,7 +49,10 @@ class ReshardStep:
 
 
 class PartedStep(NamedTuple):
-    """What a step costs hangs on: its kind and axes, and into how many parts the tensor is split before and after it."""
+    """What the cost of a step depends on.
+
+    That is its kind and axes, and into how many parts the tensor is split before and after it.
+    """
 
     kind: str
     axes: tuple[int, ...]
@@ -58,11 +62,18 @@ class PartedStep(NamedTuple):
     def move(self, num_bytes: int) -> ReshardStep:
         """Returns the step of a tensor of `num_bytes`."""
         before, after = num_bytes // self.before, num_bytes // self.after
-        return ReshardStep(self.kind, self.axes, after if self.kind == "slice" else payload_bytes(self.kind, before, after))
+        return ReshardStep(
+            self.kind, self.axes, after if self.kind == "slice" else payload_bytes(self.kind, before, after)
+        )
 
 
-def moves(num_bytes: int, rank: int, source: int, target: int, sizes: tuple[int, ...]) -> tuple[ReshardStep, ...] | None:
-    """Returns the steps that take a tensor of `num_bytes` from spec `source` to `target`; None where there is no path."""
+def moves(
+    num_bytes: int, rank: int, source: int, target: int, sizes: tuple[int, ...]
+) -> tuple[ReshardStep, ...] | None:
+    """Returns the steps that take a tensor of `num_bytes` from spec `source` to `target`.
+
+    The result is None where there is no path.
+    """
     steps = parted_path(rank, source, target, sizes)
     return None if steps is None else tuple([step.move(num_bytes) for step in steps])
 
@@ -73,7 +84,9 @@ def parted_path(rank: int, source: int, target: int, sizes: tuple[int, ...]) -> 
     steps = reshard_path(rank, source, target, len(sizes))
     if steps is None:
         return None
-    return tuple([PartedStep(one.kind, one.axes, count_parts(one.before, sizes), count_parts(one.after, sizes)) for one in steps])
+    return tuple(
+        [PartedStep(one.kind, one.axes, count_parts(one.before, sizes), count_parts(one.after, sizes)) for one in steps]
+    )
 
 
 def sent(steps: Sequence[ReshardStep]) -> int:
@@ -110,14 +123,18 @@ class _Way:
         for axis, one in enumerate(have):
             if one >= 2:
                 self.dims[one - 2].append(axis)
-        self.sums = [axis for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h == PARTIAL and w == REPLICATED]
+        self.sums = [
+            axis for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h == PARTIAL and w == REPLICATED
+        ]
         self.scatters = [axis for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h == PARTIAL and w >= 2]
         self.slices = [axis for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h == REPLICATED and w >= 2]
         self.leaving = {axis: h - 2 for axis, (h, w) in enumerate(zip(have, want, strict=True)) if h >= 2 and w != h}
         self.steps: list[LayoutStep] = []
 
     def run(self) -> tuple[LayoutStep, ...]:
-        self.reorder([[a for a in axes if a not in self.leaving] + [a for a in axes if a in self.leaving] for axes in self.dims])
+        self.reorder(
+            [[a for a in axes if a not in self.leaving] + [a for a in axes if a in self.leaving] for axes in self.dims]
+        )
         while self.shrink() or self.exchange() or self.sum() or self.gather():
             pass
         self.reorder([sorted(axes) for axes in self.dims])
@@ -155,7 +172,10 @@ class _Way:
         return True
 
     def gather(self) -> bool:
-        """Gathers along an axis that ends replicated; where none can, along one that waits for others to leave, to be cut again later."""
+        """Gathers along an axis that ends replicated.
+
+        Where no such axis can be gathered, it takes one that waits for others to leave, which is cut again later.
+        """
         last = [axis for axis, dim in self.leaving.items() if self.dims[dim][-1] == axis]
         if not last:
             return False

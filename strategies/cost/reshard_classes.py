@@ -1,8 +1,8 @@
 """Pairs of specs that differ in the numbers of their dims alone, as one.
 
-How a tensor gets from one spec to another hangs on which axes split the same dim, not on which dim that is: with three axes and five dims
-there are 117,649 pairs of specs, and some 3,000 that differ in more than the numbers of dims. So what a way costs is worked out for those,
-and looked up for the others, all of a table at once.
+How a tensor gets from one spec to another hangs on which axes split the same dim, not on which dim that is: with three
+axes and five dims there are 117,649 pairs of specs, and some 3,000 that differ in more than the numbers of dims. So
+what a way costs is worked out for those, and looked up for the others, all of a table at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ Pair = tuple[int, Spec, Spec]
 """The least rank that a tensor has which can be in both specs, and these."""
 
 
-def pair_classes(given: Sequence[int], needed: Sequence[int], num_axes: int, num_kept: int = 0) -> tuple[list[Pair], Ints]:
+def pair_classes(
+    given: Sequence[int], needed: Sequence[int], num_axes: int, num_kept: int = 0
+) -> tuple[list[Pair], Ints]:
     """Returns pairs of specs, and the one that each given spec with each needed one is alike to [given, needed].
 
     Alike are pairs that become each other when dims get other numbers; the first `num_kept` dims keep theirs.
     """
-    sources, targets = (np.array([unpack(spec, num_axes) for spec in specs], dtype=np.int64) for specs in (given, needed))
+    sources, targets = (
+        np.array([unpack(spec, num_axes) for spec in specs], dtype=np.int64) for specs in (given, needed)
+    )
     columns = [*(column[:, None] for column in sources.T), *(column[None, :] for column in targets.T)]
     labels = _renumbered(columns, int(split(num_kept)))
     code, at = _codes(labels, (len(given), len(needed)))

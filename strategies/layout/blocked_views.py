@@ -1,19 +1,23 @@
 """Which dims to see as [blocks, block]: strided layouts found before the search, as views (Rhino 4.1).
 
-A dim of D elements that is cut into blocks of b elements, viewed as [D / b, b], can be split along the second dim: every device
-gets a part of each block, which is Rhino's split with a stride. Slices, concatenations and paddings by whole blocks are then free.
-A *place* is a dim of a value; its block is what it is viewed by (the size of the dim: not viewed).
+A dim of D elements that is cut into blocks of b elements, viewed as [D / b, b], can be split along the second dim:
+every device gets a part of each block, which is Rhino's split with a stride. Slices, concatenations and paddings by
+whole blocks are then free. A *place* is a dim of a value; its block is what it is viewed by (the size of the dim: not
+viewed).
 
-From a cut, a view is spread along factors: a link of an op joins the dims that one factor of its sharding rule leads, and these are
-viewed alike or not at all. Where a link cannot follow, the op reads and gives the dim whole, and the value is reshaped there: a *border*.
+From a cut, a view is spread along factors: a link of an op joins the dims that one factor of its sharding rule leads,
+and these are viewed alike or not at all. Where a link cannot follow, the op reads and gives the dim whole, and the
+value is reshaped there: a *border*.
 
-Kept is a region that
-    holds a product which makes or takes the viewed dim, its block divisible by the parts that it is to be split into (`has_product`);
-    cuts more bytes than lie at its borders, where the data would move instead (`cut_bytes`, `border_bytes`);
-    reaches an argument, which is then stored viewed: inside of attention, say (rotary positions cut each head in two), every product that
-        takes a viewed dim has a better one to split.
+A region is kept if it
 
-Source    Rhino 4.1 and 4.3.3 (other strides than the maximum only where they reduce communication).
+- has a product which makes or takes the viewed dim, its block divisible by the parts that it is to be split into
+  (`has_product`);
+- cuts more bytes than are at its borders, where the data would move instead (`cut_bytes`, `border_bytes`);
+- reaches an argument, which is then stored viewed: inside of attention, say (rotary positions cut each head in two),
+  every product that takes a viewed dim has a better one to split.
+
+Source: Rhino 4.1 and 4.3.3 (other strides than the maximum only where they reduce communication).
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ _FLOATS: Final = ("f", "bf", "complex")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Places viewed together because of one cut, and what it saves: bytes in its cuts per step, and bytes that its borders move instead."""
+    """Places viewed together because of one cut, and what the view saves.
+
+    It counts the bytes in its cuts per step, and the bytes that its borders move instead.
+    """
 
     seed: Place
     block: int
@@ -49,8 +56,8 @@ class Region:
 class Views:
     """How values are stored, and how ops read and give them.
 
-    `values` holds the view of every value that is viewed. `ops[op]` has the view of each operand and result as the op itself has it, for
-    every op that touches a viewed value; where it is not the stored one, a reshape stands between.
+    `values` holds the view of every value that is viewed. `ops[op]` has the view of each operand and result as the op
+    itself has it, for every op that touches a viewed value; where it is not the stored one, a reshape stands between.
     """
 
     values: Mapping[int, View]
@@ -58,7 +65,9 @@ class Views:
     regions: tuple[Region, ...]
 
 
-def find_views(graph: Graph, cuts: Mapping[int, Cut], able: Sequence[bool], blocked: frozenset[Place], num_parts: int) -> Views:
+def find_views(
+    graph: Graph, cuts: Mapping[int, Cut], able: Sequence[bool], blocked: frozenset[Place], num_parts: int
+) -> Views:
     """Returns the views that save communication.
 
     Args:
@@ -84,7 +93,8 @@ class _Seed:
 def _seeds(graph: Graph, cuts: Mapping[int, Cut]) -> Iterator[_Seed]:
     """Yields the dims of floating-point tensors that are cut into equal blocks, all of which are taken.
 
-    Integers are indices and random bits: a product takes none of them, and a view of them would spread to whatever they mask.
+    Integers are indices and random bits: a product takes none of them, and a view of them would spread to whatever they
+    mask.
     """
     slices: dict[Place, list[tuple[int, int, int]]] = defaultdict(list)
     for op, cut in sorted(cuts.items()):
@@ -103,7 +113,11 @@ def _seeds(graph: Graph, cuts: Mapping[int, Cut]) -> Iterator[_Seed]:
             slices[whole, dim].append((cut.offsets[0][dim], parts[0][dim], op))
     for (value, dim), taken in slices.items():
         (_, block, op), size = taken[0], graph.type_of(value).shape[dim]
-        if block and size % block == 0 and {(start, length) for start, length, _ in taken} == {(k, block) for k in range(0, size, block)}:
+        if (
+            block
+            and size % block == 0
+            and {(start, length) for start, length, _ in taken} == {(k, block) for k in range(0, size, block)}
+        ):
             yield _Seed((value, dim), block, op)
 
 
@@ -127,7 +141,12 @@ class _Finder:
         tried: set[tuple[Place, int]] = set()
         regions = []
         for seed in seeds:
-            if (seed.place, seed.block) in tried or seed.place in self.blocks or seed.place in self.blocked or self.free[seed.place[0]]:
+            if (
+                (seed.place, seed.block) in tried
+                or seed.place in self.blocks
+                or seed.place in self.blocked
+                or self.free[seed.place[0]]
+            ):
                 continue
             grown = self.grow(seed)
             tried |= grown.items()
@@ -167,8 +186,15 @@ class _Finder:
         return found
 
     def agreed(self, link: Link, tensors: Sequence[int], blocks: Mapping[Place, int]) -> int | None:
-        """Returns the block by which an op can follow all dims of a link as they are stored; None where they are whole, or differ."""
-        ends = [(end, blocks.get((tensors[end.tensor], end.dim), end.size)) for end in link if not self.free[tensors[end.tensor]]]
+        """Returns the block by which an op can follow all dims of a link as they are stored.
+
+        The result is None where the dims are whole, or differ.
+        """
+        ends = [
+            (end, blocks.get((tensors[end.tensor], end.dim), end.size))
+            for end in link
+            if not self.free[tensors[end.tensor]]
+        ]
         if all(block == end.size for end, block in ends):
             return None
         found = {divmod(block, end.scale) for end, block in ends}
@@ -233,7 +259,9 @@ class _Finder:
         """Returns the bytes per step of the values that an op has in another view than they are stored in."""
         times = self.times[op] if op < self.graph.num_ops else 1
         apart = (
-            value for value, view in zip(self.joined.tensors(op), self.at(op, blocks), strict=True) if self.is_apart(value, view, blocks)
+            value
+            for value, view in zip(self.joined.tensors(op), self.at(op, blocks), strict=True)
+            if self.is_apart(value, view, blocks)
         )
         return times * sum(self.graph.type_of(value).num_bytes for value in apart)
 

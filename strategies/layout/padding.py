@@ -1,11 +1,12 @@
 """Which dims to store larger than they are, so that devices divide them, and how far the padding spreads.
 
-A *place* is a dim of a value; its padded size is how many elements it is stored with, the first of which are its own. From the dims of
-arguments that are asked for, padding spreads along factors (strategies/structure/factor_links.py): a link of an op is padded whole or not
-at all. Where it cannot follow, the op reads the dim cut to its own size, and what it gives is padded with zeros: a *border*.
+A *place* is a dim of a value; its padded size is how many elements it is stored with, the first of which are its own.
+From the dims of arguments that are asked for, padding spreads along factors (strategies/structure/factor_links.py): a
+link of an op is padded whole or not at all. Where it cannot follow, the op reads the dim cut to its own size, and what
+it gives is padded with zeros: a *border*.
 
-What every reader can make for itself (constants of one element, counters, repeated scalars) is made in the size that is wanted, and joins
-nothing: two tensors that are compared with the same zeros have no dim in common.
+What every reader can make for itself (constants of one element, counters, repeated scalars) is made in the size that is
+wanted, and joins nothing: two tensors that are compared with the same zeros have no dim in common.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _USING: Final = frozenset({"stablehlo.dot_general", "stablehlo.gather", "stableh
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A dim of an argument that is to be padded. One that is not `named` by its number has to be of use: taken by an op of `_USING`."""
+    """A dim of an argument that is to be padded.
+
+    One that is not `named` by its number has to be of use: taken by an op of `_USING`.
+    """
 
     place: Place
     size: int
@@ -36,8 +40,9 @@ class Seed:
 class Pads:
     """How values are stored, and how ops read and give them.
 
-    `values` holds the stored shape of every value that is padded. `ops[op]` has the shape of each operand and result as the op itself has
-    it, for every op that touches such a value. `regions` are the places that were padded for each seed; those of `useless` seeds stay.
+    `values` holds the stored shape of every value that is padded. `ops[op]` has the shape of each operand and result as
+    the op itself has it, for every op that touches such a value. `regions` are the places that were padded for each
+    seed; those of `useless` seeds stay.
     """
 
     values: Mapping[int, Shape]
@@ -46,7 +51,9 @@ class Pads:
     useless: tuple[Seed, ...]
 
 
-def find_pads(graph: Graph, able: Sequence[bool], made_anew: Sequence[bool], blocked: frozenset[Place], seeds: Iterable[Seed]) -> Pads:
+def find_pads(
+    graph: Graph, able: Sequence[bool], made_anew: Sequence[bool], blocked: frozenset[Place], seeds: Iterable[Seed]
+) -> Pads:
     """Returns what is padded for the sake of some dims.
 
     Args:
@@ -103,12 +110,21 @@ class _Finder:
 
     def is_used(self, grown: Mapping[Place, int]) -> bool:
         """Says whether a dim of a region is one of an op for whose sake dims are split."""
-        touched = dict.fromkeys(op for value, _ in grown for op in self.joined.touching[value] if op < self.graph.num_ops)
+        touched = dict.fromkeys(
+            op for value, _ in grown for op in self.joined.touching[value] if op < self.graph.num_ops
+        )
         using = (op for op in touched if self.graph.cls(op).name in _USING)
-        return any(self.agreed(link, self.joined.tensors(op), grown) is not None for op in using for link in self.joined.links(op))
+        return any(
+            self.agreed(link, self.joined.tensors(op), grown) is not None
+            for op in using
+            for link in self.joined.links(op)
+        )
 
     def agreed(self, link: Link, tensors: Sequence[int], sizes: Mapping[Place, int]) -> int | None:
-        """Returns the padded size of a link's factor as all its dims are stored; None where they are not padded, or differ."""
+        """Returns the padded size of a link's factor as all its dims are stored.
+
+        The result is None where they are not padded, or differ.
+        """
         ends = [end for end in link if not self.made_anew[tensors[end.tensor]]]
         stored = [(end, sizes.get((tensors[end.tensor], end.dim), end.size)) for end in ends]
         counts = {divmod(size, end.scale) for end, size in stored}

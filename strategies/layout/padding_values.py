@@ -1,15 +1,18 @@
 """What padding holds, and where it has to be masked so that it changes no answer.
 
-A *filling* says what is in the padding of a value: one known number; something finite, as far as the program's own values are; or anything,
-an infinity or what is not a number included. Arguments are padded with zeros. From there fillings go forward through the ops: linear ones
-keep zeros, a product with zeros on one side is zero where the other is finite, `exp` of zeros is ones, most else is anything. Around a loop
-what it carries holds what it begins with, if its body gives that back.
+A *filling* says what is in the padding of a value: one known number; something finite, as far as the program's own
+values are; or anything, an infinity or what is not a number included. Arguments are padded with zeros. From there
+fillings go forward through the ops: linear ones keep zeros, a product with zeros on one side is zero where the other is
+finite, `exp` of zeros is ones, most else is anything. Around a loop what it carries holds what it begins with, if its
+body gives that back.
 
-An op that joins the elements along a padded dim has to read its identity there: products along what they contract zeros, reductions what
-they start from. Where the filling is another, the op reads the dim masked; before a product the value is masked where it arises, for all of
-its readers, so that it lies in memory once. What is returned in padded storage is masked to zeros: they are what the next step relies on.
+An op that joins the elements along a padded dim has to read its identity there: products along what they contract
+zeros, reductions what they start from. Where the filling is another, the op reads the dim masked; before a product the
+value is masked where it arises, for all of its readers, so that it lies in memory once. What is returned in padded
+storage is masked to zeros: they are what the next step relies on.
 
-Zero times an infinity is no zero: where a program overflows, padding may turn an infinity of its answer into what is not a number.
+Zero times an infinity is no zero: where a program overflows, padding may turn an infinity of its answer into what is
+not a number.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ Filling = float | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Operand `position` of an op is read with `number` in the padding of `dims`; None: with what the reduction starts from."""
+    """Operand `position` of an op is read with `number` in the padding of `dims`.
+
+    Where `number` is None, it is what the reduction starts from.
+    """
 
     position: int
     dims: tuple[int, ...]
@@ -45,7 +51,10 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What is masked: `stored` values with zeros where they arise, operands of ops where these read them, and `returned` results."""
+    """What is masked: `stored` values where they arise, operands where ops read them, and `returned` results.
+
+    Stored values are masked with zeros.
+    """
 
     stored: frozenset[int]
     read: Mapping[int, tuple[Mask, ...]]
@@ -53,7 +62,10 @@ class Masks:
 
 
 def find_masks(graph: Graph, pads: Pads, made_anew: Sequence[bool], numbers: Mapping[int, float]) -> Masks:
-    """Returns what has to be masked. `numbers` are those that all elements of a value are known to be; `made_anew` as for `find_pads`."""
+    """Returns what has to be masked.
+
+    `numbers` are those that all elements of a value are known to be; `made_anew` as for `find_pads`.
+    """
     plain = _Fillings(graph, pads, made_anew, numbers)
     wanted = frozenset(
         value
@@ -64,8 +76,14 @@ def find_masks(graph: Graph, pads: Pads, made_anew: Sequence[bool], numbers: Map
     )
     found = _Fillings(graph, pads, made_anew, numbers, wanted)
     read = {op: masks for op in pads.ops if (masks := tuple(found.masks(op)))}
-    taken_over = {arg.alias: number for number, arg in enumerate(graph.arguments) if arg.alias is not None and number in pads.values}
-    returned = frozenset(p for p, number in taken_over.items() if found.read(graph.returns[p], pads.values[number]) != 0)
+    taken_over = {
+        arg.alias: number
+        for number, arg in enumerate(graph.arguments)
+        if arg.alias is not None and number in pads.values
+    }
+    returned = frozenset(
+        p for p, number in taken_over.items() if found.read(graph.returns[p], pads.values[number]) != 0
+    )
     return Masks(frozenset(value for value in wanted if found.given[value] != 0), read, returned)
 
 
@@ -126,7 +144,10 @@ class _Fillings:
         return self.numbers.get(value, Unknown.FINITE)
 
     def read(self, value: int, shape: Shape) -> Filling:
-        """Returns what an op reads in the padding of a value that it has in a shape; what the value is, where that is its own."""
+        """Returns what an op reads in the padding of a value that it has in a shape.
+
+        Where the shape is the value's own, that is the filling of the value.
+        """
         stored = self.pads.values.get(value, self.own(value))
         if shape == self.own(value) or self.made_anew[value]:
             return self.content(value)
@@ -171,7 +192,11 @@ class _Fillings:
             case "optimization_barrier" | "sort":
                 return self.operand(op, number)
             case "dot_general":
-                return 0.0 if all(self.operand(op, t) == 0 for t in (0, 1) if self.factors(op, t).keys() & kept) else Unknown.ANYTHING
+                return (
+                    0.0
+                    if all(self.operand(op, t) == 0 for t in (0, 1) if self.factors(op, t).keys() & kept)
+                    else Unknown.ANYTHING
+                )
             case "reduce":
                 filling = self.operand(op, number)
                 keeps = (cls.reduction == "add" and filling == 0) or cls.reduction in ("max", "min")
@@ -202,7 +227,9 @@ class _Fillings:
             half = len(operands) // 2
             for position in range(half):
                 start = self.content(operands[half + position])
-                if (dims := self.joined_dims(op, position)) and (isinstance(start, Unknown) or self.operand(op, position) != start):
+                if (dims := self.joined_dims(op, position)) and (
+                    isinstance(start, Unknown) or self.operand(op, position) != start
+                ):
                     yield Mask(position, dims, None)
 
     def joined_dims(self, op: int, position: int) -> tuple[int, ...]:
@@ -280,6 +307,21 @@ _EXACT: Final[dict[str, Callable[..., float]]] = {
 
 _BOUNDED: Final = frozenset({"compare", "is_finite", "iota"})
 _KEEPING: Final = frozenset(
-    (*_ROUNDING, "maximum", "minimum", "clamp", "abs", "negate", "sign", "real", "imag", "not", "tanh", "logistic", "sine", "cosine")
+    (
+        *_ROUNDING,
+        "maximum",
+        "minimum",
+        "clamp",
+        "abs",
+        "negate",
+        "sign",
+        "real",
+        "imag",
+        "not",
+        "tanh",
+        "logistic",
+        "sine",
+        "cosine",
+    )
 )
 """Ops that are finite where their operands are."""

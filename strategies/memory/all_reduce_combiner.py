@@ -1,8 +1,9 @@
 """All-reduces that XLA sends as one: they are summed at one time, for which the first of them waits.
 
-XLA (`AllReduceCombiner`; jaxlib 0.10.2 on a CPU, 2026-11-22) visits each op after its operands, from the results on, and joins all-reduces
-of one kind, at most 256 and of any size, up to the first that depends on one of those. Then it begins anew with what is left. A loop's body
-is gone through by itself. So in a data-parallel step the loss waits for the last small gradient.
+XLA (`AllReduceCombiner`; jaxlib 0.10.2 on a CPU, 2026-11-22) visits each op after its operands, from the results on,
+and joins all-reduces of one kind, at most 256 and of any size, up to the first that depends on one of those. Then it
+begins anew with what is left. A loop's body is gone through by itself. So in a data-parallel step the loss waits for
+the last small gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class _Joining:
         self.needs = self.find_needs()
 
     def find_needs(self) -> list[dict[int, None]]:
-        """Returns which ops of its own level each op needs, a loop for its body too, and last the function's results [ops and the end]."""
+        """Returns which ops of its own level each op needs, and last the function's results [ops and the end].
+
+        A loop also needs what its body needs.
+        """
         maker: list[int] = self.graph.value_op.tolist()
         needs: list[dict[int, None]] = [{} for _ in self.operands]
         for op, values in enumerate(self.operands):
@@ -81,7 +85,9 @@ class _Joining:
                     needed |= below[op]
                 below |= {op: below[op] | ours | needed for op in left if below[op] & ours}
 
-    def first_group(self, left: Mapping[int, None], bit: Mapping[int, int], below: Mapping[int, int]) -> tuple[int, ...]:
+    def first_group(
+        self, left: Mapping[int, None], bit: Mapping[int, int], below: Mapping[int, int]
+    ) -> tuple[int, ...]:
         """Returns the first all-reduce that is left, and those that are joined to it.
 
         Where others were joined before, an earlier one may have come to depend on a later one.
@@ -112,7 +118,10 @@ class _Joining:
         return regrouped(graph, [parts.get(op, (op,)) for op in order], classes, op_class, self.operands)
 
     def in_order(self, parts: Mapping[int, tuple[int, ...]]) -> list[int]:
-        """Returns all ops, each group for its last, in an order in which they can run, and that of the graph where there is a choice."""
+        """Returns all ops in an order in which they can run, each group at its last op.
+
+        Where there is a choice, the order is that of the graph.
+        """
         one = {op: last for last, group in parts.items() for op in group}
         levels: dict[int, list[int]] = defaultdict(list)
         for op in range(self.graph.num_ops):
@@ -126,12 +135,16 @@ class _Joining:
             waiting += self.level_in_order(levels.get(op, []), one, parts)[::-1]
         return result
 
-    def level_in_order(self, ops: Sequence[int], one: Mapping[int, int], parts: Mapping[int, tuple[int, ...]]) -> list[int]:
+    def level_in_order(
+        self, ops: Sequence[int], one: Mapping[int, int], parts: Mapping[int, tuple[int, ...]]
+    ) -> list[int]:
         """Returns the ops of one level in order; `one` is what stands for each op of a group."""
         missing: dict[int, int] = {}
         readers: dict[int, list[int]] = defaultdict(list)
         for op in ops:
-            needed = dict.fromkeys(one.get(n, n) for n in chain.from_iterable(self.needs[part] for part in parts.get(op, (op,))))
+            needed = dict.fromkeys(
+                one.get(n, n) for n in chain.from_iterable(self.needs[part] for part in parts.get(op, (op,)))
+            )
             missing[op] = len(needed)
             for other in needed:
                 readers[other].append(op)
@@ -149,5 +162,7 @@ class _Joining:
 
 def _one_class(classes: Sequence[OpClass]) -> OpClass:
     """Returns the class of an op that is several all-reduces."""
-    operands, results = (tuple(chain.from_iterable(side)) for side in ([c.operands for c in classes], [c.results for c in classes]))
+    operands, results = (
+        tuple(chain.from_iterable(side)) for side in ([c.operands for c in classes], [c.results for c in classes])
+    )
     return replace(classes[0], operands=operands, results=results)

@@ -1,16 +1,18 @@
 """Where buffers lie: what a device's program takes once buffers that stand empty for a while are used for others.
 
-XLA (`BufferAssigner`) gives arguments and results buffers throughout. Where one of these holds nothing for a while, temporaries lie there:
-the largest comes first, and of one size what XLA comes to first as it goes from the results through all operands, whenever that runs. It
-takes the smallest such buffer that has room for it as long as it lives. What finds none goes to one heap, the largest first, each to the
-smallest gap that has room for it; of one size what is there for long comes first, counted in buffers that come and go meanwhile. What is
-written over another lies there: both go to a gap that is free as long as either is there, but their turn is that of the first alone. So
-what is soon written over comes late, and may find every gap taken by what is there behind it. If less is taken when those come first that
-are there for longest, with all that is written over them and whatever their size, that counts (`GlobalDecreasingSizeBestFitHeap`, of which
-the better of two orders is taken; jaxlib 0.10.2 on a CPU, 2026-11-22).
+XLA (`BufferAssigner`) gives arguments and results buffers throughout. Where one of these holds nothing for a while,
+temporaries lie there: the largest comes first, and of one size what XLA comes to first as it goes from the results
+through all operands, whenever that runs. It takes the smallest such buffer that has room for it as long as it lives.
+What finds none goes to one heap, the largest first, each to the smallest gap that has room for it; of one size what is
+there for long comes first, counted in buffers that come and go meanwhile. What is written over another lies there: both
+go to a gap that is free as long as either is there, but their turn is that of the first alone. So what is soon written
+over comes late, and may find every gap taken by what is there behind it. If less is taken when those come first that
+are there for longest, with all that is written over them and whatever their size, that counts
+(`GlobalDecreasingSizeBestFitHeap`, of which the better of two orders is taken; jaxlib 0.10.2 on a CPU, 2026-11-22).
 
-What is too small to show is not counted among what comes and goes, for of that too little is known. So which of one size comes first is
-half an accident, and may be worth a tenth of the heap. Where orders in which chance says it take more in the mean, that is told.
+What is too small to show is not counted among what comes and goes, for of that too little is known. So which of one
+size comes first is half an accident, and may be worth a tenth of the heap. Where orders in which chance says it take
+more in the mean, that is told.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ _MOST_PAIRS: Final = 4000**2
 class Buffer(NamedTuple):
     """Bytes between two times, both included.
 
-    Of one size, what has the least rank is laid out first in what stands empty. `value` is what lies there, and `over` what that is written
-    over, by number; -1 where that is nothing.
+    Of one size, what has the least rank is laid out first in what stands empty. `value` is what lies there, and `over`
+    what that is written over, by number; -1 where that is nothing.
     """
 
     num_bytes: int
@@ -53,7 +55,11 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a program takes of a device, in bytes: throughout, as a heap of temporaries, and what of these is there at most at a time."""
+    """What a program takes of a device, in bytes.
+
+    These are the bytes taken throughout, those of the heap of temporaries, and the most of these that are there at a
+    time.
+    """
 
     kept_bytes: float
     heap_bytes: float
@@ -61,7 +67,10 @@ class Packed:
 
 
 def packed(buffers: Sequence[Buffer], vacant: Sequence[Buffer], num_times: int) -> Packed:
-    """Returns what buffers take of which some hold nothing for a while (`vacant`); who is there at all times is kept."""
+    """Returns what buffers take, some of which hold nothing for a while (`vacant`).
+
+    A buffer that is there at all times keeps its own memory.
+    """
     sizes, start, end, rank, value, over = _columns(buffers)
     throughout = (start == 0) & (end == num_times - 1)
     housed = throughout | _housed(_columns(vacant)[:3], np.where(throughout, np.inf, sizes), start, end, rank)
@@ -73,7 +82,10 @@ def packed(buffers: Sequence[Buffer], vacant: Sequence[Buffer], num_times: int) 
 
 
 def _columns(buffers: Sequence[Buffer]) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints]:
-    """Returns bytes, first and last times, ranks, and what is written and written over [buffers], without empty buffers."""
+    """Returns bytes, first and last times, ranks, and what is written and written over [buffers].
+
+    Empty buffers are left out.
+    """
     rows = np.array([one for one in buffers if one.num_bytes and one.start <= one.end], dtype=np.int64).reshape(-1, 6)
     return rows[:, 0].astype(np.float64), rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5]
 
@@ -109,7 +121,10 @@ class _Heap:
         self.whole = until - since
 
     def num_bytes(self) -> float:
-        """Returns how far the heap reaches: in the better one of two orders, or in the mean of orders that are drawn, if that is more."""
+        """Returns how far the heap reaches.
+
+        It is the better one of two orders, or the mean of orders that are drawn, if that is more.
+        """
         count = len(self.sizes)
         num_drawn = min(_MOST_DRAWN, _MOST_PAIRS // max(count, 1) ** 2)
         largest = self.reach(np.inf, self.rank, -self.own, -self.sizes)
@@ -146,7 +161,9 @@ def _heap_bytes(sizes: Floats, start: Ints, end: Ints, most: float) -> float:
 
     Each takes the smallest gap that has room for it between those before it that are there with it.
     """
-    placed = np.zeros((4, len(sizes)))  # where each begins and ends, its first and last times, in the order of where they begin
+    placed = np.zeros(
+        (4, len(sizes))
+    )  # where each begins and ends, its first and last times, in the order of where they begin
     reach = 0.0
     for number, (size, first, last) in enumerate(zip(sizes.tolist(), start.tolist(), end.tolist(), strict=True)):
         low, high, since, until = placed[:, :number]
@@ -201,6 +218,8 @@ def _housed(vacant: tuple[Floats, Ints, Ints], sizes: Floats, start: Ints, end: 
     begin = np.flatnonzero(np.diff(room, prepend=-1.0))
     alike = [_Rooms(opens[a:b], closes[a:b], len(some)) for a, b in pairwise([*begin.tolist(), len(room)])]
     first = np.searchsorted(room[begin], sizes[some])  # the smallest with room for it
-    for number, since, until, least in zip(some.tolist(), start[some].tolist(), end[some].tolist(), first.tolist(), strict=True):
+    for number, since, until, least in zip(
+        some.tolist(), start[some].tolist(), end[some].tolist(), first.tolist(), strict=True
+    ):
         housed[number] = any(rooms.take(since, until) for rooms in alike[least:])
     return housed

@@ -26,8 +26,11 @@ _ALIGNMENT: Final = 64
 """Bytes: where XLA lets buffers begin on a CPU."""
 
 _GAPS: Final = 16
-"""One part in this many of each temporary is added as a margin: for gaps in XLA's heap, and for orders of ops that cannot be told before
-the program is compiled. docs/memory.md has the figures behind it."""
+"""One part in this many of each temporary is added as a margin.
+
+The margin is for gaps in XLA's heap, and for orders of ops that are not known before the program is compiled.
+docs/memory.md has the figures behind it.
+"""
 
 _INDEX_BYTES: Final = 4
 
@@ -53,7 +56,10 @@ def rounded(num_bytes: Size) -> Size:
 
 
 class _SizedStep(NamedTuple):
-    """A step of a path: into how many parts the tensor is split before and after it, and whether what it joins or cuts is one piece."""
+    """A step of a path: the numbers of parts before and after it, and whether what it joins or cuts is one piece.
+
+    The parts are those into which the tensor is split.
+    """
 
     kind: str
     before: int
@@ -65,10 +71,11 @@ _SizedWay = tuple[_SizedStep, ...]
 
 
 class BufferCounts(NamedTuple):
-    """The buffers of moves: before each, in each of its steps, and after it, each by how many of it make the tensor; 0 for none.
+    """The buffers of moves: before each, in each of its steps, and after it, each by how many of it make the tensor.
 
-    What an all-to-all has joined is not in order yet (`is_joined`): who needs it so makes a copy. Shapes: `before`, `after` and `is_joined`
-    (one or zero) [moves]; `during` [moves, steps, buffers].
+    A count is 0 where there is no buffer. What an all-to-all has joined is not in order yet (`is_joined`): a reader
+    that needs it in order makes a copy. Shapes: `before`, `after` and `is_joined` (one or zero) [moves]; `during`
+    [moves, steps, buffers].
     """
 
     before: Ints
@@ -77,9 +84,13 @@ class BufferCounts(NamedTuple):
     is_joined: Ints
 
     def num_bytes(self, whole: int) -> Ints:
-        """Returns the bytes before, while and after a tensor of `whole` bytes is moved, and of a copy in order [moves, 4]."""
+        """Returns the bytes before, during and after the move of a tensor, and of a copy in order [moves, 4].
+
+        The whole tensor has `whole` bytes.
+        """
         before, during, after = (
-            np.where(parts, rounded(whole // np.maximum(parts, 1)), 0) for parts in (self.before, self.during, self.after)
+            np.where(parts, rounded(whole // np.maximum(parts, 1)), 0)
+            for parts in (self.before, self.during, self.after)
         )
         return np.stack([before, during.sum(axis=2).max(axis=1), after, after * self.is_joined], axis=1)
 
@@ -88,9 +99,9 @@ class BufferCounts(NamedTuple):
 class MoveBuffers:
     """How the bytes of a move are counted.
 
-    Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read its target
-    (`read_in_any_order`) with their dims in any order. Before it, a fused loop that could write over what it reads takes memory of its own
-    where it writes its result in another order.
+    Its source or its target may be counted elsewhere; a fused loop may write its source (`written_in_order`) and read
+    its target (`read_in_any_order`) with their dims in any order. Before it, a fused loop that could write over what it
+    reads takes memory of its own where it writes its result in another order.
     """
 
     source_counted: bool
@@ -98,8 +109,10 @@ class MoveBuffers:
     written_in_order: bool
     read_in_any_order: bool
 
-    def num_bytes(self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]) -> tuple[Ints, Ints]:
-        """Returns `BufferCounts.num_bytes` of the moves that occur, and which of them each pair of specs has [given, needed]."""
+    def num_bytes(
+        self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
+    ) -> tuple[Ints, Ints]:
+        """Returns `BufferCounts.num_bytes` of the moves that occur, and each spec pair's move [given, needed]."""
         held, which = _held(self, _head(kind.shape, sizes), given, needed, sizes)
         return held.num_bytes(kind.num_bytes), which
 
@@ -119,7 +132,9 @@ class MoveBuffers:
         return BufferCounts(before, during, after, is_joined)
 
     def _buffers(self, step: _SizedStep, first: bool, last: bool) -> tuple[int, ...]:
-        gone = step.kind == "all_to_all" or (first and self.source_counted)  # cut up to be sent, before anything arrives
+        gone = step.kind == "all_to_all" or (
+            first and self.source_counted
+        )  # cut up to be sent, before anything arrives
         found = [] if gone else [step.before]
         found += [] if last and self.target_counted else [step.after]
         match step.kind:
@@ -154,7 +169,10 @@ def _sized_ways(
 
 
 def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the dims behind which blocks may lie one after the other: an axis is left when each of these has one element on a device."""
+    """Returns the dims behind which blocks may lie one after the other.
+
+    An axis is left when each of these has one element on a device.
+    """
     elements, most = 1, prod(sizes) // min((size for size in sizes if size > 1), default=1)
     for number, extent in enumerate(shape):
         elements *= extent
@@ -170,25 +188,37 @@ def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, siz
     parted = parted_path(rank, source, target, sizes) or ()
     return _same_way(
         tuple(
-            [_SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes)) for one, step in zip(parted, steps, strict=True)]
+            [
+                _SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes))
+                for one, step in zip(parted, steps, strict=True)
+            ]
         )
     )
 
 
 @lru_cache(maxsize=1 << 16)
 def _same_way(one: _SizedWay) -> _SizedWay:
-    """Returns the path that was equal to this first: who has many finds the equal ones by their ids, without comparing their steps."""
+    """Returns the path that was equal to this first.
+
+    A caller with many paths finds the equal ones by their ids, without comparing their steps.
+    """
     return one
 
 
 def _is_one_piece(head: tuple[int, ...], step: LayoutStep, sizes: tuple[int, ...]) -> bool:
-    """Says what `is_major` does of a step that gathers or scatters a dim: it cannot be behind the dims of `head` and another one."""
+    """Says what `is_major` does of a step that gathers or scatters a dim.
+
+    That dim cannot be behind the dims of `head` and another one.
+    """
     dim = step.source if step.kind == "all_gather" else step.target if step.kind == "reduce_scatter" else None
     return dim is not None and dim <= len(head) and is_major(head, step, sizes)
 
 
 def is_major(shape: tuple[int, ...], step: LayoutStep, sizes: Sequence[int]) -> bool:
-    """Says whether the blocks that a step joins or cuts lie one after the other, row by row: no dim before theirs is longer than one."""
+    """Says whether the blocks that a step joins or cuts lie one after the other, row by row.
+
+    No dim before theirs is longer than one.
+    """
     dim, layout = (step.source, step.after) if step.kind == "all_gather" else (step.target, step.before)
     return all(extent == prod(sizes[a] for a in axes) for extent, axes in zip(shape[:dim], layout[:dim], strict=True))
 
@@ -200,11 +230,13 @@ def selection_buffers(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tup
     return tuple([rounded(size) for size in (*inputs, *outputs)])
 
 
-def selection_sizes(cls: OpClass, whole_parts: int = 1, window_parts: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def selection_sizes(
+    cls: OpClass, whole_parts: int = 1, window_parts: int = 1
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the bytes of the temporaries of a `select_and_scatter`, and of those that stay until its result is there.
 
-    XLA (`SelectAndScatterExpander`) finds what it selects by an index for each dim of each element, and carries these through a windowed
-    reduction along with the elements. What that gives it scatters by the indices.
+    XLA (`SelectAndScatterExpander`) finds what it selects by an index for each dim of each element, and carries these
+    through a windowed reduction along with the elements. What that gives it scatters by the indices.
     """
     whole, windows = cls.operands[0], cls.operands[1]
     indices, chosen = (
@@ -215,7 +247,10 @@ def selection_sizes(cls: OpClass, whole_parts: int = 1, window_parts: int = 1) -
 
 
 def reads_as_it_lies(cls: OpClass, position: int) -> bool:
-    """Says whether a product reads an operand as it lies: batch dims first, and of the left one the summed dims last; else it copies it."""
+    """Says whether a product reads an operand as it lies: batch dims first, and of the left one the summed dims last.
+
+    Otherwise the operand is copied.
+    """
     if cls.name != PRODUCT or cls.rule is None:
         return True
     roles = [min(role, 1) if position else role for role in _roles(cls.rule, position)]
@@ -223,7 +258,10 @@ def reads_as_it_lies(cls: OpClass, position: int) -> bool:
 
 
 def is_matrix(cls: OpClass, position: int) -> bool:
-    """Says whether an operand of a product has one dim to sum over and one of its own: others are joined first, by a reshape."""
+    """Says whether an operand of a product has one dim to sum over and one of its own.
+
+    Where it has more, they are joined first, by a reshape.
+    """
     return cls.rule is not None and _is_matrix(_roles(cls.rule, position))
 
 
@@ -232,17 +270,22 @@ def _is_matrix(roles: Sequence[int]) -> bool:
 
 
 Arranged = tuple[int, ...] | Literal["view"] | None
-"""What is done to a tensor before it is read: a copy with its dims in an order, a view with dims joined or dropped, or nothing."""
+"""What is done to a tensor before it is read.
+
+That is a copy with its dims in an order, a view with dims joined or dropped, or nothing.
+"""
 
 
 def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence[int] | None = None) -> Arranged:
-    """Returns what XLA does to an operand of a product or convolution, of a `shape` on a device, or to a convolution's result.
+    """Returns what XLA does to an operand of a product or convolution, or to a convolution's result.
 
-    Where the operand is a transpose of what has that shape, `dims` says which dim of the operand each is (`TransposeFolding`).
+    `shape` is its shape on a device. Where the operand is a transpose of what has that shape, `dims` says which dim of
+    the operand each is (`TransposeFolding`).
 
-    A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made matrices first: dims of one
-    element are dropped, those of a batch are put first, and then a left operand's summed dims last, a right one's first (`DotDecomposer`).
-    Convolutions have the batch, or what is summed over where it stands for it, first and features last (`ConvCanonicalization`).
+    A product of matrices, or batches of these, reads them in either order (`TransposeFolding`). Others are made
+    matrices first: dims of one element are dropped, those of a batch are put first, and then a left operand's summed
+    dims last, a right one's first (`DotDecomposer`). Convolutions have the batch, or what is summed over where it
+    stands for it, first and features last (`ConvCanonicalization`).
     """
     if cls.rule is None:
         return None
@@ -260,7 +303,10 @@ def arranged(cls: OpClass, position: int, shape: tuple[int, ...], dims: Sequence
 
 
 def is_viewed(cls: OpClass, shape: Sequence[int]) -> bool:
-    """Says whether the result of a product, of a `shape` on a device, is a view of one of matrices: dims are joined there, or dropped."""
+    """Says whether the result of a product, of a `shape` on a device, is a view of one of matrices.
+
+    Dims are joined there, or dropped.
+    """
     if cls.rule is None:
         return False
     return 1 in shape or not all(is_matrix(cls, position) for position in (0, 1))

@@ -1,7 +1,8 @@
 """What a loop's body makes where that lies which it takes the place of.
 
-What a loop carries has one buffer in XLA, for each time round. What the body makes for the next time is copied there, unless nothing reads
-what is there behind it (`CopyInsertion`; jaxlib 0.10.2 on a CPU, 2026-11-22): so a sum over all times round is added up where it lies.
+What a loop carries has one buffer in XLA, for each time round. What the body makes for the next time is copied there,
+unless nothing reads what is there behind it (`CopyInsertion`; jaxlib 0.10.2 on a CPU, 2026-11-22): so a sum over all
+times round is added up where it lies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from rhino.ir.graph.graph import MOVES, UPDATES, Graph, Loop
 
 
 def carried_on(graph: Graph, in_memory: Sequence[bool]) -> set[int]:
-    """Returns the values that bodies make in the buffers of what they carry; `in_memory` are those that lie anywhere."""
+    """Returns the values that bodies make in the buffers of what they carry.
+
+    `in_memory` are those that lie anywhere.
+    """
     return {value for loop in graph.loops for value in _Body(graph, in_memory, loop).carried_on()}
 
 
@@ -49,10 +53,18 @@ class _Body:
                 value = before  # what is updated lies there as well
 
     def goes_into(self, value: int, into: int) -> bool:
-        """Says whether a value may be made where another lies: behind all that reads that, and if from it, element by element."""
+        """Says whether a value may be made where another lies.
+
+        It must come after all that reads the other, and if it is computed from the other, element by element.
+        """
         op, cls = self.maker[value], self.graph.cls(self.maker[value])
         readers = self.readers.get(into, [])
-        if op <= self.loop.op or cls.free or cls.is_view or self.graph.type_of(value).num_bytes != self.graph.type_of(into).num_bytes:
+        if (
+            op <= self.loop.op
+            or cls.free
+            or cls.is_view
+            or self.graph.type_of(value).num_bytes != self.graph.type_of(into).num_bytes
+        ):
             return False
         if op in readers and (not cls.fusible or cls.name in MOVES):
             return False

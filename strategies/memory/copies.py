@@ -1,7 +1,8 @@
 """How many tensors a value is in memory at a time, in a graph whose ops stand for several layers each.
 
-A layer hands on to the next what is one tensor at a time. What is still read after others have run, as the backward pass reads what the
-forward pass has made, each layer of a group has for itself. Which ops run between is told by the schedule (strategies/memory/op_order.py).
+A layer hands on to the next what is one tensor at a time. What is still read after others have run, as the backward
+pass reads what the forward pass has made, each layer of a group has for itself. Which ops run between is told by the
+schedule (strategies/memory/op_order.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def copies_held(graph: Graph, plan: OpOrder) -> Ints:
             runner[start // 3] = op
     run, group = repeats.run[runner], repeats.group
     turn = np.concatenate(([0], np.cumsum(run[1:] != run[:-1])))  # how often others ran, until a slot
-    made, read = (np.array(times, dtype=np.int64) // 3 for times in ([plan.start[op] for op in graph.value_op.tolist()], plan.end))
+    made, read = (
+        np.array(times, dtype=np.int64) // 3 for times in ([plan.start[op] for op in graph.value_op.tolist()], plan.end)
+    )
     away = turn[read] - turn[made]
     stays = (away > 1) | ((away == 1) & (group[runner[read]] == group[graph.value_op]))
     stays[: len(graph.arguments)] = True

@@ -1,12 +1,15 @@
-"""The program of one device as a graph: the ops of a plan at their local sizes, and what brings values from one to another.
+"""The program of one device as a graph.
 
-It is what localizing writes (`rhino.passes.sharding.localize`), with what XLA puts in before it decides what is fused (jaxlib 0.10.2 on a
-CPU, 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its operand so that it is, and its result
-back; an all-to-all takes parts, and what it gives is joined; on a host, what is the same each time round a loop is computed before it
-(`rhino.strategies.memory.loop_invariant_code_motion`); all-reduces are sent together (`rhino.strategies.memory.all_reduce_combiner`);
-products and convolutions want their operands' dims in an order of their own, and read transposes of what lies so; what is added to a
-scatter over zeros is added up, and scattered into; a pad or a slice that takes everything is none; what is cut out of a value or copied to
-an order twice is so once. On a mesh of one device nothing is sent.
+It has the ops of a plan at their local sizes, and what brings values from one to another.
+
+It is what localizing writes (`rhino.passes.sharding.localize`), with what XLA puts in before it decides what is fused
+(jaxlib 0.10.2 on a CPU, 2026-11-22): a gather, or a reduce-scatter, along a dim that is not the outermost copies its
+operand so that it is, and its result back; an all-to-all takes parts, and what it gives is joined; on a host, what is
+the same each time round a loop is computed before it (`rhino.strategies.memory.loop_invariant_code_motion`);
+all-reduces are sent together (`rhino.strategies.memory.all_reduce_combiner`); products and convolutions want their
+operands' dims in an order of their own, and read transposes of what lies so; what is added to a scatter over zeros is
+added up, and scattered into; a pad or a slice that takes everything is none; what is cut out of a value or copied to an
+order twice is so once. On a mesh of one device nothing is sent.
 
 Ops keep their names and rules. Sizes are those of a device, so that no spec is left.
 """
@@ -48,11 +51,11 @@ def device_graph(plan: ShardingPlan) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The class of an op that is to be written, and the types of its results, by number; and how often it is written, on one operand.
+    """The class of an op to be written, its results' types by number, and how often it is written on one operand.
 
-    What gives the same wherever it is written, for it puts dims in an order or cuts a device's part out, says so (`alike`): it is written
-    once for each value and loop (`HloCSE`). So two collectives that read a value in one order share the copy, and what is cut out of a
-    weight in the forward pass stays for the backward pass.
+    What gives the same wherever it is written, for it puts dims in an order or cuts a device's part out, says so
+    (`alike`): it is written once for each value and loop (`HloCSE`). So two collectives that read a value in one order
+    share the copy, and what is cut out of a weight in the forward pass stays for the backward pass.
     """
 
     cls: int
@@ -92,7 +95,10 @@ class _Writer:
 
     orders: dict[tuple[int, int, int, tuple[int, ...] | None], Arranged] = field(default_factory=dict)
     transposed: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    """What was transposed, and which dim each of its dims became, by the result and the loop in which it is seen to be that."""
+    """What was transposed, and which dim each of its dims became.
+
+    The keys are the result and the loop in which it is seen to be that.
+    """
 
     copies: dict[tuple[str, int, int, bool], _Form] = field(default_factory=dict)
     written: dict[tuple[int, Arranged | LayoutStep, int], list[int]] = field(default_factory=dict)
@@ -129,9 +135,15 @@ class _Writer:
             self.layer, self.loop = self.layer_of(op), self.region[op]
             self.op(op)
         self.layer, self.loop = _NO_LAYER, -1
-        returns = [self.move(v, self.stored[v], plan.specs[v], spec) for v, spec in zip(graph.returns, plan.returned, strict=True)]
+        returns = [
+            self.move(v, self.stored[v], plan.specs[v], spec)
+            for v, spec in zip(graph.returns, plan.returned, strict=True)
+        ]
         if graph.repeats is not None:
-            for value, written in [*enumerate(self.stored[: len(graph.arguments)]), *zip(graph.returns, returns, strict=True)]:
+            for value, written in [
+                *enumerate(self.stored[: len(graph.arguments)]),
+                *zip(graph.returns, returns, strict=True),
+            ]:
                 self.copies_of[written] = int(graph.repeats.copies[value])
         found = Graph(
             classes=tuple(self.classes),
@@ -170,7 +182,9 @@ class _Writer:
     def op(self, op: int) -> None:
         """Writes an op, between what brings its operands and its results to where they are needed."""
         state, values = self.plan.ops[op], self.graph.operands(op).tolist()
-        operands = [self.read(op, n, v, need) for n, (v, need) in enumerate(zip(values, state.operand_specs, strict=True))]
+        operands = [
+            self.read(op, n, v, need) for n, (v, need) in enumerate(zip(values, state.operand_specs, strict=True))
+        ]
         self.place.append(len(self.op_class))
         if op in self.waits:
             self.waiting[op] = operands
@@ -190,7 +204,9 @@ class _Writer:
         cls = self.graph.classes[self.class_of[op]]
         form, scatter = self.form_of(op), self.scatter_of.get(op)
         terms = [
-            operands[n] for n, value in enumerate(self.graph.operands(op).tolist()) if int(self.graph.value_op[value]) not in self.waits
+            operands[n]
+            for n, value in enumerate(self.graph.operands(op).tolist())
+            if int(self.graph.value_op[value]) not in self.waits
         ]
         if scatter is not None:
             into = terms[0] if len(terms) == 1 else self.write(form, terms)[0]
@@ -229,12 +245,12 @@ class _Writer:
         return self.in_order(value, self.order_of(carried))
 
     def order_of(self, value: int) -> Arranged:
-        """Returns the order of dims in which all want a value that an op computes or a loop keeps, None for that of rows."""
+        """Returns the order of dims in which all readers want a value of an op or a loop, None for row order."""
         dim = self.outermost.get(value)
         return None if dim is None else _outermost(dim, len(self.graph.type_of(value).shape))
 
     def rearrange(self, op: int, position: int, value: int) -> int:
-        """Returns an operand of a product or convolution, or a convolution's result, with its dims in the order that XLA computes in."""
+        """Returns an operand of a product or convolution, or a convolution's result, in the dim order that XLA uses."""
         if (value, self.loop) in self.transposed and self.graph.classes[self.class_of[op]].name == PRODUCT:
             source, dims = self.transposed[value, self.loop]
             order = self.arranged(op, position, source, dims)
@@ -243,7 +259,10 @@ class _Writer:
         return self.in_order(value, self.arranged(op, position, value))
 
     def arranged(self, op: int, position: int, value: int, dims: tuple[int, ...] | None = None) -> Arranged:
-        """Returns what XLA does to an operand before a product or convolution reads it, or to what it transposes to be that (`dims`)."""
+        """Returns what XLA does to an operand before a product or convolution reads it.
+
+        With `dims` it is done to what is transposed to be that operand.
+        """
         key = (self.class_of[op], position, self.value_type[value], dims)
         if key not in self.orders:
             shape = self.types[self.value_type[value]].shape
@@ -255,10 +274,15 @@ class _Writer:
         if order is None:
             return value
         kind, free = self.value_type[value], self.is_made_free(value)
-        return self.once(replace(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), alike=order), value)[0]
+        return self.once(
+            replace(self.plain(_VIEW if order == "view" else _COPY, kind, kind, free), alike=order), value
+        )[0]
 
     def once(self, form: _Form, value: int) -> list[int]:
-        """Returns what comes of an op that gives the same wherever it is written, if it is not there yet in a loop around."""
+        """Returns the result of an op that gives the same wherever it is written.
+
+        The op is written only if it is not there yet in a loop around.
+        """
         loop = self.loop
         while (value, form.alike, loop) not in self.written and loop >= 0:
             loop = self.region[loop]
@@ -273,14 +297,20 @@ class _Writer:
         return op >= 0 and self.classes[self.op_class[op]].free
 
     def scatters_into_sums(self) -> dict[int, int]:
-        """Returns, by sum, the scatter over zeros that goes into it: into its other term, or into all that this is added to as well.
+        """Returns, by sum, the scatter over zeros that goes into it.
 
-        Nothing is sent there, and nothing else reads what is passed on; XLA (`AlgebraicSimplifier`) adds up the other terms first.
+        The scatter goes into the sum's other term, or into all that this is added to as well. Nothing is sent there,
+        and nothing else reads what is passed on; XLA (`AlgebraicSimplifier`) adds up the other terms first.
         """
         graph, found = self.graph, dict[int, int]()
         for scatter in [op for op, number in enumerate(self.class_of) if graph.classes[number].name == COPIED_UPDATE]:
             op = self.adder_alone(scatter)
-            if op < 0 or op in found or not is_scattered(graph, op) or int(graph.operands(scatter)[0]) not in graph.zeros:
+            if (
+                op < 0
+                or op in found
+                or not is_scattered(graph, op)
+                or int(graph.operands(scatter)[0]) not in graph.zeros
+            ):
                 continue
             while (after := self.adder_alone(op)) >= 0 and after not in found:
                 op = after
@@ -338,7 +368,9 @@ class _Writer:
             return (replace(self.plain(_SLICE if free else _CUT, before, after, free), alike=step),)
         if step.kind == ALL_TO_ALL:
             return self.exchange(step, before, after)
-        made = self.form(OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0))
+        made = self.form(
+            OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0)
+        )
         if step.kind == _ALL_REDUCE:
             self.all_reduces[made.cls] = (reduction, whole.dtype, step.axes)
         dim = outermost_dim(step)
@@ -358,7 +390,11 @@ class _Writer:
         joined = OpClass(_JOIN, (part,) * count, (self.types[after],), None, None, (), False, False, 0)
         cut = self.plain(_SLICE, before, self.number(part), False)
         forms = (replace(cut, copies=count, alike=step), self.form(sent), self.form(joined))
-        return forms if _is_joined_in_order(step, self.types[after].shape, count) else (*forms, self.plain(_COPY, after, after, False))
+        return (
+            forms
+            if _is_joined_in_order(step, self.types[after].shape, count)
+            else (*forms, self.plain(_COPY, after, after, False))
+        )
 
     # Writing
 
@@ -390,8 +426,12 @@ class _Writer:
         key = (self.class_of[op], id(state))
         if key not in self.forms:
             cls, sizes = self.graph.classes[self.class_of[op]], self.plan.sizes
-            operands = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.operand_specs, strict=False)])
-            results = tuple([_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.result_specs, strict=True)])
+            operands = tuple(
+                [_local(kind, spec, sizes) for kind, spec in zip(cls.operands, state.operand_specs, strict=False)]
+            )
+            results = tuple(
+                [_local(kind, spec, sizes) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
+            )
             self.forms[key] = self.form(replace(cls, operands=operands, results=results))
         return self.forms[key]
 
@@ -399,7 +439,9 @@ class _Writer:
         """Returns a fusible op of one operand."""
         key = (name, before, after, free)
         if key not in self.copies:
-            self.copies[key] = self.form(OpClass(name, (self.types[before],), (self.types[after],), None, None, (), free, True, 0))
+            self.copies[key] = self.form(
+                OpClass(name, (self.types[before],), (self.types[after],), None, None, (), free, True, 0)
+            )
         return self.copies[key]
 
     def form(self, cls: OpClass) -> _Form:
@@ -421,12 +463,18 @@ def _outermost(dim: int, rank: int) -> tuple[int, ...]:
 
 
 def _is_joined_in_order(step: LayoutStep, shape: tuple[int, ...], count: int) -> bool:
-    """Says whether parts of a `shape` lie right that are joined along the dim that was cut, not along the one that becomes whole."""
+    """Returns whether parts of a `shape` are in order when they are joined along the dim that was cut.
+
+    They are not joined along the dim that becomes whole.
+    """
     assert step.source is not None
     assert step.target is not None
     extents = [*shape]
     extents[step.source] //= count
-    return prod(extents[step.source : step.target] if step.source < step.target else extents[step.target : step.source]) == 1
+    return (
+        prod(extents[step.source : step.target] if step.source < step.target else extents[step.target : step.source])
+        == 1
+    )
 
 
 def _transposes(cls: OpClass) -> tuple[int, ...] | None:
@@ -448,7 +496,9 @@ def _local(kind: TensorType, spec: Spec, sizes: tuple[int, ...]) -> TensorType:
 
 
 def _laid_out(kind: TensorType, layout: Layout | Sequence[Sequence[int]], sizes: tuple[int, ...]) -> TensorType:
-    shape = tuple([-(-extent // prod(sizes[axis] for axis in axes)) for extent, axes in zip(kind.shape, layout, strict=True)])
+    shape = tuple(
+        [-(-extent // prod(sizes[axis] for axis in axes)) for extent, axes in zip(kind.shape, layout, strict=True)]
+    )
     return TensorType(shape, kind.dtype, kind.element_bytes)
 
 

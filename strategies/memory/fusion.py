@@ -1,23 +1,26 @@
 """Which ops of a device's program XLA computes inside others, use by use.
 
-A producer may be computed inside one reader and lie in memory for another. The rules are those of XLA's `InstructionFusion` as the CPU
-backend of jaxlib 0.10.2 has them, from its sources and from what it makes of the models of bench/memory.py (2026-11-22):
+A producer may be computed inside one reader and lie in memory for another. The rules are those of XLA's
+`InstructionFusion` as the CPU backend of jaxlib 0.10.2 has them, from its sources and from what it makes of the models
+of bench/memory.py (2026-11-22):
 
-- loops take in ops element by element and moves of elements, and so do gathers, and reductions of few elements; not what is costly and read
-  more than once;
-- who reads one operand of its own rank at most is recomputed in each reader that takes it in, whatever others do; who reads several is
-  computed inside all of its readers, on all ways to them, or inside none;
-- a constant of which all that is selected goes to collectives along a minor dim lies in their order of dims: it is copied for what a
-  convolution or a pooling reads, which so reads two operands;
-- a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to three factors that
-  nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the product of matrices before these. What else
-  it reads lies in memory, constants too; but not the one that such a product is scaled by if that has dims of one element, for without
-  these it is not the constant that the gradient reads. It may go on with what reads a reduction alone, element by element, as long as that
-  has 4,096 elements too (`LibraryRewriter`): constants are read from memory there as well. Where a product of matrices is read by the
+- loops take in ops element by element and moves of elements, and so do gathers, and reductions of few elements; not
+  what is costly and read more than once;
+- who reads one operand of its own rank at most is recomputed in each reader that takes it in, whatever others do; who
+  reads several is computed inside all of its readers, on all ways to them, or inside none;
+- a constant of which all that is selected goes to collectives along a minor dim lies in their order of dims: it is
+  copied for what a convolution or a pooling reads, which so reads two operands;
+- a library computes reductions of floating-point numbers, of 4,096 elements and more. It takes in products of up to
+  three factors that nothing else reads, and with a maximum what subtracts it and takes the exponential, up to the
+  product of matrices before these. What else it reads lies in memory, constants too; but not the one that such a
+  product is scaled by if that has dims of one element, for without these it is not the constant that the gradient
+  reads. It may go on with what reads a reduction alone, element by element, as long as that has 4,096 elements too
+  (`LibraryRewriter`): constants are read from memory there as well. Where a product of matrices is read by the
   reduction and by what comes behind it, as in the gradient of a softmax, all of this is one call.
 
-What is computed element by element from products alone is computed as they are, as matrices: a view of it as one lies where it does.
-A view that is read from memory lies where its operand does, unless that is computed inside it: then it lies by itself.
+What is computed element by element from products alone is computed as they are, as matrices: a view of it as one lies
+where it does. A view that is read from memory lies where its operand does, unless that is computed inside it: then it
+lies by itself.
 """
 
 from __future__ import annotations
@@ -32,17 +35,28 @@ from rhino.strategies.memory.buffers import CONVOLUTION, PRODUCT
 from rhino.strategies.structure.loop_nesting import regions
 
 _MOST_BETWEEN: Final = 64
-"""So many ops, at most, are looked at between a producer and a reader for another way; where there are more, there is one."""
+"""So many ops, at most, are looked at between a producer and a reader for another path.
+
+Where there are more ops, such a path is assumed.
+"""
 
 _MOST_READ: Final = 63
-"""So many values, at most, are read from memory by what is computed inside others: with its result 64 (`MaxOperandsAndOutputsPerFusion`).
-That is XLA's limit for GPUs. Its CPU backend has none: there, what adds up a residual layer after layer is computed in each reader, and a
-thousand layers would read a million values."""
+"""So many values, at most, are read from memory by what is computed inside others.
+
+With its result there are 64 (`MaxOperandsAndOutputsPerFusion`). That is XLA's limit for GPUs. Its CPU backend has none:
+there, what adds up a residual layer after layer is computed in each reader, and a thousand layers would read a million
+values.
+"""
 
 _LIBRARY_ELEMENTS: Final = 4096
 _FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
 _DEEPEST_FACTOR: Final = 2
-_GATHER, _DIVIDE, _MULTIPLY, _MAXIMUM = "stablehlo.gather", "stablehlo.divide", "stablehlo.multiply", "stablehlo.maximum"
+_GATHER, _DIVIDE, _MULTIPLY, _MAXIMUM = (
+    "stablehlo.gather",
+    "stablehlo.divide",
+    "stablehlo.multiply",
+    "stablehlo.maximum",
+)
 _COPY = "stablehlo.transpose"
 _CUTS: Final = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
 _TURNING: Final = frozenset({"all_gather", "reduce_scatter"})
@@ -51,7 +65,19 @@ _SUBTRACT, _EXPONENTIAL = "stablehlo.subtract", "stablehlo.exponential"
 _IN_LIBRARY: Final = frozenset(
     f"stablehlo.{name}"
     for name in (
-        *("abs", "ceil", "cosine", "convert", "exponential", "exponential_minus_one", "floor", "log", "log_plus_one", "logistic", "negate"),
+        *(
+            "abs",
+            "ceil",
+            "cosine",
+            "convert",
+            "exponential",
+            "exponential_minus_one",
+            "floor",
+            "log",
+            "log_plus_one",
+            "logistic",
+            "negate",
+        ),
         *("round_nearest_even", "rsqrt", "sign", "sine", "sqrt", "tan", "tanh"),
         *("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"),
     )
@@ -66,8 +92,9 @@ Use = tuple[int, int]
 class Fused:
     """What is computed inside what.
 
-    `in_memory` says which values lie in memory [values]; `uses` are those whose operand is computed inside the op; `library` are the ops
-    that a library computes; `constants` are its uses of values that depend on constants alone and lie in memory for it.
+    `in_memory` says which values lie in memory [values]; `uses` are those whose operand is computed inside the op;
+    `library` are the ops that a library computes; `constants` are its uses of values that depend on constants alone and
+    lie in memory for it.
     """
 
     in_memory: list[bool]
@@ -104,7 +131,9 @@ class _Fusion:
         self.repeats = self.find_repeats()
         self.turned = self.find_turned()
         self.flat = self.find_flat()
-        self.windowed = {self.maker[v] for op, cls in enumerate(self.classes) if cls.name in _WINDOWS for v in self.operands[op]}
+        self.windowed = {
+            self.maker[v] for op, cls in enumerate(self.classes) if cls.name in _WINDOWS for v in self.operands[op]
+        }
         self.by_inverse = self.find_by_inverse()
         self.is_costly = [cls.name in COSTLY and op not in self.by_inverse for op, cls in enumerate(self.classes)]
         self.once: set[int] = set()
@@ -121,7 +150,9 @@ class _Fusion:
                 self.take_gradient(op)
         self.find_once()
         self.find_wide()
-        uses = frozenset([(op, n) for op, values in enumerate(self.operands) for n, v in enumerate(values) if self.is_inside(v, op)])
+        uses = frozenset(
+            [(op, n) for op, values in enumerate(self.operands) for n, v in enumerate(values) if self.is_inside(v, op)]
+        )
         return Fused(self.in_memory(uses), uses, frozenset(self.library), self.constants(uses))
 
     # Values
@@ -136,13 +167,18 @@ class _Fusion:
         return found
 
     def find_by_inverse(self) -> set[int]:
-        """Returns the ops that divide by what is broadcast: XLA (`AlgebraicSimplifier`) multiplies by its inverse, broadcast.
+        """Returns the ops that divide by what is broadcast.
 
-        Of the ops that divide by one value that is no constant, this happens to the first alone.
+        XLA (`AlgebraicSimplifier`) multiplies by the inverse instead, and broadcasts that. Of the ops that divide by
+        one value that is no constant, this happens to the first alone.
         """
         found, divided = set[int](), set[int]()
         for op, cls in enumerate(self.classes):
-            if cls.name == _DIVIDE and self.repeats[value := self.operands[op][1]] and (value not in divided or self.is_constant(value)):
+            if (
+                cls.name == _DIVIDE
+                and self.repeats[value := self.operands[op][1]]
+                and (value not in divided or self.is_constant(value))
+            ):
                 found.add(op)
                 divided.add(value)
         return found
@@ -154,7 +190,8 @@ class _Fusion:
     def find_turned(self) -> set[int]:
         """Returns the constants that lie in the order of collectives, which is that of all that reads them but maxima.
 
-        XLA (`LayoutAssignment`) goes back from what collectives want through what is computed element by element, and through cuts.
+        XLA (`LayoutAssignment`) goes back from what collectives want through what is computed element by element, and
+        through cuts.
         """
         turned = [False] * self.graph.num_values
         for value in range(self.graph.num_values - 1, -1, -1):
@@ -167,8 +204,8 @@ class _Fusion:
     def find_flat(self) -> set[int]:
         """Returns the ops that are computed element by element as matrices, as the products that they read are.
 
-        XLA (`ReshapeMover`) goes from what it views as more than two dims to what reads that, if all that reads it is computed element by
-        element and reads no more than such views and constants; then that is viewed, and so on.
+        XLA (`ReshapeMover`) goes from what it views as more than two dims to what reads that, if all that reads it is
+        computed element by element and reads no more than such views and constants; then that is viewed, and so on.
         """
         moved, found = {op for op, cls in enumerate(self.classes) if self.is_view_of_product(op, cls)}, set[int]()
         while moved:
@@ -186,19 +223,29 @@ class _Fusion:
     def is_computed_of(self, op: int, makers: set[int]) -> bool:
         """Says whether an op is computed element by element from what some ops make, and constants."""
         read = [self.maker[value] for value in self.operands[op] if not self.is_constant(value)]
-        return bool(read) and self.is_element_by_element(op) and self.classes[op].name not in _CUTS and makers.issuperset(read)
+        return (
+            bool(read)
+            and self.is_element_by_element(op)
+            and self.classes[op].name not in _CUTS
+            and makers.issuperset(read)
+        )
 
     def are_alone(self, op: int, others: set[int]) -> bool:
         """Says whether what an op reads, but constants, is read by others of its kind alone."""
         return all(self.is_constant(value) or others.issuperset(self.readers[value]) for value in self.operands[op])
 
     def is_turned(self, reader: int, turned: Sequence[bool]) -> bool:
-        """Says whether who reads a value wants it in the order of a collective: as a copy for that, or as its own result is wanted."""
+        """Says whether who reads a value wants it in the order of a collective.
+
+        The reader is a copy for the collective, or its own result is wanted in that order.
+        """
         if reader == self.graph.num_ops or not len(self.graph.results(reader)):
             return False  # handed on as it is: what is returned, what a loop takes round
         result = self.first[reader]
         if _is_copy(self.classes[reader]):
-            return any(after < self.graph.num_ops and self.classes[after].name in _TURNING for after in self.readers[result])
+            return any(
+                after < self.graph.num_ops and self.classes[after].name in _TURNING for after in self.readers[result]
+            )
         return turned[result]
 
     def is_maximum(self, op: int) -> bool:
@@ -215,7 +262,10 @@ class _Fusion:
         return sum(not self.is_repeated(value, op) and self.ranks[value] >= rank for value in self.operands[op]) <= 1
 
     def is_repeated(self, value: int, op: int) -> bool:
-        """Says whether an operand is seen to be broadcast: not if its copy is read, by what a convolution or a pooling wants in rows."""
+        """Says whether an operand is seen to be broadcast.
+
+        It is not where a copy of it is read, by what a convolution or a pooling wants in rows.
+        """
         return self.repeats[value] and not (op in self.windowed and value in self.turned)
 
     def is_constant(self, value: int) -> bool:
@@ -231,7 +281,9 @@ class _Fusion:
         if maker < 0 or self.num_readers[value] != 1 or self.region[maker] != self.region[op]:
             return
         name, is_view = self.classes[maker].name, self.is_view[maker]
-        if not is_view and not (name == _MULTIPLY if depth < _DEEPEST_FACTOR else depth == _DEEPEST_FACTOR and name in REPEATS):
+        if not is_view and not (
+            name == _MULTIPLY if depth < _DEEPEST_FACTOR else depth == _DEEPEST_FACTOR and name in REPEATS
+        ):
             return
         self.take(maker, op)
         for factor in self.operands[maker]:
@@ -255,7 +307,12 @@ class _Fusion:
         for maker, reader in pairwise([*reversed(chain), minus, op]):
             self.take(maker, reader)
         maker = self.maker[value]
-        if self.num_readers[value] != 2 or maker < 0 or self.classes[maker].name != _MULTIPLY or self.region[maker] != self.region[op]:
+        if (
+            self.num_readers[value] != 2
+            or maker < 0
+            or self.classes[maker].name != _MULTIPLY
+            or self.region[maker] != self.region[op]
+        ):
             return
         self.take(maker, minus)
         self.take(maker, chain[-1])
@@ -267,7 +324,10 @@ class _Fusion:
                 self.inside.add((self.maker[factor], maker))
 
     def chain_to_product(self, value: int) -> list[int]:
-        """Returns a product and the views of it, the last of which is `value` and nothing else's; none where there is something else."""
+        """Returns a product and the views of it, the last of which is `value` and nothing else's.
+
+        The list is empty where there is something else.
+        """
         chain: list[int] = []
         op = self.maker[value]
         while op >= 0 and self.num_readers[self.first[op]] == 1:
@@ -278,7 +338,10 @@ class _Fusion:
         return []
 
     def chain_to_reduction(self, value: int) -> list[int]:
-        """Returns the ops that repeat the result of a reduction, from the last up to it; none where there is something else."""
+        """Returns the ops that repeat the result of a reduction, from the last up to it.
+
+        The list is empty where there is something else.
+        """
         chain: list[int] = []
         op = self.maker[value]
         while op >= 0 and self.num_readers[self.first[op]] == 1:
@@ -294,7 +357,10 @@ class _Fusion:
         return []
 
     def take_gradient(self, op: int) -> None:
-        """Takes what comes behind a reduction into its call, with the product that both read: so it is in the gradient of a softmax."""
+        """Takes what comes behind a reduction into its call, with the product that both read.
+
+        The gradient of a softmax has this form.
+        """
         behind = [*self.ops_behind(op)]
         call, products, waiting = {op, *behind}, list[int](), [op, *behind]
         while waiting:
@@ -327,7 +393,9 @@ class _Fusion:
 
     def constants(self, uses: frozenset[Use]) -> frozenset[Use]:
         """Returns the uses of constants that the library reads from memory."""
-        behind = {op for first in sorted(self.library) if self.classes[first].name == REDUCE for op in self.ops_behind(first)}
+        behind = {
+            op for first in sorted(self.library) if self.classes[first].name == REDUCE for op in self.ops_behind(first)
+        }
         found = [
             (op, number)
             for op in sorted(self.library | behind)
@@ -337,10 +405,18 @@ class _Fusion:
         return frozenset(found)
 
     def ops_behind(self, op: int) -> Iterator[int]:
-        """Yields the ops with which a library goes on behind a reduction: each reads the one before, and nothing else does."""
+        """Yields the ops with which a library goes on behind a reduction.
+
+        Each reads the one before, and nothing else does.
+        """
         while self.num_readers[self.first[op]] == 1:
             (reader,) = self.readers[self.first[op]]
-            if reader == self.graph.num_ops or reader in self.library or self.region[reader] != self.region[op] or not self.goes_on(reader):
+            if (
+                reader == self.graph.num_ops
+                or reader in self.library
+                or self.region[reader] != self.region[op]
+                or not self.goes_on(reader)
+            ):
                 return
             yield reader
             op = reader
@@ -351,7 +427,11 @@ class _Fusion:
         if self.is_view[op] or cls.name in REPEATS or _is_of_ones(cls):
             return True
         elements = [kind.num_bytes // kind.element_bytes for kind in (*cls.operands, *cls.results)]
-        return cls.name in _IN_LIBRARY and max(elements) >= _LIBRARY_ELEMENTS and all(kind.dtype in _FLOATS for kind in cls.results)
+        return (
+            cls.name in _IN_LIBRARY
+            and max(elements) >= _LIBRARY_ELEMENTS
+            and all(kind.dtype in _FLOATS for kind in cls.results)
+        )
 
     # Loops
 
@@ -373,7 +453,10 @@ class _Fusion:
         return reads and not (self.is_costly[maker] and self.num_readers[value] > 1)
 
     def find_once(self) -> None:
-        """Finds the values that are computed inside all their readers or none, and cannot be inside all (`ComputeGloballyUnfusible`)."""
+        """Finds the values that are computed inside all readers or none, and cannot be inside all.
+
+        XLA finds these by `ComputeGloballyUnfusible`.
+        """
         single = [self.is_loop[op] and not self.is_unary(op) for op in range(self.graph.num_ops)]
         for value in self.graph.returns:
             if self.maker[value] >= 0 and single[self.maker[value]]:
@@ -442,10 +525,14 @@ class _Fusion:
         return (value not in self.once or (maker, op) in self.inside) and self.is_taken_in(value, op)
 
     def in_memory(self, uses: frozenset[Use]) -> list[bool]:
-        """Returns which values lie in memory: of loops, views and what is in a library's call those that are read from there [values]."""
+        """Returns which values lie in memory [values].
+
+        Of loops, views and what is in a library's call, those are in memory that are read from there.
+        """
         swallowed = {maker for maker, _ in self.inside}
         found = [
-            maker < 0 or not (self.is_loop[maker] or self.is_view[maker] or maker in swallowed or self.classes[maker].is_view)
+            maker < 0
+            or not (self.is_loop[maker] or self.is_view[maker] or maker in swallowed or self.classes[maker].is_view)
             for maker in self.maker
         ]
         for value in self.graph.returns:

@@ -1,12 +1,12 @@
 """The order of dims in which tensors lie that collectives read.
 
-XLA (`LayoutAssignment`; jaxlib 0.10.2 on a CPU, 2026-11-22) wants the dim of a gather, or of a reduce-scatter, outermost. Where all that
-read a value agree on that order, it is computed in it: collectives, and ops element by element whose result lies so too. Where others read
-it as well, it is copied for the collectives.
+XLA (`LayoutAssignment`; jaxlib 0.10.2 on a CPU, 2026-11-22) wants the dim of a gather, or of a reduce-scatter,
+outermost. Where all that read a value agree on that order, it is computed in it: collectives, and ops element by
+element whose result lies so too. Where others read it as well, it is copied for the collectives.
 
-What a slice takes of a stack, and collectives alone read, lies in their order, and so does the stack that a loop keeps: it is copied whole
-before the first loop that reads it so, and the copy stays for each further loop that does. Where anything else reads the part too, a view
-among them, each part is copied within the loop.
+What a slice takes of a stack, and collectives alone read, lies in their order, and so does the stack that a loop keeps:
+it is copied whole before the first loop that reads it so, and the copy stays for each further loop that does. Where
+anything else reads the part too, a view among them, each part is copied within the loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def outermost_dim(step: LayoutStep) -> int | None:
 
 
 def outermost_dims(plan: ShardingPlan) -> dict[int, int]:
-    """Returns the dims that lie outermost for what reads them, where these are not the first, by values that ops compute or loops keep."""
+    """Returns, by value of an op or a loop, the dims that its readers want outermost.
+
+    Values whose first dims are outermost are left out.
+    """
     return _Orders(plan).found()
 
 

@@ -1,11 +1,13 @@
-"""What XLA computes before a loop instead of in it, for it is the same each time round: it is then there as long as the loop runs.
+"""What XLA computes before a loop instead of in it, for it is the same each time round.
 
-XLA (`WhileLoopInvariantCodeMotion`; jaxlib 0.10.2 on a CPU, 2026-11-22) moves out of a loop's body what depends on nothing that the loop
-changes: gathers of weights, above all, where a loop runs over micro-batches. Out of a loop within a loop it may go on before the outer one.
-What takes no arithmetic (a view, a broadcast, a slice, a transpose) is computed before the loop for what goes there, and again in the body
-for what stays. So are constants, and what is folded into one; but what is computed from a counter, as a mask is, goes, and lies in memory
-then. A loop that runs once is none to XLA. Of GPUs that is not so: there XLA leaves in a loop what it gathers (compiled for what describes
-a V100).
+Such a value is then in memory as long as the loop runs.
+
+XLA (`WhileLoopInvariantCodeMotion`; jaxlib 0.10.2 on a CPU, 2026-11-22) moves out of a loop's body what depends on
+nothing that the loop changes: gathers of weights, above all, where a loop runs over micro-batches. Out of a loop within
+a loop it may go on before the outer one. What takes no arithmetic (a view, a broadcast, a slice, a transpose) is
+computed before the loop for what goes there, and again in the body for what stays. So are constants, and what is folded
+into one; but what is computed from a counter, as a mask is, goes, and lies in memory then. A loop that runs once is
+none to XLA. Of GPUs that is not so: there XLA leaves in a loop what it gathers (compiled for what describes a V100).
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from rhino.strategies.structure.loop_nesting import regions
 from rhino.strategies.structure.regrouped import regrouped
 
 _COUNTER: Final = "stablehlo.iota"
-_STAYS: Final = REPEATS | {_COUNTER, *(f"stablehlo.{name}" for name in ("constant", "reshape", "reverse", "slice", "transpose"))}
+_STAYS: Final = REPEATS | {
+    _COUNTER,
+    *(f"stablehlo.{name}" for name in ("constant", "reshape", "reverse", "slice", "transpose")),
+}
 """Ops that are moved for others alone (`NotWorthHoistingIndividually`)."""
 
 
@@ -57,7 +62,10 @@ class _Hoisting:
             self.levels[region].append(op)
         self.counted = self.find_counted()
         self.again: list[int] = []
-        """What is computed in bodies again: these ops, of one result each, and their results are numbered on behind those of the graph."""
+        """What is computed in bodies again.
+
+        These ops, of one result each, and their results are numbered on behind those of the graph.
+        """
 
     def find_counted(self) -> set[int]:
         """Returns the ops that depend on constants alone, and on a counter among these."""
@@ -76,7 +84,9 @@ class _Hoisting:
         before = {value: initial for value, initial, kept in came if kept}
         alike, moved = set[int](), set[int]()
         for op in level:
-            if self.classes[op].name not in HANDS_ON and all(self.is_alike(value, loop, before, alike) for value in self.operands[op]):
+            if self.classes[op].name not in HANDS_ON and all(
+                self.is_alike(value, loop, before, alike) for value in self.operands[op]
+            ):
                 alike.add(op)
                 if self.is_worth(op):
                     self.move(op, alike, moved)
@@ -91,7 +101,10 @@ class _Hoisting:
         return bool(going)
 
     def is_alike(self, value: int, loop: Loop, before: Container[int], alike: Container[int]) -> bool:
-        """Says whether a value is the same each time round: it comes from outside, is kept, or is computed from what is."""
+        """Says whether a value is the same each time round.
+
+        It comes from outside, is kept, or is computed from what is.
+        """
         op = self.maker[value]
         return op in alike or value in before or op < 0 or (op != loop.op and self.region[op] != loop.op)
 
@@ -106,10 +119,15 @@ class _Hoisting:
         while waiting:
             op = waiting.pop()
             moved.add(op)
-            waiting += [maker for value in self.operands[op] if (maker := self.maker[value]) in alike and maker not in moved]
+            waiting += [
+                maker for value in self.operands[op] if (maker := self.maker[value]) in alike and maker not in moved
+            ]
 
     def compute_again(self, going: list[int], moved: Container[int]) -> dict[int, int]:
-        """Returns, by op that is moved for others alone, what computes it in the body for all that stays and reads it."""
+        """Returns, by op that is moved for others alone, the op that computes it again in the body.
+
+        The latter serves all that stays in the body and reads it.
+        """
         found: dict[int, int] = {}
         for op in reversed(going):
             value = self.graph.results(op).start
@@ -117,7 +135,9 @@ class _Hoisting:
             if staying and self.operands[op] and not self.is_worth(op):
                 found[op] = self.add_again(op)
                 for reader in staying:
-                    self.operands[reader] = [len(self.maker) - 1 if one == value else one for one in self.operands[reader]]
+                    self.operands[reader] = [
+                        len(self.maker) - 1 if one == value else one for one in self.operands[reader]
+                    ]
         return found
 
     def add_again(self, op: int) -> int:
@@ -139,7 +159,9 @@ class _Hoisting:
         numbers, lies = dict[int, int](), set[int]()
         for op in order:
             number = op_class[op]
-            if classes[number].free and (self.is_moved_by_itself(op) or any(self.maker[value] in lies for value in self.operands[op])):
+            if classes[number].free and (
+                self.is_moved_by_itself(op) or any(self.maker[value] in lies for value in self.operands[op])
+            ):
                 lies.add(op)
                 if number not in numbers:
                     numbers[number] = len(classes)
@@ -158,7 +180,9 @@ class _Hoisting:
         repeats = graph.repeats
         if repeats is not None:
             times, copies, run = repeats.times[again], repeats.copies[values], repeats.run[again]
-            repeats = Repeats(np.append(repeats.times, times), np.append(repeats.copies, copies), np.append(repeats.run, run))
+            repeats = Repeats(
+                np.append(repeats.times, times), np.append(repeats.copies, copies), np.append(repeats.run, run)
+            )
         return replace(
             graph,
             op_class=np.append(graph.op_class, graph.op_class[again]),

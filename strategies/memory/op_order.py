@@ -1,12 +1,14 @@
 """When each op runs, from where it reads, and in whose buffer it writes: what a compiler makes of the graph, in time.
 
-Only ops that write memory have a time; what they read through ops that are computed inside them counts as read by them. They run in XLA's
-depth-first order for memory (`DFSMemoryScheduler`: the CPU backend's for memory, one of three from which others take the best): an op's
-operands one after the other, each with all that it needs, first those above which most values are read more than once, and among these the
-larger; arguments and constants are none of these values, copies of arguments are. So weights' gradients come after the chain of the
-activations' gradients, unlike in the program. A loop's body is ordered by itself.
+Only ops that write memory have a time; what they read through ops that are computed inside them counts as read by them.
+They run in XLA's depth-first order for memory (`DFSMemoryScheduler`: the CPU backend's for memory, one of three from
+which others take the best): an op's operands one after the other, each with all that it needs, first those above which
+most values are read more than once, and among these the larger; arguments and constants are none of these values,
+copies of arguments are. So weights' gradients come after the chain of the activations' gradients, unlike in the
+program. A loop's body is ordered by itself.
 
-Each op has three times: its operands are brought to where it needs them, it computes, and its results are sent to where they are stored.
+Each op has three times: its operands are brought to where it needs them, it computes, and its results are sent to where
+they are stored.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
 
-from rhino.ir.graph.graph import BARRIER, COPIED_UPDATE, COSTLY, MOVES, REDUCE, UPDATES, WHILE, YIELD, Graph, materialized
+from rhino.ir.graph.graph import (
+    BARRIER,
+    COPIED_UPDATE,
+    COSTLY,
+    MOVES,
+    REDUCE,
+    UPDATES,
+    WHILE,
+    YIELD,
+    Graph,
+    materialized,
+)
 from rhino.strategies.memory.buffers import PRODUCT, is_matrix, reads_as_it_lies
 from rhino.strategies.memory.fusion import Fused
 from rhino.strategies.structure.loop_nesting import level_reader, post_order, regions
@@ -26,11 +39,17 @@ from rhino.strategies.structure.loop_nesting import level_reader, post_order, re
 ADD = "stablehlo.add"
 
 _CERTAIN = 1.05
-"""A result that needs so many times its cap comes to it in XLA as well: here it is up to 4 % more than there (docs/memory.md)."""
+"""A result that needs so many times its cap comes to it in XLA as well.
+
+Here it is up to 4 % more than there (docs/memory.md).
+"""
 
 
 _Needs = dict[int, dict[int, None]]
-"""What an op reads: other ops, and which of their values. Each value is a way of its own to an op that makes several, as a loop does."""
+"""What an op reads: other ops, and which of their values.
+
+Each value counts as a path of its own to an op that makes several, as a loop does.
+"""
 
 
 _Rank = tuple[int, int, int]
@@ -41,7 +60,8 @@ _Rank = tuple[int, int, int]
 class _Common:
     """What all ops of one region behind the same barriers need, and how many they are.
 
-    `ways` are how many ways and bytes that adds to an op; `ranked` is in which order. Both are found when the first op is come to.
+    `ways` are how many ways and bytes that adds to an op; `ranked` is in which order. Both are found when the first op
+    is come to.
     """
 
     needs: _Needs
@@ -54,12 +74,13 @@ class _Common:
 class OpOrder:
     """Times of ops and values.
 
-    Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so (an op that is
-    computed inside others has theirs). `first` and `end` [values] are when a value is first read, and the last time at which it must be in
-    memory. `copied` are arguments that must be copied, each with the times of its first and last reader. `again` are values that are
-    computed anew for later readers if a reduction reads them from elsewhere, each with how many tensors of its size must then stay, and
-    when the last other reader has computed. `over` are the ops that write over what they read, with what that is. `rank` [values] is when a
-    walk comes to what makes a value, or copies an argument, that goes from the results through all that is read, operands in their order.
+    Shapes: `start` and `stop` [ops] are when an op's operands are brought and when the last op that computes it does so
+    (an op that is computed inside others has theirs). `first` and `end` [values] are when a value is first read, and
+    the last time at which it must be in memory. `copied` are arguments that must be copied, each with the times of its
+    first and last reader. `again` are values that are computed anew for later readers if a reduction reads them from
+    elsewhere, each with how many tensors of its size must then stay, and when the last other reader has computed.
+    `over` are the ops that write over what they read, with what that is. `rank` [values] is when a walk comes to what
+    makes a value, or copies an argument, that goes from the results through all that is read, operands in their order.
     """
 
     start: list[int]
@@ -80,7 +101,10 @@ def schedule_of(graph: Graph) -> OpOrder:
 
 
 def schedule(graph: Graph, in_memory: Sequence[bool]) -> OpOrder:
-    """Returns the schedule of `graph`, whose values in memory are as given; all others are computed inside their readers."""
+    """Returns the schedule of `graph`, whose values in memory are as given.
+
+    All others are computed inside their readers.
+    """
     return next(_Scheduler(graph, in_memory).schedules())
 
 
@@ -104,25 +128,35 @@ class _Scheduler:
         self.operands = [uses[a:b] for a, b in pairwise(starts)]
         first = graph.result_start.tolist()
         self.results = [range(a, b) for a, b in pairwise(first)]
-        returned = frozenset[int]() if fused is None else frozenset(graph.returns)  # computed there too, if it is computed anywhere
+        returned = (
+            frozenset[int]() if fused is None else frozenset(graph.returns)
+        )  # computed there too, if it is computed anywhere
         self.runs = [
-            cls.name in (WHILE, YIELD) or (any(in_memory[r.start : r.stop]) and not (cls.free and returned.isdisjoint(r)))
+            cls.name in (WHILE, YIELD)
+            or (any(in_memory[r.start : r.stop]) and not (cls.free and returned.isdisjoint(r)))
             for cls, r in zip(self.classes, self.results, strict=True)
         ]
         self.region = regions(graph)
         self.end_of = {loop.op: loop.end for loop in graph.loops}
-        self.kept = {value for loop in graph.loops for value, kept in zip(graph.results(loop.op), loop.kept, strict=True) if kept}
+        self.kept = {
+            value for loop in graph.loops for value, kept in zip(graph.results(loop.op), loop.kept, strict=True) if kept
+        }
         self.sources: list[dict[int, bool]] = [{} for _ in range(graph.num_values)]
         self.behind: list[dict[int, None]] = [{} for _ in range(graph.num_values)]
         self.waits: dict[int, dict[int, None]] = {}
         self.reads = [self.read(op) for op in range(graph.num_ops)]
 
     def read(self, op: int) -> dict[int, bool]:
-        """Returns which values in memory an op reads, and whether element by element: then it may write over one of them."""
+        """Returns which values in memory an op reads, and whether element by element.
+
+        An op that reads a value element by element may write over it.
+        """
         cls = self.classes[op]
         found: dict[int, bool] = {}
         for position, value in enumerate(self.operands[op]):
-            alike = cls.fusible and cls.name not in MOVES and cls.operands[position].num_bytes == cls.results[0].num_bytes
+            alike = (
+                cls.fusible and cls.name not in MOVES and cls.operands[position].num_bytes == cls.results[0].num_bytes
+            )
             inside = self.sources[value] if self.is_inside(op, position, value) else {value: True}
             alike &= not self.is_view_inside(op, position, value)
             for source, elementwise in inside.items():
@@ -138,9 +172,10 @@ class _Scheduler:
         return found
 
     def in_order_of_fusing(self, op: int, found: Mapping[int, bool]) -> dict[int, bool]:
-        """Returns what an op of a device's program reads in the order of a fusion's operands, in which XLA comes to them.
+        """Returns what an op of a device's program reads, in the order of a fusion's operands.
 
-        What is computed inside is taken in one by one, the latest first (`InstructionFusion`); what it reads goes behind the rest.
+        XLA comes to them in that order. What is computed inside is taken in one by one, the latest first
+        (`InstructionFusion`); what it reads goes behind the rest.
         """
         if self.fused is None or len(found) < 2 or not self.runs[op]:
             return dict(found)
@@ -156,7 +191,10 @@ class _Scheduler:
         return {source: found[source] for source in (*sources, *found) if source in found}
 
     def put(self, op: int, rest: dict[int, None], inside: list[tuple[int, int]]) -> None:
-        """Puts what an op reads behind the operands that there are, and what of it is computed inside with the latest first."""
+        """Puts what an op reads behind the operands that there are.
+
+        What of it is computed inside also goes `inside`, the latest first.
+        """
         assert self.fused is not None
         for position, value in enumerate(self.operands[op]):
             if value not in rest:
@@ -169,7 +207,10 @@ class _Scheduler:
         return not self.stands(value) or (self.fused is not None and (op, position) in self.fused)
 
     def is_view_inside(self, op: int, position: int, value: int) -> bool:
-        """Says whether an operand is a view within an op of a device's program, which writes over nothing of another shape."""
+        """Says whether an operand is a view within an op of a device's program.
+
+        Such an op writes over nothing of another shape.
+        """
         maker = self.value_op[value]
         return self.fused is not None and (op, position) in self.fused and maker >= 0 and self.classes[maker].is_view
 
@@ -219,15 +260,28 @@ class _Scheduler:
                 end[value] = max(end[value], end[seen] if seen >= 0 else stop[op])
         ends = self.ends(start, stop, end, num_times)
         for value, op in enumerate(self.value_op):
-            if first[value] > ends[value] and op >= 0:  # nobody reads it, as of what a loop carries in vain: it is there once it is made
+            if (
+                first[value] > ends[value] and op >= 0
+            ):  # nobody reads it, as of what a loop carries in vain: it is there once it is made
                 first[value] = stop[op]
-        return OpOrder(start, stop, first, ends, self.copied(start, stop), self.again(stop, ends), self.over, self.ranks(), num_times)
+        return OpOrder(
+            start,
+            stop,
+            first,
+            ends,
+            self.copied(start, stop),
+            self.again(stop, ends),
+            self.over,
+            self.ranks(),
+            num_times,
+        )
 
     def again(self, stop: list[int], end: list[int]) -> dict[int, tuple[int, int]]:
-        """Returns, by value, how many tensors of its size must stay if it is to be recomputed, and the time of its last direct reader.
+        """Returns, by value, how many tensors of its size must stay to recompute it, and its last direct read.
 
-        XLA fuses a cheap op into all of its readers where it can, and then computes it in each of them: a reshape, a copy to another
-        layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from memory, and then all do.
+        XLA fuses a cheap op into all of its readers where it can, and then computes it in each of them: a reshape, a
+        copy to another layout, what cuts a tensor up to be sent. A reduction that nothing is sent for reads it from
+        memory, and then all do.
         """
         found: dict[int, tuple[int, int]] = {}
         if self.fused is not None:
@@ -239,13 +293,20 @@ class _Scheduler:
                 until |= {value: max(until[value], stop[op]) for value in self.reads[op] if value in until}
         for value in values:
             op, size = self.value_op[value], self.num_bytes[value]
-            gone = [source for source in self.reads[op] if self.num_bytes[source] == size and end[source] <= stop[op] < end[value]]
+            gone = [
+                source
+                for source in self.reads[op]
+                if self.num_bytes[source] == size and end[source] <= stop[op] < end[value]
+            ]
             if gone:
                 found[value] = len(gone), min(until[value], end[value])
         return found
 
     def ranks(self) -> list[int]:
-        """Returns when a walk through all that is read comes to what makes each value, or copies it; last what it does not come to."""
+        """Returns when a walk through all that is read comes to what makes each value, or copies it.
+
+        What the walk does not come to is last.
+        """
         last = len(self.walk)
         found = [2 * self.walk.get(op, last) + 1 for op in self.value_op]
         for argument, ops in self.copies.items():
@@ -260,7 +321,8 @@ class _Scheduler:
     def copied_arguments(self) -> dict[int, list[int]]:
         """Returns the readers of each argument that XLA copies before it schedules (`CopyInsertion`).
 
-        These are the arguments of which an op reads that the result in their buffer does not need, so that it might come first.
+        These are the arguments of which an op reads that the result in their buffer does not need, so that it might
+        come first.
         """
         graph = self.graph
         taker = {n: self.value_op[graph.returns[a.alias]] for n, a in enumerate(graph.arguments) if a.alias is not None}
@@ -288,7 +350,10 @@ class _Scheduler:
     def ends(self, start: list[int], stop: list[int], inside: list[int], num_times: int) -> list[int]:
         """Returns when values are read no more; `inside` are the last times of those without memory of their own."""
         graph = self.graph
-        end = [0 if op < 0 else stop[op] if self.in_memory[value] else inside[value] for value, op in enumerate(self.value_op)]
+        end = [
+            0 if op < 0 else stop[op] if self.in_memory[value] else inside[value]
+            for value, op in enumerate(self.value_op)
+        ]
         last: dict[int, int] = {}
         for op in range(graph.num_ops):
             for source in self.reads[op] if self.runs[op] else ():
@@ -302,7 +367,9 @@ class _Scheduler:
         for value in graph.returns:
             end[value] = num_times - 1
             last.pop(value, None)
-        for op, value in self.written_over({v: op for v, op in last.items() if self.value_op[v] >= 0 and end[v] == stop[op]}):
+        for op, value in self.written_over(
+            {v: op for v, op in last.items() if self.value_op[v] >= 0 and end[v] == stop[op]}
+        ):
             end[value] = start[op] - (self.classes[op].name == WHILE)
             self.over.setdefault(op, []).append(value)
         return end
@@ -333,7 +400,10 @@ class _Scheduler:
             yield from [(op, v) for v in found if dying.get(v) == op and self.num_bytes[v] == size][:1]
 
     def updated(self) -> set[int]:
-        """Returns what scatters write over in a device's program: what makes it writes over nothing, for its buffer is theirs already."""
+        """Returns what scatters write over in a device's program.
+
+        The op that makes it writes over nothing, for its buffer is theirs already.
+        """
         if self.fused is None:
             return set()
         return {self.operands[op][0] for op, cls in enumerate(self.classes) if cls.name == COPIED_UPDATE}
@@ -361,7 +431,10 @@ class _Scheduler:
                 if self.value_op[source] >= 0:
                     needs[root].setdefault(self.value_op[source], {})[source] = None
         readers = [0] * graph.num_values
-        for row, count in [*((row, 1) for row in self.own), *((one.needs, one.num_ops) for one in self.in_common.values())]:
+        for row, count in [
+            *((row, 1) for row in self.own),
+            *((one.needs, one.num_ops) for one in self.in_common.values()),
+        ]:
             for values in row.values():
                 for value in values:
                     readers[value] += count
@@ -374,7 +447,10 @@ class _Scheduler:
         yield from (self.with_bodies(order, bodies) for order in self.depth_first(root, needs, readers))
 
     def with_bodies(self, order: Sequence[int], bodies: Mapping[int, Sequence[int]]) -> list[int]:
-        """Returns an order of what results need, the end last, with the bodies of loops behind these, and then what nothing needs."""
+        """Returns an order of what results need, the end last, and then of what nothing needs.
+
+        The body of each loop comes behind the loop.
+        """
         result: list[int] = []
         waiting = [*order[-2::-1]]
         while waiting:
@@ -385,7 +461,10 @@ class _Scheduler:
         return result + [op for op in range(self.graph.num_ops) if self.runs[op] and op not in done]
 
     def need(self, op: int, value: int, needs: list[_Needs]) -> None:
-        """Notes that `op` reads `value`, at the level where that is made: a loop needs what its body reads from outside."""
+        """Notes that `op` reads `value`, at the level where that is made.
+
+        A loop needs what its body reads from outside.
+        """
         home = self.value_op[value]
         if home < 0:
             return
@@ -394,7 +473,10 @@ class _Scheduler:
             needs[reader].setdefault(home, {})[value] = None
 
     def need_behind_barriers(self, op: int, needs: list[_Needs]) -> None:
-        """Notes that `op` waits for what barriers take: what they take times who waits for it is much, so that those share one list."""
+        """Notes that `op` waits for what barriers take.
+
+        What barriers take times the ops that wait for it is a large number, so these share one list.
+        """
         waits = self.waits[op]
         if not waits or op in self.end_of:  # a loop needs more, which is found in its body
             for value in waits:
@@ -427,7 +509,10 @@ class _Scheduler:
         return found
 
     def depth_first(self, root: int, needs: list[_Needs], readers: list[int]) -> Iterator[list[int]]:
-        """Yields what `root` needs, and it, in the order of time; if it is close, also with the first two that it reads changed over."""
+        """Yields what `root` needs, and it, in the order of time.
+
+        Where the choice is close, a second order has the first two ops that it reads swapped.
+        """
         plain = post_order(root, needs.__getitem__)
         self.walk |= {op: len(self.walk) + number for number, op in enumerate(plain)}
         most = len(plain) + len(self.graph.arguments)
@@ -485,8 +570,13 @@ class _Scheduler:
             yield post_order(root, below.__getitem__)
 
 
-def _times_cap(op: int, needs: Sequence[_Needs], sizes: Mapping[int, int], sums: Mapping[int, tuple[int, int]]) -> float:
-    """Returns how many times its cap is what an op needs; where the largest part comes to it alone, how many times that is there."""
+def _times_cap(
+    op: int, needs: Sequence[_Needs], sizes: Mapping[int, int], sums: Mapping[int, tuple[int, int]]
+) -> float:
+    """Returns how many times its cap is what an op needs.
+
+    Where the largest part comes to its cap alone, it returns how many times that is there.
+    """
     while True:
         needed, cap = sums[op]
         parts = [sizes[other] for other, values in needs[op].items() for _ in values]
@@ -498,7 +588,10 @@ def _times_cap(op: int, needs: Sequence[_Needs], sizes: Mapping[int, int], sums:
 
 
 def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
-    """Returns the cheap values of which reductions and products read, these only after a copy to another layout or a reshape."""
+    """Returns the cheap values that reductions read, and those that products read after a copy or reshape.
+
+    Such a copy is to another layout.
+    """
     direct, summed, copied = set(graph.returns), set[int](), set[int]()
     for op, cls in enumerate(graph.classes[c] for c in graph.op_class.tolist()):
         values = graph.operands(op).tolist()
@@ -506,15 +599,33 @@ def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
             summed |= set(values)
         elif cls.name == PRODUCT:
             copied |= {value for position, value in enumerate(values) if not reads_as_it_lies(cls, position)}
-            direct |= {value for position, value in enumerate(values) if reads_as_it_lies(cls, position) and is_matrix(cls, position)}
+            direct |= {
+                value
+                for position, value in enumerate(values)
+                if reads_as_it_lies(cls, position) and is_matrix(cls, position)
+            }
         elif not cls.fusible and not cls.is_view:
             direct |= set(values)
     made = graph.value_op.tolist()
-    found = {value: graph.cls(made[value]) for value in sorted(summed & copied - direct) if made[value] >= 0 and in_memory[value]}
-    return [v for v, cls in found.items() if cls.fusible and not cls.free and cls.name not in COSTLY and not is_scattered(graph, made[v])]
+    found = {
+        value: graph.cls(made[value])
+        for value in sorted(summed & copied - direct)
+        if made[value] >= 0 and in_memory[value]
+    }
+    return [
+        v
+        for v, cls in found.items()
+        if cls.fusible and not cls.free and cls.name not in COSTLY and not is_scattered(graph, made[v])
+    ]
 
 
 def is_scattered(graph: Graph, op: int) -> bool:
-    """Says whether an op adds what another scatters over zeros: XLA (`AlgebraicSimplifier`) scatters it over the other term at once."""
+    """Says whether an op adds what another scatters over zeros.
+
+    XLA (`AlgebraicSimplifier`) scatters it over the other term at once.
+    """
     makers = [int(graph.value_op[value]) for value in graph.operands(op).tolist()] if graph.cls(op).name == ADD else []
-    return any(maker >= 0 and graph.cls(maker).name == COPIED_UPDATE and int(graph.operands(maker)[0]) in graph.zeros for maker in makers)
+    return any(
+        maker >= 0 and graph.cls(maker).name == COPIED_UPDATE and int(graph.operands(maker)[0]) in graph.zeros
+        for maker in makers
+    )

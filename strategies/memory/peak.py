@@ -1,8 +1,9 @@
 """What a plan takes of a device, as XLA would assign it: the peak that is predicted, told of the budget and reported.
 
-The rows of the search (`rhino.strategies.memory.resident_rows`) have to say what each choice keeps before any is made. Once one is, the
-program of a device is known (`rhino.strategies.memory.device_graph`): what is computed inside what (`rhino.strategies.memory.fusion`), in
-which order (`rhino.strategies.memory.op_order`), and where it lies (`rhino.strategies.memory.buffer_assignment`).
+The rows of the search (`rhino.strategies.memory.resident_rows`) have to say what each choice keeps before any is made.
+Once one is, the program of a device is known (`rhino.strategies.memory.device_graph`): what is computed inside what
+(`rhino.strategies.memory.fusion`), in which order (`rhino.strategies.memory.op_order`), and where it lies
+(`rhino.strategies.memory.buffer_assignment`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from rhino.strategies.solver.problem import PeakOf
 
 _HEAP_SHARE: Final = 2 / 3
 _MARGINS: Final = (0.0725, 0.015)
-"""What temporaries are told to take is so much of the heap in which they are packed and, for the rest, what of them is there at most at a
-time, for how far apart XLA's two are is half an accident. To this is added, for what is not told as XLA has it, the first of the margins in
-the order that is most often XLA's, the second in the other one. docs/memory.md has the figures."""
+"""What temporaries are told to take is so much of the heap in which they are packed and, for the rest, what of them is
+there at most at a time, for how far apart XLA's two are is half an accident. To this is added, for what is not told as
+XLA has it, the first of the margins in the order that is most often XLA's, the second in the other one. docs/memory.md
+has the figures."""
 
 _ADDRESS_BYTES: Final = 8
 
@@ -36,7 +38,10 @@ def predicted_peak(plan: ShardingPlan) -> float:
     """Returns the bytes that a plan takes of a device at most."""
     graph = device_graph(plan)
     fused = fuse(graph)
-    return max(_peak(Lives(graph, fused, plan), margin) for plan, margin in zip(schedules_fused(graph, fused), _MARGINS, strict=False))
+    return max(
+        _peak(Lives(graph, fused, plan), margin)
+        for plan, margin in zip(schedules_fused(graph, fused), _MARGINS, strict=False)
+    )
 
 
 def peak_of(choice: Choice) -> PeakOf:
@@ -130,7 +135,10 @@ class Lives:
                 yield self.temporary(value, made, last)
 
     def beside(self, op: int) -> Iterator[Buffer]:
-        """Yields what an op needs beside operands and results: constants in memory, copies behind barriers, and its own temporaries."""
+        """Yields what an op needs beside operands and results.
+
+        That is constants in memory, copies behind barriers, and its own temporaries.
+        """
         cls, (start, stop) = self.classes[op], (self.plan.start[op], self.plan.stop[op])
         if cls.name == BARRIER:
             copied = [value for value in self.graph.results(op) if not self.is_free[value]]
@@ -146,10 +154,17 @@ class Lives:
             yield from (Buffer(size, start, stop, rank) for size in outputs)
 
     def repeated(self) -> Iterator[Buffer]:
-        """Yields the constants that libraries read from memory: one of each type, from the first such reader to the last."""
+        """Yields the constants that libraries read from memory.
+
+        There is one of each type, from the first such reader to the last.
+        """
         times: dict[int, tuple[int, int]] = {}
         for op, position in sorted(self.fused.constants):
-            kind, since, until = int(self.graph.value_type[self.operands[op][position]]), self.plan.start[op], self.plan.stop[op]
+            kind, since, until = (
+                int(self.graph.value_type[self.operands[op][position]]),
+                self.plan.start[op],
+                self.plan.stop[op],
+            )
             start, end = times.get(kind, (since, until))
             times[kind] = min(start, since), max(end, until)
         for kind, (start, end) in times.items():
@@ -166,7 +181,8 @@ class Lives:
     def vacant(self) -> Iterator[Buffer]:
         """Yields the buffers of arguments and results while they hold nothing.
 
-        An argument's is free from its last reader, or its copy, until the result that takes it over is made; another result's until then.
+        An argument's is free from its last reader, or its copy, until the result that takes it over is made; another
+        result's until then.
         """
         for result, argument in self.taken_over.items():
             op = self.maker[self.graph.returns[result]]

@@ -1,9 +1,10 @@
 """What a plan keeps in the memory of a device, and from when to when.
 
-Times are those of `rhino.strategies.memory.op_order`: at one, an op's operands are brought to how it needs them, at the next it computes.
-Arguments live throughout; a result that takes over an argument's buffer lives in it. Any other value that has memory of its own
-(`rhino.ir.graph.graph.materialized`) lies as its op leaves it while that computes, and then as it is stored, or as its one reader needs it,
-until it is read no more. What an op needs in another way is one more tensor, from when it is brought until the op has computed.
+Times are those of `rhino.strategies.memory.op_order`: at one, an op's operands are brought to how it needs them, at the
+next it computes. Arguments live throughout; a result that takes over an argument's buffer lives in it. Any other value
+that has memory of its own (`rhino.ir.graph.graph.materialized`) lies as its op leaves it while that computes, and then
+as it is stored, or as its one reader needs it, until it is read no more. What an op needs in another way is one more
+tensor, from when it is brought until the op has computed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Memory:
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
         self.in_place = {graph.returns[result] for result in draft.taken_over} | draft.in_place
         self.copied = {argument: (since, until) for argument, since, until in self.schedule.copied}
-        self.results = frozenset([value for number, value in enumerate(graph.returns) if number not in draft.taken_over])
+        self.results = frozenset(
+            [value for number, value in enumerate(graph.returns) if number not in draft.taken_over]
+        )
         self.moved_to: dict[int, tuple[int, Use]] = {}  # the one reader of a value that its op leaves for it
         for loop in graph.loops:  # what a loop keeps lies where it came from, if that is anywhere
             came = zip(graph.results(loop.op), self.operands[loop.op], strict=True)
@@ -92,7 +95,11 @@ class Memory:
             if self.made(pair, use, value) and not self.is_stored_by(value, target) and value not in self.in_place:
                 self.moved_to[value] = target, use
         nodes = [row for value, node in enumerate(draft.producer) if node >= 0 for row in self.kept(value)]
-        nodes += [row for op, node in draft.node_of_op.items() for row in (*self.computed_here(op, node), *self.scratch(op, node))]
+        nodes += [
+            row
+            for op, node in draft.node_of_op.items()
+            for row in (*self.computed_here(op, node), *self.scratch(op, node))
+        ]
         nodes += [*self.returned_copies(), *self.not_in_place(), *self.copied_arguments(), *self.copied_by_barriers()]
         edges: list[Row] = []
         for pair, use, value, reader in draft.copies:
@@ -102,11 +109,17 @@ class Memory:
             viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
             lies = viewed or draft.in_memory[value]
             over = made and self.maker[value] in self.schedule.over
-            move = MoveBuffers(source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused)
+            move = MoveBuffers(
+                source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused
+            )
             edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
             if made and stored:
                 edges += self.put_in_order(pair, use, value, move)
-            if value in self.schedule.again and draft.nodes[target].kind == "op" and self.classes[reader].name == "stablehlo.reduce":
+            if (
+                value in self.schedule.again
+                and draft.nodes[target].kind == "op"
+                and self.classes[reader].name == "stablehlo.reduce"
+            ):
                 edges += self.computed_again(pair, use, value)
         return _residents(nodes), _residents(edges)
 
@@ -132,7 +145,10 @@ class Memory:
                 yield *lies, made + 1, plan.end[value]
 
     def lies_then(self, value: int) -> tuple[int, int]:
-        """Returns the owner and the table of bytes of a value that its op has made: brought to where its one reader needs it, or stored."""
+        """Returns the owner and the table of bytes of a value that its op has made.
+
+        The value has been brought to where its one reader needs it, or stored.
+        """
         if value in self.moved_to:
             reader, use = self.moved_to[value]
             return reader, self.kept_bytes(reader, value, "operand", use.operand)
@@ -149,19 +165,27 @@ class Memory:
         return self.draft.nodes[node].kind == "value" and self.draft.nodes[node].number == value
 
     def returned_copies(self) -> Iterator[Row]:
-        """Yields the residents that results are beside their values: an argument or a free value returned, or one value again."""
+        """Yields the residents that results are beside their values.
+
+        Such a result is an argument or a free value, or a value that is returned again.
+        """
         draft, seen = self.draft, set()
         for number, value in enumerate(self.graph.returns):
             op, free = self.maker[value], draft.producer[value] < 0
             if number not in draft.taken_over and (value in seen or free or op < 0):
-                yield draft.sinks[number], self.bytes_table(draft.sinks[number], self.kinds[value], "result", 0), 0, self.num_times - 1
+                yield (
+                    draft.sinks[number],
+                    self.bytes_table(draft.sinks[number], self.kinds[value], "result", 0),
+                    0,
+                    self.num_times - 1,
+                )
             seen.add(value)
 
     def not_in_place(self) -> Iterator[Row]:
-        """Yields the residents that results are beside the arguments whose buffers they take over, until those are read no more.
+        """Yields the residents of results beside arguments whose buffers they take over, until these are read no more.
 
-        Readers of an argument that is copied read the copy. An op that computes element by element may write over what it reads; another
-        needs its operands to its end.
+        Readers of an argument that is copied read the copy. An op that computes element by element may write over what
+        it reads; another needs its operands to its end.
         """
         draft, plan = self.draft, self.schedule
         for result, argument in draft.taken_over.items():
@@ -174,25 +198,37 @@ class Memory:
                 yield node, self.stored_bytes(node, value), made, last
 
     def copied_arguments(self) -> Iterator[Row]:
-        """Yields the residents that copies of arguments are, made because what takes over their buffers does not wait for all readers."""
+        """Yields the residents that copies of arguments are.
+
+        A copy is made because what takes over the argument's buffer does not wait for all readers.
+        """
         for argument, (since, until) in self.copied.items():
             node = self.draft.producer[argument]
             yield node, self.stored_bytes(node, argument), since, until
 
     def copied_by_barriers(self) -> Iterator[Row]:
-        """Yields the residents that copies of what goes through barriers are, when they are made: see `rhino.runtime.executor.barriers`."""
+        """Yields the residents that copies of what goes through barriers are, when they are made.
+
+        See `rhino.runtime.executor.barriers`.
+        """
         for op, cls in enumerate(self.classes):
-            results = [value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.producer[value] >= 0]
+            results = [
+                value for value in self.graph.results(op) if cls.name == BARRIER and self.draft.producer[value] >= 0
+            ]
             if len(self.operands[op]) > 1 and results:
                 start = min(self.schedule.first[value] for value in results)
                 yield from (
-                    (self.draft.producer[value], self.stored_bytes(self.draft.producer[value], value), start, start) for value in results
+                    (self.draft.producer[value], self.stored_bytes(self.draft.producer[value], value), start, start)
+                    for value in results
                 )
 
     # What ops need
 
     def computed_here(self, op: int, node: int) -> Iterator[Row]:
-        """Yields the residents that free operands are: computed for their reader, as it needs them, unless updated in place."""
+        """Yields the residents that free operands are.
+
+        A free operand is computed for its reader, as that needs it, unless it is updated in place.
+        """
         cls = self.classes[op]
         if cls.fusible or cls.name == "stablehlo.reduce":
             return
@@ -206,13 +242,26 @@ class Memory:
         cls, start, stop = self.classes[op], self.schedule.start[op], self.schedule.stop[op]
         if cls.name == "stablehlo.select_and_scatter":
             for number in range(2 * len(cls.operands[0].shape) + 1):
-                table = self.table_of(node, ("selection", cls, number), lambda s: selection_buffers(cls, s, self.draft.sizes)[number])  # noqa: B023
+                table = self.table_of(
+                    node,
+                    ("selection", cls, number),
+                    lambda s: selection_buffers(cls, s, self.draft.sizes)[number],  # noqa: B023
+                )
                 yield node, table, start, stop
         else:  # a product copies what it does not read as it lies
             for position, value in enumerate(self.operands[op]):
-                if self.draft.in_memory[value] and self.draft.producer[value] >= 0 and not reads_as_it_lies(cls, position):
+                if (
+                    self.draft.in_memory[value]
+                    and self.draft.producer[value] >= 0
+                    and not reads_as_it_lies(cls, position)
+                ):
                     stays = self.schedule.end[value] > stop  # else its copy replaces it
-                    yield node, self.bytes_table(node, self.kinds[value], "operand", position), start, stop if stays else start
+                    yield (
+                        node,
+                        self.bytes_table(node, self.kinds[value], "operand", position),
+                        start,
+                        stop if stays else start,
+                    )
 
     def computed_again(self, pair: tuple[int, int], use: Use, value: int) -> Iterator[Row]:
         """Yields the residents of what a value is computed from, kept for its later readers if a reduction has it sent.
@@ -227,11 +276,15 @@ class Memory:
         def make(stay: int) -> Floats:
             given, needed = draft.ends(u, v, use)
             table = np.array(
-                [[0 if g == n else stay * rounded(draft.op_costs.local_bytes(kind, g)) for n in needed] for g in given], dtype=np.float64
+                [[0 if g == n else stay * rounded(draft.op_costs.local_bytes(kind, g)) for n in needed] for g in given],
+                dtype=np.float64,
             )
             return table.T.copy() if use.swapped else table
 
-        for stay, since, last in ((count, plan.stop[self.maker[value]] + 1, until), (count - 1, until + 1, plan.end[value])):
+        for stay, since, last in (
+            (count, plan.stop[self.maker[value]] + 1, until),
+            (count - 1, until + 1, plan.end[value]),
+        ):
             if stay and since <= last:
                 key = ("again", id(draft.nodes[u].states), id(draft.nodes[v].states), use, stay)
                 yield draft.edge_number[pair], draft.remembered(key, partial(make, stay)), since, last
@@ -247,11 +300,16 @@ class Memory:
         if reader == self.graph.num_ops:
             return self.num_times - 1, self.num_times - 1
         if self.classes[reader].name in (WHILE, BARRIER):  # each of their results is read for itself
-            return plan.first[target.number], plan.end[target.number]  # a value's node, as all that they hand on has one
+            return plan.first[target.number], plan.end[
+                target.number
+            ]  # a value's node, as all that they hand on has one
         return plan.start[reader], plan.stop[reader]
 
     def moved(self, pair: tuple[int, int], use: Use, times: tuple[int, int], move: MoveBuffers) -> Iterator[Row]:
-        """Yields the residents that moving a value is, if any states move it: before and while it is moved, and what comes of it."""
+        """Yields the residents that moving a value is, if any states move it.
+
+        These are the value before and while it is moved, and what comes of it.
+        """
         draft, (u, v) = self.draft, pair
         edge = draft.edge_number.get(pair)
         if edge is None:
@@ -299,11 +357,18 @@ class Memory:
         """Returns the table of bytes of all that a value stands for; see `bytes_table`."""
         return self.bytes_table(node, self.kinds[value], side, place, exact, self.copies[value])
 
-    def bytes_table(self, node: int, kind: TensorType, side: str, place: int, exact: bool = False, copies: int = 1) -> int:
-        """Returns the table of bytes of an "operand" or a "result" in each state of a node, rounded up as buffers are."""
+    def bytes_table(
+        self, node: int, kind: TensorType, side: str, place: int, exact: bool = False, copies: int = 1
+    ) -> int:
+        """Returns the table of bytes of an "operand" or a "result" in each state of a node.
+
+        Bytes are rounded up as buffers are, unless they have to be `exact`.
+        """
 
         def count(state: State) -> int:
-            size = self.draft.op_costs.local_bytes(kind, (state.operand_specs if side == "operand" else state.result_specs)[place])
+            size = self.draft.op_costs.local_bytes(
+                kind, (state.operand_specs if side == "operand" else state.result_specs)[place]
+            )
             return copies * (size if exact else rounded(size))
 
         return self.table_of(node, (side, place, kind, exact, copies), count)
@@ -311,10 +376,15 @@ class Memory:
     def table_of(self, node: int, key: object, count: Callable[[State], int]) -> int:
         """Returns the table of what `count` says of each state of a node."""
         states = self.draft.nodes[node].states
-        return self.draft.remembered(("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64))
+        return self.draft.remembered(
+            ("bytes", id(states), key), lambda: np.array([count(s) for s in states], dtype=np.float64)
+        )
 
     def move_tables(self, u: int, v: int, use: Use, move: MoveBuffers) -> tuple[int | None, ...]:
-        """Returns the tables of `BufferCounts.num_bytes` of a value's move [states of u, states of v]; None for none."""
+        """Returns the tables of `BufferCounts.num_bytes` of a value's move [states of u, states of v].
+
+        A table is None where all its bytes are zero.
+        """
         nodes = self.draft.nodes
         key = (id(nodes[u].states), id(nodes[v].states), use.swapped, use.result, use.operand, use.type, move)
         if key not in self.moves:
@@ -324,7 +394,10 @@ class Memory:
     def _make_move_tables(self, u: int, v: int, use: Use, move: MoveBuffers) -> tuple[int | None, ...]:
         draft, kind = self.draft, self.graph.types[use.type]
         given, needed = draft.ends(u, v, use)
-        rows, columns = {g: i for i, g in enumerate(dict.fromkeys(given))}, {n: i for i, n in enumerate(dict.fromkeys(needed))}
+        rows, columns = (
+            {g: i for i, g in enumerate(dict.fromkeys(given))},
+            {n: i for i, n in enumerate(dict.fromkeys(needed))},
+        )
         num_bytes, which = move.num_bytes(kind, tuple(rows), tuple(columns), draft.sizes)
         places = which[np.ix_([rows[g] for g in given], [columns[n] for n in needed])]
         places = places.T if use.swapped else places
@@ -332,7 +405,10 @@ class Memory:
 
 
 def written_in_place(graph: Graph) -> set[int]:
-    """Returns the values that live in another's buffer: what a loop keeps as it came, and what a body writes into what it carries."""
+    """Returns the values that live in another's buffer.
+
+    These are what a loop keeps as it came, and what a body writes into what it carries.
+    """
     found = set()
     for loop in graph.loops:
         carried = graph.results(loop.op)

@@ -1,13 +1,13 @@
 """Where sums are accumulated: the smallest border between what makes partial sums and what needs them whole.
 
-A partial sum flows on through ops that are linear in it, and each of these could as well run after the loop. So a border is a set of
-partial values such that every way from where a sum arises to where it is needed passes one: a cut in the graph of partial values, whose
-least is found by max-flow (each value an arc as wide as its elements; Ford and Fulkerson, 1956). An op on the far side has all of its
-operands there or on the border. Adam needs the gradient squared: then the momentum's share of it is not accumulated as well. Two
-contributions to one embedding are added first.
+A partial sum flows on through ops that are linear in it, and each of these could as well run after the loop. So a
+border is a set of partial values such that every way from where a sum arises to where it is needed passes one: a cut in
+the graph of partial values, whose least is found by max-flow (each value an arc as wide as its elements; Ford and
+Fulkerson, 1956). An op on the far side has all of its operands there or on the border. Adam needs the gradient squared:
+then the momentum's share of it is not accumulated as well. Two contributions to one embedding are added first.
 
-Among cuts of one size it takes the earliest: least work in the loop. Elements of 16 bits count half as much again, so that a sum that
-the program widens later is widened first.
+Among cuts of one size it takes the earliest: least work in the loop. Elements of 16 bits count half as much again, so
+that a sum that the program widens later is widened first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ _NARROW: Final = frozenset({"bf16", "f16"})
 def settle_border(found: Propagation) -> None:
     """Moves into APPLY what can be computed from the least that has to be accumulated."""
     graph = found.graph
-    partial = [value for value in range(graph.num_values) if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial]
+    partial = [
+        value
+        for value in range(graph.num_values)
+        if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial
+    ]
     inside = {op for loop in graph.loops for op in found.body(loop)} | found.loops.keys() | found.ends.keys()
     flows: list[tuple[int, int]] = []
-    needed = {value for value in graph.returns if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial}
+    needed = {
+        value for value in graph.returns if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial
+    }
     held = set(partial)
     for op in range(graph.num_ops):
         needed.update(_read_behind(found, op))
@@ -72,18 +78,25 @@ def _flows(found: Propagation, op: int) -> Iterator[tuple[int, int]]:
     results = found.gives[op]
     if found.classes[op].name == BARRIER:
         pairs = zip(found.reads[op], results, strict=True)
-        yield from ((value, result) for value, result in pairs if found.lays[result].is_partial and found.lays[result].phase == Phase.LOOP)
+        yield from (
+            (value, result)
+            for value, result in pairs
+            if found.lays[result].is_partial and found.lays[result].phase == Phase.LOOP
+        )
         return
     state = found.states[op]
     if state is not None and state.strategy[0] < -1:
         yield from ((value, result) for value in _partial_operands(found, op) for result in results)
 
 
-def near_side(widths: Mapping[int, int], flows: Sequence[tuple[int, int]], needed: Set[int], held: Set[int]) -> set[int]:
-    """Returns which values to compute in the loop, so that those of them that are read behind it are as narrow as can be.
+def near_side(
+    widths: Mapping[int, int], flows: Sequence[tuple[int, int]], needed: Set[int], held: Set[int]
+) -> set[int]:
+    """Returns which values to compute in the loop, so that those read behind it are as narrow as can be.
 
-    `widths` has the width of every value, earlier ones first; each pair in `flows` is a value and one that is computed from it. `needed`
-    are read behind the loop, `held` are computed in it. What nobody needs stays where its operands are.
+    `widths` has the width of every value, earlier ones first; each pair in `flows` is a value and one that is computed
+    from it. `needed` are read behind the loop, `held` are computed in it. What nobody needs stays where its operands
+    are.
     """
     used = _leading_to(needed | held, flows)
     numbers = {value: number for number, value in enumerate(value for value in widths if value in used)}
@@ -93,7 +106,9 @@ def near_side(widths: Mapping[int, int], flows: Sequence[tuple[int, int]], neede
     for value, result in flows:
         if result in numbers:
             endless.append((2 * numbers[value] + 1, 2 * numbers[result]))
-            endless.append((2 * numbers[result], 2 * numbers[value]))  # who computes the result in the loop has its operands there
+            endless.append(
+                (2 * numbers[result], 2 * numbers[value])
+            )  # who computes the result in the loop has its operands there
     own = [(2 * number, 2 * number + 1) for number in numbers.values()]
     near = _reached(own + endless, [widths[value] for value in numbers], source, sink) if needed else set(range(source))
     found = {value for value, number in numbers.items() if 2 * number in near}
@@ -115,7 +130,10 @@ def _leading_to(ends: Set[int], flows: Sequence[tuple[int, int]]) -> set[int]:
 
 
 def _reached(arcs: Sequence[tuple[int, int]], own: Sequence[int], source: int, sink: int) -> set[int]:
-    """Returns the nodes on the source's side of a least cut, as few as can be; arcs but the first are as wide as all of those together."""
+    """Returns the nodes on the source's side of a least cut, as few as can be.
+
+    Arcs but the first are as wide as all of those together.
+    """
     from ortools.graph.python import max_flow  # noqa: PLC0415 - slow to load, and only cuts need it
 
     flow = max_flow.SimpleMaxFlow()

@@ -1,12 +1,12 @@
 """Which dims are the batch, for data parallelism: one group of dims that become each other, or one of each input.
 
-Candidates have a share in at least half of the work that any group has a share in. First come those that lead every argument that they
-are in, as JAX's users write it; of these the ones that no argument carries from step to step; of these the ones with the most work. The
-first along which the step can be taken in parts is the batch, or the first of all where none can (a batch norm ties its parts together),
-or none of those that are carried alike.
+Candidates have a share in at least half of the work that any group has a share in. First come those that lead every
+argument that they are in, as JAX's users write it; of these the ones that no argument carries from step to step; of
+these the ones with the most work. The first along which the step can be taken in parts is the batch, or the first of
+all where none can (a batch norm ties its parts together), or none of those that are carried alike.
 
-Inputs that nothing ties to it, as a second tower's, have a batch of their own, where the program says what it carries. Where a batch is
-cut in micro-batches, [m * b] to [m, b], the part that the work is done along counts.
+Inputs that nothing ties to it, as a second tower's, have a batch of their own, where the program says what it carries.
+Where a batch is cut in micro-batches, [m * b] to [m, b], the part that the work is done along counts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rhino.strategies.microbatch.micro_batch import LEAST_SHARE, Batch, BatchParts, BatchRequest, group_work, take_in_parts
+from rhino.strategies.microbatch.micro_batch import (
+    LEAST_SHARE,
+    Batch,
+    BatchParts,
+    BatchRequest,
+    group_work,
+    take_in_parts,
+)
 from rhino.strategies.structure.axis_roles import Roles
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A group of dims: the arguments that have it, the group that its work is done along (another where it is cut), and how much it is."""
+    """A group of dims: the arguments that have it, the group that its work is done along, and how much work that is.
+
+    The latter group is another one where the dim is cut.
+    """
 
     members: Batch
     group: int
@@ -34,13 +44,19 @@ class _Candidate:
 
 
 def batch_roles(roles: Roles, tested: Mapping[int, frozenset[int]]) -> Roles:
-    """Returns `roles` with the batch found; without any where there is none. `tested` is what the condition of each loop reads."""
+    """Returns `roles` with the batch found; without any where there is none.
+
+    `tested` is what the condition of each loop reads.
+    """
     every = _candidates(roles)
     most = max((one.work for one in every), default=0)
     able = [one for one in every if one.work and one.work >= most * LEAST_SHARE]
     able.sort(key=lambda one: (not one.leads, one.is_carried, -one.work))
     alike = [one for one in able if one.is_carried == able[0].is_carried]
-    chosen = next((one for one in alike if one.is_cut or _is_free(roles, one, tested)), able[0] if able and able[0].leads else None)
+    chosen = next(
+        (one for one in alike if one.is_cut or _is_free(roles, one, tested)),
+        able[0] if able and able[0].leads else None,
+    )
     return roles.of_groups({one.group for one in _with_others(roles, chosen, every)} if chosen else set())
 
 
@@ -76,12 +92,19 @@ def _candidates(roles: Roles) -> list[_Candidate]:
 
 
 def _inner_parts(roles: Roles) -> dict[int, dict[int, None]]:
-    """Returns for each group of dims those that are the inner parts of one of them that is cut, and are of no argument."""
+    """Returns, for each group of dims, the inner parts of its cut dims that are of no argument.
+
+    An inner part is a group of dims too.
+    """
     graph, found = roles.graph, dict[int, dict[int, None]]()
     given = {roles.group[dim] for number in range(len(graph.arguments)) for dim in roles.dims(number)}
     for op in range(graph.num_ops):
         rule = graph.cls(op).rule
-        cuts = [[f for f in factors if rule.sizes[f] > 1] for mapping in rule.operands for factors in mapping] if rule else []
+        cuts = (
+            [[f for f in factors if rule.sizes[f] > 1] for mapping in rule.operands for factors in mapping]
+            if rule
+            else []
+        )
         for first, *others in (cut for cut in cuts if len(cut) > 1):
             assert rule is not None
             led = roles.places(op, rule)

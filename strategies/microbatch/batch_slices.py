@@ -1,7 +1,9 @@
-"""What is read in slices alone is computed so: each part of the batch makes its own, in the loop (strategies/microbatch/time_axis.py).
+"""What is read only in slices is computed in slices.
 
-No work is added, as a strategy that gives slices shares the work, and none is as large as the whole batch any more: dropout masks with the
-loops of their random bits, positions broadcast over the batch, masks that compare counters.
+Each part of the batch makes its own, in the loop (strategies/microbatch/time_axis.py).
+
+No work is added, as a strategy that gives slices shares the work, and none is as large as the whole batch any more:
+dropout masks with the loops of their random bits, positions broadcast over the batch, masks that compare counters.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ def _giving(found: Propagation, op: int, wanted: Sequence[Spec | None]) -> State
         state = following(cls, next(spec for spec in wanted if spec is not None), found.sizes)
         return state if state.strategy[0] >= 0 else None
     options = (state for state in found.options_of(op) if state.strategy[0] >= 0 and PARTIAL not in state.operand_specs)
-    return next((s for s in options if all(w is None or w == comes for w, comes in zip(wanted, s.result_specs, strict=True))), None)
+    return next(
+        (s for s in options if all(w is None or w == comes for w, comes in zip(wanted, s.result_specs, strict=True))),
+        None,
+    )
 
 
 def _slice_loop(found: Propagation, loop: Loop, wanted: Sequence[Spec | None]) -> None:

@@ -1,10 +1,12 @@
 """Which dims are the batch, and whether a step can take it in parts.
 
-A candidate is a group of dims that become each other (strategies/structure/axis_roles.py), of which arguments have some: those that the
-step only reads first, and of these the group that touches most of the work, then the one whose dims come first. The first that can be taken
-in parts is the batch. Groups of other arguments (a second loss with data of its own) join it where both can be taken in parts at once.
+A candidate is a group of dims that become each other (strategies/structure/axis_roles.py), of which arguments have
+some: those that the step only reads first, and of these the group that touches most of the work, then the one whose
+dims come first. The first that can be taken in parts is the batch. Groups of other arguments (a second loss with data
+of its own) join it where both can be taken in parts at once.
 
-It cannot where a heavy op runs in APPLY on blocks that had to be put together before it: the work of a micro-batch waits for all others.
+It cannot where a heavy op runs in APPLY on blocks that had to be put together before it: the work of a micro-batch
+waits for all others.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ Batch = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Why a step is not free of synchronisation: where blocks and a whole value meet, and a heavy op that waits for it."""
+    """Why a step is not free of synchronisation.
+
+    It is where blocks and a whole value meet, and a heavy op that waits for that.
+    """
 
     batch: Batch
     meeting: Meeting
@@ -70,8 +75,9 @@ class BatchParts:
 class BatchRequest:
     """What is asked for.
 
-    `parts` is how many parts, `batch` the dims of the batch where they are given, `whole` the arguments that stay whole. Of the graph it is
-    said which ops compute whole what is computed in parts too (`copied`), and what the condition of each loop reads (`tested`).
+    `parts` is how many parts, `batch` the dims of the batch where they are given, `whole` the arguments that stay
+    whole. Of the graph it is said which ops compute whole what is computed in parts too (`copied`), and what the
+    condition of each loop reads (`tested`).
     """
 
     parts: int
@@ -114,7 +120,7 @@ def _with_others(graph: Graph, asked: BatchRequest, every: Sequence[_Candidate],
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Dims that may be the batch, the floating-point operations that they have a share in, and whether the step carries some of them."""
+    """Dims that may be the batch, the floating-point operations they share in, and whether the step carries some."""
 
     batch: Batch
     work: int
@@ -125,7 +131,11 @@ def _candidates(roles: Roles, asked: BatchRequest) -> list[_Candidate]:
     """Returns what may be the batch, best first."""
     graph = roles.graph
     work = group_work(roles)
-    inputs = [number for number, argument in enumerate(graph.arguments) if argument.alias is None and number not in asked.whole]
+    inputs = [
+        number
+        for number, argument in enumerate(graph.arguments)
+        if argument.alias is None and number not in asked.whole
+    ]
     found = []
     for group in dict.fromkeys(roles.group[dim] for number in inputs for dim in roles.dims(number)):
         batch = _members(roles, group, asked)
@@ -201,9 +211,16 @@ def _sync(found: Propagation, batch: Batch) -> Sync | None:
         elif max(found.phases[op : last + 1]) == Phase.APPLY:
             reads = {value for one in range(op, last + 1) for value in found.reads[one]}
             roots = [root[value] for value in reads if value in root]
-            if any(found.lays[value].phase == Phase.LOOP and found.lays[value].is_split for value in reads) and op in found.meetings:
+            if (
+                any(found.lays[value].phase == Phase.LOOP and found.lays[value].is_split for value in reads)
+                and op in found.meetings
+            ):
                 roots.append(op)
-            heavy = [one for one in range(op, last + 1) if found.classes[one].name in HEAVY and found.phases[one] == Phase.APPLY]
+            heavy = [
+                one
+                for one in range(op, last + 1)
+                if found.classes[one].name in HEAVY and found.phases[one] == Phase.APPLY
+            ]
             if roots and heavy:
                 return Sync(batch, found.meetings[min(roots)], heavy[0])
             if roots:
@@ -213,22 +230,35 @@ def _sync(found: Propagation, batch: Batch) -> Sync | None:
 
 
 def as_plan(found: Propagation) -> ShardingPlan:
-    """Returns the plan along the time axis, as if it were an axis of devices: what leaves the loop is all-reduced or gathered.
+    """Returns the plan along the time axis, as if it were an axis of devices.
+
+    What leaves the loop is all-reduced or gathered.
 
     A single part is no block of the batch but all of it: nothing is split then.
     """
     graph = found.graph
     needs = [found.needs(op) for op in range(graph.num_ops)]
-    reads = [(value, need) for op in range(graph.num_ops) for value, need in zip(found.reads[op], needs[op], strict=True)]
+    reads = [
+        (value, need) for op in range(graph.num_ops) for value, need in zip(found.reads[op], needs[op], strict=True)
+    ]
     reads += [(value, REPLICATED) for value in graph.returns]
-    summed = {value for value, need in reads if need == PARTIAL} | {value for loop in graph.loops for value in found.gives[loop.op]}
+    summed = {value for value, need in reads if need == PARTIAL} | {
+        value for loop in graph.loops for value in found.gives[loop.op]
+    }
     joined = {value for value, need in reads if need == REPLICATED} - summed
-    specs = [REPLICATED if lay.phase != Phase.LOOP or (lay.is_partial and v in joined) else lay.spec for v, lay in enumerate(found.lays)]
+    specs = [
+        REPLICATED if lay.phase != Phase.LOOP or (lay.is_partial and v in joined) else lay.spec
+        for v, lay in enumerate(found.lays)
+    ]
     states = [_state(found, op, needs[op]) for op in range(graph.num_ops)]
     if found.sizes == (1,):
         specs = [_unsplit(spec) for spec in specs]
         states = [
-            replace(s, operand_specs=tuple(map(_unsplit, s.operand_specs)), result_specs=tuple(map(_unsplit, s.result_specs)))
+            replace(
+                s,
+                operand_specs=tuple(map(_unsplit, s.operand_specs)),
+                result_specs=tuple(map(_unsplit, s.result_specs)),
+            )
             for s in states
         ]
     return ShardingPlan(graph, found.sizes, tuple(states), tuple(specs), (REPLICATED,) * len(graph.returns))

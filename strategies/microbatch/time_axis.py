@@ -1,23 +1,26 @@
-"""How a step runs when its batch comes in parts, one after the other: what each part can do alone, and what waits for all of them.
+"""How a step runs when its batch comes in parts, one after the other.
 
-The parts are devices of an axis that is time. Along it a value is whole, split along a dim, or partial (the parts' values add up, or the
-largest counts), and it belongs to a phase:
+Some of it each part can do alone, and the rest waits for all of them.
+
+The parts are devices of an axis that is time. Along it a value is whole, split along a dim, or partial (the parts'
+values add up, or the largest counts), and it belongs to a phase:
 
     SETUP    it does not depend on the batch, and is whole
     LOOP     each part has its own: split or partial
     APPLY    it follows from what is known when all parts are done, and is whole
 
-`Propagation` decides in program order, by the strategies of the ops (strategies/cost/candidates.py). An op stays in the loop as long as
-there is a strategy for what its operands are; partial sums flow on through ops that are linear in them. Where there is none, the op is in
-APPLY: partial operands are accumulated before it, split ones stacked. Two things cost nothing along this axis that cost much between
-devices:
+`Propagation` decides in program order, by the strategies of the ops (strategies/cost/candidates.py). An op stays in the
+loop as long as there is a strategy for what its operands are; partial sums flow on through ops that are linear in them.
+Where there is none, the op is in APPLY: partial operands are accumulated before it, split ones stacked. Two things cost
+nothing along this axis that cost much between devices:
 
-*   A value of SETUP is read in slices. What is read in slices alone is computed so, in the loop, each part its own (dropout masks,
-    positions).
-*   What follows from the batch without a product (how many tokens count, say) can be computed whole before the loop as well, where the
-    loop needs it whole. `copies` says which.
+* A value of SETUP is read in slices. What is read in slices alone is computed so, in the loop, each part its own
+    (dropout masks, positions).
+* What follows from the batch without a product (how many tokens count, say) can be computed whole before the loop as
+    well, where the loop needs it whole. `copies` says which.
 
-A loop of the program (a scan over layers) is in one phase with all of its body, and what it carries lies in one way all the time.
+A loop of the program (a scan over layers) is in one phase with all of its body, and what it carries lies in one way all
+the time.
 """
 
 from __future__ import annotations
@@ -67,14 +70,18 @@ APPLY: Final = Lay(Phase.APPLY)
 
 _OTHERS = "scatter select_and_scatter custom_call cholesky triangular_solve fft"
 HEAVY: Final = PRODUCTS | {f"stablehlo.{name}" for name in _OTHERS.split()} | {"sdy.manual_computation"}
-"""Ops that are a step's work: what follows from the batch through one of them is not computed twice, nor in one piece."""
+"""Ops that are a step's work.
+
+What follows from the batch through one of them is not computed twice, nor in one piece.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An op that reads a block of the batch and needs `value`, its operand number `operand`, whole; the parts arise at op `source`.
+    """An op that reads a block of the batch and needs `value`, its operand number `operand`, whole.
 
-    `source` is -1 where the value is split: each part has a block, and needs those of the others.
+    The parts arise at op `source`. It is -1 where the value is split: each part has a block, and needs those of the
+    others.
     """
 
     op: int
@@ -86,16 +93,23 @@ class Meeting:
 class Propagation:
     """What becomes of every value and op.
 
-    Shapes: `lays` [values], `phases` [ops], `states` [ops]: how ops of the loop run, None elsewhere. `copies` are the reads (op, operand)
-    of what has to be computed whole before the loop as well. `meetings` says, by op, why one that reads blocks is not in the loop.
+    Shapes: `lays` [values], `phases` [ops], `states` [ops]: how ops of the loop run, None elsewhere. `copies` are the
+    reads (op, operand) of what has to be computed whole before the loop as well. `meetings` says, by op, why one that
+    reads blocks is not in the loop.
     """
 
     def __init__(
-        self, graph: Graph, parts: int, batch: Mapping[int, int], copied: frozenset[int], tested: Mapping[int, frozenset[int]]
+        self,
+        graph: Graph,
+        parts: int,
+        batch: Mapping[int, int],
+        copied: frozenset[int],
+        tested: Mapping[int, frozenset[int]],
     ) -> None:
         """Propagates from `batch`, the dims that are split by argument.
 
-        `copied` are ops that compute whole what is computed in parts too, and `tested` the values that the condition of a loop reads.
+        `copied` are ops that compute whole what is computed in parts too, and `tested` the values that the condition of
+        a loop reads.
         """
         self.graph, self.sizes, self.copied, self.tested = graph, (parts,), copied, tested
         self.zeros = set(graph.zeros)
@@ -151,7 +165,9 @@ class Propagation:
         self.settle(op, Phase.APPLY if state is None else Phase.LOOP, state)
         if state is None and any(lay.is_split for lay in lays):
             self.meetings[op] = self._meeting(op, values, lays)
-        cheap = cls.name not in HEAVY and all(lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True))
+        cheap = cls.name not in HEAVY and all(
+            lay.phase == Phase.SETUP or self.cheap[v] for v, lay in zip(values, lays, strict=True)
+        )
         for value in self.gives[op]:
             self.cheap[value] = cheap
 
@@ -171,13 +187,18 @@ class Propagation:
             self.cheap[value] = False
 
     def _best(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> State | None:
-        """Returns the strategy in which an op runs in the loop, and notes what it needs a copy of; None where there is none."""
+        """Returns the strategy in which an op runs in the loop, and notes what it needs a copy of.
+
+        The result is None where there is no such strategy.
+        """
         best: tuple[int, State, list[int]] | None = None
         for state in self.options_of(op):
             wanted = self._copies(values, lays, state)
             if wanted is None:
                 continue
-            if wanted and not any(lay.is_split and lay.spec == need for lay, need in zip(lays, state.operand_specs, strict=True)):
+            if wanted and not any(
+                lay.is_split and lay.spec == need for lay, need in zip(lays, state.operand_specs, strict=True)
+            ):
                 continue  # copies are for blocks' sake; sums alone are accumulated
             size = sum(prod(self.graph.type_of(values[position]).shape) for position in wanted)
             if best is None or size < best[0]:
@@ -188,7 +209,10 @@ class Propagation:
         return best[1]
 
     def _copies(self, values: Sequence[int], lays: Sequence[Lay], state: State) -> list[int] | None:
-        """Returns which operands a strategy needs whole that are not; None where an operand cannot be had as it needs it."""
+        """Returns which operands a strategy needs whole that are not.
+
+        The result is None where an operand is not available as the strategy needs it.
+        """
         wanted = []
         for position, (value, lay, need) in enumerate(zip(values, lays, state.operand_specs, strict=True)):
             if lay.phase == Phase.SETUP:
@@ -212,13 +236,18 @@ class Propagation:
         return self._options[kind]
 
     def _enter(self, loop: Loop) -> None:
-        """Finds how what a loop carries can lie from its first to its last round; the loop is in APPLY where it cannot run in parts."""
+        """Finds how what a loop carries can lie from its first to its last round.
+
+        The loop is in APPLY where it cannot run in parts.
+        """
         starts = self.reads[loop.op]
         if not self.stable(loop, [self.lays[value] for value in starts]):
             self._leave_to_apply(loop)
 
     def stable(self, loop: Loop, lays: list[Lay]) -> bool:
-        """Runs the body until what it carries lies as it returns it, starting from `lays`; returns whether it comes to that.
+        """Runs the body until what it carries lies as it returns it, starting from `lays`.
+
+        Returns whether it comes to that.
 
         What starts from zeros may become sums: as long as that is open, its readers take it for whatever they need.
         """
@@ -226,7 +255,11 @@ class Propagation:
         carried = self.gives[loop.op]
         is_open = True
         while True:
-            blank = {v for v, start, lay in zip(carried, starts, lays, strict=True) if is_open and lay == SETUP and start in self.zeros}
+            blank = {
+                v
+                for v, start, lay in zip(carried, starts, lays, strict=True)
+                if is_open and lay == SETUP and start in self.zeros
+            }
             self.zeros |= blank
             fits = self._run_body(loop, lays)
             joined = [self._joined(*one) for one in zip(lays, starts, ends, strict=True)]
@@ -244,7 +277,10 @@ class Propagation:
         return all(self.lays[value] == SETUP for value in self.tested.get(loop.op, ()))
 
     def _run_body(self, loop: Loop, lays: Sequence[Lay]) -> bool:
-        """Decides the ops of a body whose carried values lie as `lays`; returns whether all of them stay in the loop."""
+        """Decides the ops of a body whose carried values lie as `lays`.
+
+        Returns whether all of them stay in the loop.
+        """
         for value, lay in zip(self.gives[loop.op], lays, strict=True):
             self.lays[value] = lay
             self.cheap[value] = False
@@ -279,13 +315,20 @@ class Propagation:
             self._forget_copies(op)
             self.settle(op, Phase.APPLY, None)
         self.phases[loop.end] = Phase.APPLY
-        reads = [(op, position, value) for op in range(loop.op, loop.end + 1) for position, value in enumerate(self.reads[op])]
+        reads = [
+            (op, position, value)
+            for op in range(loop.op, loop.end + 1)
+            for position, value in enumerate(self.reads[op])
+        ]
         blocks = [read for read in reads if self.lays[read[2]].is_split]
         if blocks:
             self.meetings[loop.op] = why or Meeting(*blocks[0], -1)
 
     def _meeting(self, op: int, values: Sequence[int], lays: Sequence[Lay]) -> Meeting:
-        """Returns why an op that reads blocks cannot run in the loop: what is not split, if anything, or else the last block."""
+        """Returns why an op that reads blocks cannot run in the loop.
+
+        It is the operand that is not split, if there is one, or else the last block.
+        """
         whole = [position for position, lay in enumerate(lays) if lay.phase == Phase.APPLY or lay.is_partial]
         if whole:
             return Meeting(op, whole[0], values[whole[0]], self.source(values[whole[0]]))
@@ -293,7 +336,10 @@ class Propagation:
         return Meeting(op, last, values[last], -1)
 
     def source(self, value: int) -> int:
-        """Returns the op at which the parts of a value arise that is partial, or follows from one; -1 where there is none."""
+        """Returns the op at which the parts of a value arise that is partial, or follows from one.
+
+        The result is -1 where there is no such op.
+        """
         graph = self.graph
         op = int(graph.value_op[value])
         while op >= 0:
@@ -326,7 +372,10 @@ class Propagation:
 
 
 def _on_sums(cls: OpClass) -> Iterator[State]:
-    """Yields the strategies on partial sums, those of scalars too: a sum over parts in time costs nothing before it is taken."""
+    """Yields the strategies on partial sums, those of scalars too.
+
+    A sum over parts in time costs nothing before it is taken.
+    """
     for number, chosen in enumerate(cls.linear):
         needs = tuple(PARTIAL if operand in chosen else REPLICATED for operand in range(len(cls.operands)))
         yield State((-2 - number,), needs, (PARTIAL,) * len(cls.results))

@@ -1,16 +1,17 @@
-"""What the forward pass of a stage hands on to its backward pass, which is a program of its own, and what that makes again.
+"""What a stage's forward pass hands on to its backward pass, which is a program of its own, and what that recomputes.
 
-Within one program a compiler computes cheap values again inside the loops that read them (`rhino.ir.graph.graph.materialized`). Between two
-programs every value that is read must be handed on, unless the second has the ops that make it. It has them where that takes less than to
-write the value and read it again: a minimum cut (strategies/remat/min_cut.py) over what the backward pass reads, with
+Within one program a compiler computes cheap values again inside the loops that read them
+(`rhino.ir.graph.graph.materialized`). Between two programs every value that is read must be handed on, unless the
+second has the ops that make it. It has them where that takes less than to write the value and read it again: a minimum
+cut (strategies/remat/min_cut.py) over what the backward pass reads, with
 
 - the bytes of what is kept, on one device;
 - for an op that is done again its element operations, so many of which weigh as much as a byte (`_OPS_PER_BYTE`).
 
-Ops that are computed inside their readers can be done again, if they wait for no other device, and not what the backward pass reads from
-memory: a product's operand would be written anew. Products, reductions, collectives, random bits, loops and barriers are never done again.
-What a stage has received is kept like what it has made. Arguments, counters and what stands before the micro-batches are at hand; what is
-summed up over them is another by then.
+Ops that are computed inside their readers can be done again, if they wait for no other device, and not what the
+backward pass reads from memory: a product's operand would be written anew. Products, reductions, collectives, random
+bits, loops and barriers are never done again. What a stage has received is kept like what it has made. Arguments,
+counters and what stands before the micro-batches are at hand; what is summed up over them is another by then.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from rhino.strategies.remat.min_cut import Piece, cheapest
 from rhino.strategies.structure.training_phases import TrainingPhases, counters_of, sources_of
 
 _OPS_PER_BYTE: Final = 32.0
-"""A byte that is handed on is written and read. While it moves a byte, a V100 does 17 operations in f32 (15.7 TFLOP/s, 900 GB/s), an H100
-20 (67 TFLOP/s, 3.35 TB/s; NVIDIA's data sheets)."""
+"""A byte that is handed on is written and read.
+
+While it moves a byte, a V100 does 17 operations in f32 (15.7 TFLOP/s, 900 GB/s), an H100 20 (67 TFLOP/s, 3.35 TB/s;
+NVIDIA's data sheets).
+"""
 
 _COSTLY_OPS: Final = 8.0
-"""Operations that a function such as an exponential counts: polynomials of its degree, or a quarter of the rate and a few around it."""
+"""Operations that a function such as an exponential counts.
+
+It is computed by polynomials of that degree, or at a quarter of the rate with a few operations around it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationStash:
-    """What is `kept` for a backward pass, each with the ops there that need it, and the values that are made `again` from that."""
+    """What is `kept` for a backward pass, each with the ops that need it, and the values made `again` from that."""
 
     kept: dict[int, tuple[int, ...]]
     again: frozenset[int]
@@ -48,11 +55,13 @@ class ActivationStash:
 class Handing:
     """A program whose micro-batches are cut in programs.
 
-    Shapes: `num_bytes` [values] on one device, of all that each stands for; `alone` [ops] says which run without waiting for other devices,
-    all where it is None.
+    Shapes: `num_bytes` [values] on one device, of all that each stands for; `alone` [ops] says which run without
+    waiting for other devices, all where it is None.
     """
 
-    def __init__(self, graph: Graph, parts: TrainingPhases, num_bytes: Floats | Ints, alone: Bools | None = None) -> None:
+    def __init__(
+        self, graph: Graph, parts: TrainingPhases, num_bytes: Floats | Ints, alone: Bools | None = None
+    ) -> None:
         self.graph, self.parts = graph, parts
         self.num_bytes: list[float] = num_bytes.tolist()
         self.value_op: list[int] = graph.value_op.tolist()
@@ -82,7 +91,9 @@ class Handing:
         """The ops of the micro-batch and after it that read each value, through what costs nothing."""
         found: dict[int, list[int]] = {}
         for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.free).tolist():
-            for source in dict.fromkeys(source for value in self.graph.operands(op).tolist() for source in self.sources[value]):
+            for source in dict.fromkeys(
+                source for value in self.graph.operands(op).tolist() for source in self.sources[value]
+            ):
                 found.setdefault(source, []).append(op)
         return found
 
@@ -99,9 +110,10 @@ class Handing:
     def turns(self) -> tuple[int, int]:
         """The ops after which most of a micro-batch is held, and most is held for long, in program order.
 
-        In large steps the first is where the backward pass begins. In small ones, what is soon read can be larger, as in the backward pass
-        of experts; so the other counts a byte by how long it is held. What is added to a running sum is held no longer than it takes to
-        make it, wherever the addition stands. Where the backward pass begins is the program's, however it is sharded.
+        In large steps the first is where the backward pass begins. In small ones, what is soon read can be larger, as
+        in the backward pass of experts; so the other counts a byte by how long it is held. What is added to a running
+        sum is held no longer than it takes to make it, wherever the addition stands. Where the backward pass begins is
+        the program's, however it is sharded.
         """
         adds = {self.value_op[value] for value in self.ends}
         anywhere = np.zeros(self.graph.num_ops, dtype=np.int64)
@@ -125,7 +137,10 @@ class Handing:
         return self.between((np.arange(self.graph.num_ops) > self.turns[0]).astype(np.int64), 0, 1)
 
     def between(self, stage: Ints, forward: int, backward: int) -> ActivationStash:
-        """Returns what crosses from one virtual stage to another of the same device; `stage` [ops] are the virtual stages of the body."""
+        """Returns what crosses from one virtual stage to another of the same device.
+
+        `stage` [ops] are the virtual stages of the body.
+        """
         late, whole = self._read_late(stage, forward, backward)
         values: list[int] = []
         reads: dict[int, tuple[int, ...]] = {}
@@ -164,13 +179,19 @@ class Handing:
     def _made_of(self, op: int, stage: Ints, forward: int) -> tuple[int, ...]:
         """Returns the values of the forward pass that an op reads, up to this virtual stage."""
         read = (source for value in self.graph.operands(op).tolist() for source in self.sources[value])
-        return tuple(dict.fromkeys(v for v in read if (made := self.value_op[v]) >= 0 and self.parts.body[made] and stage[made] <= forward))
+        return tuple(
+            dict.fromkeys(
+                v for v in read if (made := self.value_op[v]) >= 0 and self.parts.body[made] and stage[made] <= forward
+            )
+        )
 
     def _can_repeat(self, op: int) -> bool:
         read = (source for value in self.graph.operands(op).tolist() for source in self.sources[value])
         return self.is_cheap[op] and self.sums.isdisjoint(read)
 
-    def _repeated(self, values: Sequence[int], reads: dict[int, tuple[int, ...]], late: dict[int, list[int]]) -> frozenset[int]:
+    def _repeated(
+        self, values: Sequence[int], reads: dict[int, tuple[int, ...]], late: dict[int, list[int]]
+    ) -> frozenset[int]:
         """Returns the values that are made again, as few as can be at the least cost."""
         if not reads:
             return frozenset()
@@ -195,7 +216,10 @@ class Handing:
 
 
 def _result(late: dict[int, list[int]], reads: dict[int, tuple[int, ...]], again: frozenset[int]) -> ActivationStash:
-    """Returns what is kept where some values are made again: what the others that are read late are, and what those are made of."""
+    """Returns what is kept where some values are made again.
+
+    The others that are read late are kept, and so is what the remade values are computed from.
+    """
     made_of: dict[int, tuple[int, ...]] = {}
     for value in sorted(again):
         made_of[value] = tuple(dict.fromkeys(one for source in reads[value] for one in made_of.get(source, (source,))))

@@ -1,12 +1,15 @@
-"""A staged step and an order make a `Step`: which slots hold what, when arrays move, what takes over which buffer, what is freed when.
+"""A staged step and an order make a `Step`.
 
-- Arguments are fed at the start, each to one rank: where the result that it becomes is made, else where an `apply` part reads it (there its
-  buffer can be taken over), else the first that reads it. What else reads it gets it by a transfer, like any value.
-- A value is moved right after it is made, but not before the taking rank is `RECEIVE_AHEAD` launches from its first reader: so a rank holds
-  only arrays that it soon needs, however far the giving rank has run ahead.
-- A program takes over an input's buffer as its `donated` pairs wish if, at every run of it, that run is the last to touch the slot, and the
-  slot was neither sent (what is sent may be read later than its place in the list says), nor fetched, nor fed from a buffer that is not to
-  be consumed.
+It says which slots hold what, when arrays move, what takes over which buffer, and what is freed when.
+
+- Arguments are fed at the start, each to one rank: where the result that it becomes is made, else where an `apply` part
+  reads it (there its buffer can be taken over), else the first that reads it. What else reads it gets it by a transfer,
+  like any value.
+- A value is moved right after it is made, but not before the taking rank is `RECEIVE_AHEAD` launches from its first
+  reader: so a rank holds only arrays that it soon needs, however far the giving rank has run ahead.
+- A program takes over an input's buffer as its `donated` pairs wish if, at every run of it, that run is the last to
+  touch the slot, and the slot was neither sent (what is sent may be read later than its place in the list says), nor
+  fetched, nor fed from a buffer that is not to be consumed.
 - Every slot is freed right after the last instruction that touches it, unless it was taken over or fetched.
 - Results are fetched at the end.
 """
@@ -18,20 +21,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from rhino.ir.plan.instructions import Feed, Fetch, Free, Global, Layout, Run, Slot, Step, StepProgram, Transfer, reads, writes
+from rhino.ir.plan.instructions import (
+    Feed,
+    Fetch,
+    Free,
+    Global,
+    Layout,
+    Run,
+    Slot,
+    Step,
+    StepProgram,
+    Transfer,
+    reads,
+    writes,
+)
 from rhino.ir.plan.stage_programs import MICRO_BATCH, ONCE, StagedStep
 from rhino.strategies.pipeline.schedules.base import Order
 from rhino.strategies.pipeline.sequence import Launch, default_seconds, queues, sequence, task_of
 
 RECEIVE_AHEAD: Final = 2
-"""Launches of the taking rank before its first reader at which a transfer may start: one to cover it with, one for what comes earlier."""
+"""Launches of the taking rank before its first reader at which a transfer may start.
+
+There is one to cover the transfer with, and one for what comes earlier.
+"""
 
 _Key: TypeAlias = tuple[str, int | None]
 """A value: its name, and its micro-batch if it is given in each anew."""
 
 
 def assemble(staged: StagedStep, order: Order, seconds: Sequence[float] = ()) -> Step:
-    """Returns the step that runs `staged` in `order`; `seconds` estimate each program, and only move what could stand in either order.
+    """Returns the step that runs `staged` in `order`.
+
+    `seconds` estimate each program, and only move what could stand in either order.
 
     Raises:
         RhinoError: RHI-SCHED-002 where the order cannot finish.
@@ -111,7 +132,10 @@ class _Assembly:
         return givers[0] if givers else self.home(name)
 
     def home(self, name: str) -> int:
-        """The rank to which an argument is fed: where what it becomes is made, else one that applies it, else the first that reads it."""
+        """The rank to which an argument is fed.
+
+        It is where the argument's result is made, else where a part applies it, else where the first part reads it.
+        """
         becomes = next(argument.becomes for argument in self.staged.arguments if argument.name == name)
         new = self.staged.results[becomes] if becomes is not None else name
         makers = [self.order.rank_of[part.stage] for part in self.staged.parts if new in part.gives]
@@ -188,12 +212,17 @@ class _Assembly:
 
 
 def _layouts(staged: StagedStep) -> dict[str, Layout]:
-    """Each value's layout: an argument's own, or that of the output that gives it; the number's that of who reads it."""
+    """Each value's layout: an argument's own, or that of the output that gives it.
+
+    The number of the micro-batch has the layout in which it is read.
+    """
     layouts = {argument.name: argument.layout for argument in staged.arguments}
     for part in staged.parts:
         program = staged.programs[part.program]
         layouts |= dict(zip(part.gives, program.outputs, strict=True))
-        layouts |= {name: layout for name, layout in zip(part.reads, program.inputs, strict=True) if name == MICRO_BATCH}
+        layouts |= {
+            name: layout for name, layout in zip(part.reads, program.inputs, strict=True) if name == MICRO_BATCH
+        }
     return layouts
 
 
@@ -202,7 +231,9 @@ def _last_touch(instructions: Sequence[Global]) -> dict[int, int]:
     return {slot: at for at, one in enumerate(instructions) for slot in (*writes(one), *reads(one))}
 
 
-def _donating(programs: Sequence[StepProgram], instructions: Sequence[Global], kept: frozenset[int]) -> tuple[StepProgram, ...]:
+def _donating(
+    programs: Sequence[StepProgram], instructions: Sequence[Global], kept: frozenset[int]
+) -> tuple[StepProgram, ...]:
     """The programs with those of their pairs that hold at each run."""
     last = _last_touch(instructions)
     needed = kept.union([one.source for one in instructions if isinstance(one, Transfer | Fetch)])
@@ -220,7 +251,9 @@ def _donating(programs: Sequence[StepProgram], instructions: Sequence[Global], k
     )
 
 
-def _with_frees(programs: Sequence[StepProgram], instructions: Sequence[Global], for_ever: frozenset[int]) -> tuple[Global, ...]:
+def _with_frees(
+    programs: Sequence[StepProgram], instructions: Sequence[Global], for_ever: frozenset[int]
+) -> tuple[Global, ...]:
     """The list with each slot freed after the last instruction that touches it."""
     gone = for_ever.union([slot for one in instructions for slot in _ends(programs, one)])
     dying: dict[int, list[int]] = defaultdict(list)

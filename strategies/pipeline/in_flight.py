@@ -1,8 +1,9 @@
 """What a pipeline keeps of several micro-batches at a time, as part of a choice problem of one rank.
 
-The problem of a rank's mesh sees the whole step: all stages, and one micro-batch at a time. In a pipeline of d stages with 1F1B the first
-stage holds min(m, d) micro-batches of a d-th of the model, beside a d-th of what stays throughout. So, d times over: what stays, and
-min(m, d) times what a micro-batch keeps for its backward pass, have the memory of d ranks.
+The problem of a rank's mesh sees the whole step: all stages, and one micro-batch at a time. In a pipeline of d stages
+with 1F1B the first stage holds min(m, d) micro-batches of a d-th of the model, beside a d-th of what stays throughout.
+So, d times over: what stays, and min(m, d) times what a micro-batch keeps for its backward pass, have the memory of d
+ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from rhino.strategies.structure.training_phases import parts_of
 
 
 def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
-    """Returns the problem of `choice` with what a micro-batch hands on where it turns round counted `count` times while the loop runs.
+    """Returns `choice`'s problem with a micro-batch's activation stash counted `count` times while the loop runs.
 
-    Which values these are is decided by their whole sizes, for nothing is sharded yet.
+    The stash is what a micro-batch hands on where it turns round. Its values are chosen by their whole sizes, for
+    nothing is sharded yet.
     """
     problem, graph = choice.problem, choice.graph
     if count <= 1:
@@ -45,7 +47,9 @@ def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
         key = (id(states), result, int(graph.value_type[value]), copies[value])
         if key not in number_of:
             number_of[key] = len(tables)
-            parts = np.array([num_parts(state.result_specs[result], choice.model.sizes) for state in states], dtype=np.float64)
+            parts = np.array(
+                [num_parts(state.result_specs[result], choice.model.sizes) for state in states], dtype=np.float64
+            )
             tables.append((count - 1) * copies[value] * kind.num_bytes / parts)
         added.append((node, number_of[key]))
     owner, table = np.array(added, dtype=np.int64).reshape(-1, 2).T

@@ -15,7 +15,10 @@ from rhino.strategies.memory.peak import predicted_peak
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """Some ops of a plan, ascending, with the values that they return and in which specs; `into` says whose buffers some of these take."""
+    """Some ops of a plan, ascending, with the values that they return and in which specs.
+
+    `into` says whose buffers some of these take.
+    """
 
     ops: Sequence[int]
     returns: Mapping[int, Spec]
@@ -43,12 +46,16 @@ def plan_of(plan: ShardingPlan, part: PlanPart) -> ShardingPlan:
         uses=np.array([number[value] for op in part.ops for value in graph.operands(op).tolist()], dtype=np.int64),
         result_start=_starts(len(arguments), (len(graph.results(op)) for op in part.ops)),
         value_type=graph.value_type[values],
-        value_op=np.array([-1] * len(arguments) + [place[op] for op in part.ops for _ in graph.results(op)], dtype=np.int64),
+        value_op=np.array(
+            [-1] * len(arguments) + [place[op] for op in part.ops for _ in graph.results(op)], dtype=np.int64
+        ),
         arguments=tuple([Argument("", alias.get(value)) for value in arguments]),
         returns=tuple([number[value] for value in part.returns]),
         return_fixed=(None,) * len(part.returns),
         fixed={},
-        loops=tuple([replace(loop, op=place[loop.op], end=place[loop.end]) for loop in graph.loops if loop.op in place]),
+        loops=tuple(
+            [replace(loop, op=place[loop.op], end=place[loop.end]) for loop in graph.loops if loop.op in place]
+        ),
         zeros=frozenset([number[value] for value in sorted(graph.zeros) if value in number]),
     )
     if (repeats := graph.repeats) is not None:
@@ -82,7 +89,11 @@ def structure(plan: ShardingPlan) -> object:
 def bytes_of(plan: ShardingPlan, value: int, spec: Spec) -> float:
     """Returns the bytes of all that a value stands for, on one device, where it lies so."""
     repeats = plan.graph.repeats
-    return (1 if repeats is None else int(repeats.copies[value])) * plan.graph.type_of(value).num_bytes / num_parts(spec, plan.sizes)
+    return (
+        (1 if repeats is None else int(repeats.copies[value]))
+        * plan.graph.type_of(value).num_bytes
+        / num_parts(spec, plan.sizes)
+    )
 
 
 def _starts(first: int, counts: Iterator[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -1,7 +1,9 @@
-"""The one global order of a step's launches: each rank's queue by the schedule, the queues merged by when each launch can start.
+"""The one global order of a step's launches.
 
-The merge runs the step in estimated time. A launch starts when its rank is free and what it reads is there; the next in the order is always
-the earliest to start. A step whose ranks all wait is refused, with what each waits for.
+Each rank has a queue by the schedule, and the queues are merged by when each launch can start.
+
+The merge runs the step in estimated time. A launch starts when its rank is free and what it reads is there; the next in
+the order is always the earliest to start. A step whose ranks all wait is refused, with what each waits for.
 """
 
 from __future__ import annotations
@@ -30,11 +32,17 @@ _STANDS_FOR: dict[Phase, tuple[Phase, ...]] = {
     "input-gradient": ("backward", "input-gradient"),
     "weight-gradient": ("weight-gradient",),
 }
-"""The phases whose parts a schedule's task runs: so each schedule takes a step with split backwards, and one with whole ones."""
+"""The phases whose parts a schedule's task runs.
+
+With these, each schedule takes a step with split backwards as well as one with whole ones.
+"""
 
 
 def default_seconds(staged: StagedStep) -> tuple[float, ...]:
-    """Returns for each program what its phase usually takes, where a forward takes one: for an order without a cost model."""
+    """Returns for each program what its phase usually takes, where a forward takes one.
+
+    These seconds are for an order without a cost model.
+    """
     ones: tuple[Phase, ...] = ("forward", "input-gradient", "weight-gradient", "apply", "step")
     taken: dict[Phase, float] = {"setup": 0.0, "backward": 2.0, **dict.fromkeys(ones, 1.0)}
     seconds = [0.0] * len(staged.programs)
@@ -44,9 +52,9 @@ def default_seconds(staged: StagedStep) -> tuple[float, ...]:
 
 
 def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
-    """Returns what each rank launches, first to last: its parts of `setup`, its tasks, its parts of `apply`; or the whole step.
+    """Returns what each rank launches, first to last: its parts of `setup`, its tasks, its parts of `apply`.
 
-    Tasks for which the step has no part are left out.
+    A step in one program is launched whole. Tasks for which the step has no part are left out.
     """
     parts = {(part.phase, part.stage): number for number, part in enumerate(staged.parts)}
 
@@ -61,7 +69,10 @@ def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
             yield from (Launch(number, task.micro_batch) for number in found if number is not None)
 
     found = tuple(
-        [(*once(rank, "setup"), *often(tasks), *once(rank, "apply"), *once(rank, "step")) for rank, tasks in enumerate(order.tasks)]
+        [
+            (*once(rank, "setup"), *often(tasks), *once(rank, "apply"), *once(rank, "step"))
+            for rank, tasks in enumerate(order.tasks)
+        ]
     )
     launches = [launch for rank in found for launch in rank]
     expected = sum(1 if part.phase in ONCE else staged.num_micro_batches for part in staged.parts)
@@ -70,7 +81,9 @@ def queues(staged: StagedStep, order: Order) -> tuple[tuple[Launch, ...], ...]:
 
 
 def sequence(staged: StagedStep, lists: Sequence[Sequence[Launch]], seconds: Sequence[float]) -> tuple[Launch, ...]:
-    """Returns all launches of the ranks' `lists` in one order, by estimated start and then by rank; a program takes `seconds`.
+    """Returns all launches of the ranks' `lists` in one order, by estimated start and then by rank.
+
+    `seconds` is what each program takes.
 
     Raises:
         RhinoError: RHI-SCHED-002 where the lists wait for each other.
@@ -123,7 +136,10 @@ def _waits(staged: StagedStep) -> list[dict[int, str]]:
 
 
 def _awaited(staged: StagedStep, waits: Sequence[dict[int, str]], launch: Launch) -> Iterator[tuple[Launch, str]]:
-    """The launches that one waits for, each with a value that it reads: those of its own micro-batch, or those of all."""
+    """The launches that one waits for, each with a value that it reads.
+
+    They are those of its own micro-batch, or those of all.
+    """
     for giver, name in waits[launch.part].items():
         if staged.parts[giver].phase in ONCE:
             yield Launch(giver, None), name
@@ -133,19 +149,31 @@ def _awaited(staged: StagedStep, waits: Sequence[dict[int, str]], launch: Launch
             yield from ((Launch(giver, i), name) for i in range(staged.num_micro_batches))
 
 
-def _deadlock(staged: StagedStep, lists: Sequence[Sequence[Launch]], done: Sequence[int], waits: Sequence[dict[int, str]]) -> RhinoError:
+def _deadlock(
+    staged: StagedStep, lists: Sequence[Sequence[Launch]], done: Sequence[int], waits: Sequence[dict[int, str]]
+) -> RhinoError:
     """Names for each rank what it waits in, for which value of which launch, and where that launch stands."""
     place = {launch: (rank, at) for rank, launches in enumerate(lists) for at, launch in enumerate(launches)}
     notes = []
     for rank, launches in enumerate(lists):
         for launch in launches[done[rank] : done[rank] + 1]:
-            other, name = next((one, name) for one, name in _awaited(staged, waits, launch) if not _is_done(one, place, done))
+            other, name = next(
+                (one, name) for one, name in _awaited(staged, waits, launch) if not _is_done(one, place, done)
+            )
             where = "which no rank runs"
             if other in place:
                 by, at = place[other]
-                where = f"which stands {at - done[by]} behind what rank {by} waits in" if at > done[by] else f"in which rank {by} waits"
-            notes.append(f"rank {rank} waits in {task_of(staged, launch)} for {name!r} of {task_of(staged, other)}, {where}")
-    return RhinoError("RHI-SCHED-002", "the ranks wait for each other", notes=tuple(notes), fix="correct the order of the tasks")
+                where = (
+                    f"which stands {at - done[by]} behind what rank {by} waits in"
+                    if at > done[by]
+                    else f"in which rank {by} waits"
+                )
+            notes.append(
+                f"rank {rank} waits in {task_of(staged, launch)} for {name!r} of {task_of(staged, other)}, {where}"
+            )
+    return RhinoError(
+        "RHI-SCHED-002", "the ranks wait for each other", notes=tuple(notes), fix="correct the order of the tasks"
+    )
 
 
 def _is_done(launch: Launch, place: Mapping[Launch, tuple[int, int]], done: Sequence[int]) -> bool:

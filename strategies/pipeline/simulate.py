@@ -1,8 +1,9 @@
 """A step in time and memory before it runs, from its own list of instructions.
 
-Each rank runs its programs one after the other, each as soon as its inputs are there. The host runs ahead: an instruction waits for nothing
-but what it reads. A transfer goes beside all computing, from when its array is there; those from one rank to another go one after the
-other, in the order of the list. Frees and takeovers happen in the list's order too, so what is held does not depend on times.
+Each rank runs its programs one after the other, each as soon as its inputs are there. The host runs ahead: an
+instruction waits for nothing but what it reads. A transfer goes beside all computing, from when its array is there;
+those from one rank to another go one after the other, in the order of the list. Frees and takeovers happen in the
+list's order too, so what is held does not depend on times.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from rhino.ir.plan.timeline import Span, Timeline, TransferSpan
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from a device of one rank to that of another: a transfer takes `latency_s`, and a second per `bytes_per_s` of its part."""
+    """The path from a device of one rank to that of another.
+
+    A transfer takes `latency_s`, and a second per `bytes_per_s` of its part.
+    """
 
     latency_s: float
     bytes_per_s: float
@@ -27,7 +31,8 @@ class Link:
 class Costs:
     """What a step's instructions take.
 
-    Shapes: `run_s` and `temp_bytes` [programs], the latter on each device while the program runs; `links` [giving rank, taking rank].
+    Shapes: `run_s` and `temp_bytes` [programs], the latter on each device while the program runs; `links` [giving rank,
+    taking rank].
     """
 
     run_s: tuple[float, ...]
@@ -37,7 +42,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """`memory` [ranks]; `timeline.idle(rank)` is a rank's share of bubbles and `timeline.end_s` the time of the step."""
+    """A simulated step: its `timeline` and the `memory` of its ranks [ranks].
+
+    `timeline.idle(rank)` is a rank's share of bubbles and `timeline.end_s` the time of the step.
+    """
 
     timeline: Timeline
     memory: tuple[RankMemory, ...]
@@ -49,7 +57,10 @@ def equal_links(num_ranks: int, link: Link) -> tuple[tuple[Link, ...], ...]:
 
 
 def simulate(step: Step, costs: Costs) -> Simulation:
-    """Returns when each run and transfer of a step starts and ends, and what each rank holds. The step is one that verifies."""
+    """Returns when each run and transfer of a step starts and ends, and what each rank holds.
+
+    The step is one that verifies.
+    """
     ready_s = dict.fromkeys((slot for slot, _ in step.constants), 0.0)
     free_s = [0.0] * step.num_ranks
     link_free_s: defaultdict[tuple[int, int], float] = defaultdict(float)

@@ -1,8 +1,10 @@
-"""What a micro-batch takes more where its forward pass and its backward pass are programs of their own, as on every stage but the last.
+"""What a micro-batch takes more where its forward pass and its backward pass are separate programs.
 
-What is handed on is written, where in one program it would be computed inside who reads it; what is made again is made twice, and written
-where several read it (strategies/pipeline/activation_stash.py). It is told of a micro-batch in two programs, which part where most is held:
-of a stage's ops it is their share of that.
+All stages but the last have two such programs.
+
+What is handed on is written, where in one program it would be computed inside who reads it; what is made again is made
+twice, and written where several read it (strategies/pipeline/activation_stash.py). It is told of a micro-batch in two
+programs, which part where most is held: of a stage's ops it is their share of that.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from rhino.strategies.pipeline.activation_stash import Handing
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitBackwardCost:
-    """Seconds per micro-batch [ops]: `more_s` where an op stands, less than none where it writes less; `again_s` where it is done again."""
+    """Seconds per micro-batch [ops]: `more_s` where an op stands, `again_s` where it is done again.
+
+    `more_s` is less than zero where the op writes less.
+    """
 
     more_s: Floats
     again_s: Floats

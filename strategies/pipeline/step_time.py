@@ -1,8 +1,11 @@
-"""How long a step in stages takes, from what its stages take: the simulator of `strategies/pipeline/simulate.py` before there are programs.
+"""How long a step in stages takes, from what its stages take.
 
-Each rank runs its tasks in the schedule's order, each as soon as what it waits for is there: a forward for the stages before that give it
-something, a backward for its own forward and the stages behind, a weight gradient for its input gradient. What passes between stages goes
-beside all computing, from one rank to another one after the other, as it was made.
+It does what the simulator of `strategies/pipeline/simulate.py` does, before there are programs.
+
+Each rank runs its tasks in the schedule's order, each as soon as what it waits for is there: a forward for the stages
+before that give it something, a backward for its own forward and the stages behind, a weight gradient for its input
+gradient. What passes between stages goes beside all computing, from one rank to another one after the other, as it was
+made.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ class StageTransfer(NamedTuple):
 class StageTimes:
     """What stages take.
 
-    Shapes, all by stage [stages]: `forward_s`, `input_s` and `weight_s` per micro-batch, the latter two being the backward; the last
-    stage's forward counts with its backward. `apply_s` is once a step. `moves` [ways]: what a micro-batch takes from a stage to another,
-    from its forward to a later one, from its backward to an earlier one.
+    Shapes, all by stage [stages]: `forward_s`, `input_s` and `weight_s` per micro-batch, the latter two being the
+    backward; the last stage's forward counts with its backward. `apply_s` is once a step. `moves` [ways]: what a
+    micro-batch takes from a stage to another, from its forward to a later one, from its backward to an earlier one.
     """
 
     forward_s: tuple[float, ...]
@@ -105,9 +108,10 @@ class _Link:
 
 @dataclass(slots=True)
 class _Ends:
-    """When tasks of one phase and stage end, by micro-batch, and what then goes to other stages: when it is there, its seconds, its link.
+    """When tasks of one phase and stage end, by micro-batch, and what then goes to other stages.
 
-    What stays on the rank has no link. `asleep` are the ranks that wait for tasks that have not ended.
+    A transfer has when it is there, its seconds, and its link; what stays on the rank has no link. `asleep` are the
+    ranks that wait for tasks that have not ended.
     """
 
     at_s: _Times = field(default_factory=dict)
@@ -125,7 +129,10 @@ class _Ends:
 
 
 class _Kind(NamedTuple):
-    """The tasks of one phase and stage: what each takes, when they end, and those they wait for, with when what these give is there."""
+    """The tasks of one phase and stage.
+
+    It has what each task takes, when the tasks end, and those they wait for, with when what these give is there.
+    """
 
     seconds: float
     ends: _Ends

@@ -5,8 +5,9 @@ With a_v = value v is at hand in the backward pass and r_u = unit u is recompute
     minimise   price * sum of bytes_v over v with a_v and not r_maker(v)   +   sum of seconds_u over u with r_u
     such that  r_u implies a_v for each value v that u reads, and for each that it makes;  a_v for each v of the stash
 
-Every term is of one variable or punishes one pair, so one cut between what is 1 and what is 0 is the optimum (Picard and Ratliff, 1975). As
-the price goes up, the optimum walks along the convex frontier of bytes and seconds; its corners are found from chord to chord.
+Every term is of one variable or punishes one pair, so one cut between what is 1 and what is 0 is the optimum (Picard
+and Ratliff, 1975). As the price goes up, the optimum walks along the convex frontier of bytes and seconds; its corners
+are found from chord to chord.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _FINE: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Units by number, in program order; `reads` and `makes` are values by number, of which others than these are at hand.
+    """Units by number, in program order.
 
-    `late` are needed in the backward pass.
+    `reads` and `makes` are values by number; other values are at hand. Values in `late` are needed in the backward
+    pass.
     """
 
     seconds: tuple[float, ...]
@@ -47,7 +49,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """A corner of the frontier: the units that are recomputed, the bytes that are kept, and the seconds that it takes."""
+    """A corner of the frontier: the recomputed units, the bytes that are kept, and the seconds that it takes."""
 
     repeated: tuple[int, ...]
     kept_bytes: int
@@ -55,7 +57,10 @@ class Corner:
 
 
 def frontier(piece: Piece) -> tuple[Corner, ...]:
-    """Returns the corners of the frontier, from all that is kept to the least bytes that can be; seconds rise as bytes fall."""
+    """Returns the corners of the frontier, from all that is kept to the least bytes that can be.
+
+    Seconds rise as bytes fall.
+    """
     cut = _Cut(piece)
     least = cut.best(sum(cut.ticks) + 1, 1)
     corners = {(): cut.corner(()), least: cut.corner(least)}

@@ -1,12 +1,12 @@
 """What a step keeps from its forward pass for its backward pass: which ops made it, from what, and who reads it again.
 
-The *turn* is the op of a micro-batch at which most is held of what leads to products later; what comes before it is the forward pass. What
-is only waited for by sums and updates says nothing of the turn, nor does what follows from a barrier: that may be a recomputation. The
-*stash* is what is made before the turn and read behind it.
+The *turn* is the op of a micro-batch at which most is held of what leads to products later; what comes before it is the
+forward pass. What is only waited for by sums and updates says nothing of the turn, nor does what follows from a
+barrier: that may be a recomputation. The *stash* is what is made before the turn and read behind it.
 
 A *unit* is an op that writes memory, or a whole loop. Views and ops that are computed inside their readers
-(`rhino.ir.graph.graph.materialized`) are no units: who reads them reads, in truth, what they are made of. Scalars, arguments, and what
-follows from constants and counters alone are at hand wherever they are needed, and count nothing.
+(`rhino.ir.graph.graph.materialized`) are no units: who reads them reads, in truth, what they are made of. Scalars,
+arguments, and what follows from constants and counters alone are at hand wherever they are needed, and count nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ ONE_STAGE: Final = 0
 
 _COLLECTIVES: Final = "all_gather all_reduce all_to_all collective_broadcast collective_permute reduce_scatter"
 _ONCE: Final = "rng custom_call infeed outfeed send recv after_all"
-ONCE: Final = frozenset({f"stablehlo.{name}" for name in f"{_COLLECTIVES} {_ONCE}".split()} | {BARRIER, "sdy.manual_computation"})
+ONCE: Final = frozenset(
+    {f"stablehlo.{name}" for name in f"{_COLLECTIVES} {_ONCE}".split()} | {BARRIER, "sdy.manual_computation"}
+)
 """Ops that are never repeated: a second run may give something else, or takes what nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An op of the forward pass that writes memory, or a loop of it; `reads` and `makes` are values of the forward pass in memory."""
+    """An op of the forward pass that writes memory, or a loop of it.
+
+    `reads` and `makes` are values of the forward pass in memory.
+    """
 
     op: int
     stage: int
@@ -46,8 +51,9 @@ class Unit:
 class Stash:
     """The forward pass of a micro-batch, its ops in program order.
 
-    `num_bytes` has all values in memory that it makes, `late` those of the stash. `saved` are kept in any case: what is returned or summed
-    up, what the user's own recomputation starts from, what cannot be made again. `turn` is the number of the last op of the forward pass.
+    `num_bytes` has all values in memory that it makes, `late` those of the stash. `saved` are kept in any case: what is
+    returned or summed up, what the user's own recomputation starts from, what cannot be made again. `turn` is the
+    number of the last op of the forward pass.
     """
 
     units: tuple[Unit, ...]
@@ -62,7 +68,13 @@ class Stash:
 
     def total_bytes(self, stage: int) -> int:
         """Returns the bytes of the stash that one stage makes, for one micro-batch."""
-        return sum(self.num_bytes[value] for unit in self.units if unit.stage == stage for value in unit.makes if value in self.late)
+        return sum(
+            self.num_bytes[value]
+            for unit in self.units
+            if unit.stage == stage
+            for value in unit.makes
+            if value in self.late
+        )
 
 
 def stash_of(graph: Graph, parts: TrainingPhases, stages: Sequence[int] | None = None) -> Stash:
@@ -85,7 +97,9 @@ class _Reader:
         self.kept = {
             value: int(start)
             for loop in graph.loops
-            for value, start, kept in zip(graph.results(loop.op), graph.operands(loop.op).tolist(), loop.kept, strict=True)
+            for value, start, kept in zip(
+                graph.results(loop.op), graph.operands(loop.op).tolist(), loop.kept, strict=True
+            )
             if kept
         }
         self.stands: list[bool] = materialized(graph).tolist()
@@ -141,7 +155,11 @@ class _Reader:
 
     def _sources(self, op: int, unit: int) -> tuple[int, ...]:
         """Returns the values in memory that an op reads of what others make, behind ops that are computed inside it."""
-        outside = (value for value in self.graph.operands(op).tolist() if not unit <= self.value_op[value] <= self.last_of[unit])
+        outside = (
+            value
+            for value in self.graph.operands(op).tolist()
+            if not unit <= self.value_op[value] <= self.last_of[unit]
+        )
         return tuple(dict.fromkeys(source for value in outside for source in self.sources[value]))
 
     def stash(self) -> Stash:
@@ -155,15 +173,23 @@ class _Reader:
                 readers.setdefault(value, []).append(op)
         turn = self._turn(ops, readers)
         early = [op for op in ops if op <= turn]
-        makes = {op: tuple(value for value in self.graph.results(op) if self.sources[value] == (value,)) for op in early}
+        makes = {
+            op: tuple(value for value in self.graph.results(op) if self.sources[value] == (value,)) for op in early
+        }
         values = [value for op in early for value in makes[op]]
-        late = frozenset(value for value in values if value not in at_end and any(op > turn for op in readers.get(value, ())))
+        late = frozenset(
+            value for value in values if value not in at_end and any(op > turn for op in readers.get(value, ()))
+        )
         saved = at_end | self._started_from(turn)
         for op in early:
             if not self._may_repeat(op):
                 saved.update(makes[op])
             elif self.stages is not None:
-                saved.update(value for value in makes[op] if any(r > turn and not self._mirrors(op, r) for r in readers.get(value, ())))
+                saved.update(
+                    value
+                    for value in makes[op]
+                    if any(r > turn and not self._mirrors(op, r) for r in readers.get(value, ()))
+                )
         seconds = np.add.accumulate(np.concatenate([[0.0], self.parts.seconds]))
         units = tuple(
             Unit(
@@ -176,10 +202,15 @@ class _Reader:
             )
             for op in early
         )
-        return Stash(units, {value: self.graph.type_of(value).num_bytes for value in values}, late, frozenset(saved), turn)
+        return Stash(
+            units, {value: self.graph.type_of(value).num_bytes for value in values}, late, frozenset(saved), turn
+        )
 
     def _turn(self, ops: Sequence[int], readers: Mapping[int, Sequence[int]]) -> int:
-        """Returns the op after which most is alive of what is read on the way to a product or a loop; the last of equals."""
+        """Returns the op after which most is alive of what is read on the way to a product or a loop.
+
+        Of equal ops it is the last.
+        """
         works = {op: self.graph.cls(op).name in PRODUCTS or self.graph.cls(op).name == WHILE for op in ops}
         for op in reversed(ops):
             works[op] |= any(works[reader] for value in self.graph.results(op) for reader in readers.get(value, ()))
@@ -193,19 +224,26 @@ class _Reader:
         return int(np.argmax(alive)) if alive.any() else -1
 
     def _started_from(self, turn: int) -> set[int]:
-        """Returns the values behind the barriers of the backward pass: what a recomputation that is there already starts from."""
+        """Returns the values behind the barriers of the backward pass.
+
+        A recomputation that is there already starts from these.
+        """
         barriers = [op for op in range(max(turn + 1, self.first), self.end) if self.graph.cls(op).name == BARRIER]
-        return {source for op in barriers for value in self.graph.operands(op).tolist() for source in self.sources[value]}
+        return {
+            source for op in barriers for value in self.graph.operands(op).tolist() for source in self.sources[value]
+        }
 
     def _may_repeat(self, op: int) -> bool:
         """Says whether an op may run again.
 
-        One that reads constants alone would be merged with the first; what follows from a barrier stands where the user wants it, and what
-        runs again behind one does so already.
+        One that reads constants alone would be merged with the first; what follows from a barrier stands where the user
+        wants it, and what runs again behind one does so already.
         """
         inside = range(op, self.last_of[op] + 1)
         read = [value for one in inside for value in self.graph.operands(one).tolist()]
-        once = any(self.graph.cls(one).name in ONCE for one in inside) or any(self.follows_barrier[value] for value in read)
+        once = any(self.graph.cls(one).name in ONCE for one in inside) or any(
+            self.follows_barrier[value] for value in read
+        )
         once |= any(value in self.made_again for value in self.graph.results(op))
         return not once and any(self.varies[value] for value in read)
 

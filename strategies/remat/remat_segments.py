@@ -1,9 +1,12 @@
-"""Where the forward pass is cut: what crosses a cut is kept, and each piece between two is recomputed before its backward pass.
+"""Where the forward pass is cut.
 
-All of it at once would save nothing, for when the backward pass begins all of it would be there again. With pieces, what is held at most is
-what crosses the cuts, once for each micro-batch in flight, and the stash of the largest piece. Cuts can stand where fewer bytes cross than
-on either side, which in a model of layers is between them; the critical nodes (strategies/structure/critical_path.py) lie within layers,
-where more does. Among these places the choice is exact: for each limit on the largest piece a shortest path, from the loosest limit down.
+What crosses a cut is kept, and each piece between two is recomputed before its backward pass.
+
+All of it at once would save nothing, for when the backward pass begins all of it would be there again. With pieces,
+what is held at most is what crosses the cuts, once for each micro-batch in flight, and the stash of the largest piece.
+Cuts can stand where fewer bytes cross than on either side, which in a model of layers is between them; the critical
+nodes (strategies/structure/critical_path.py) lie within layers, where more does. Among these places the choice is
+exact: for each limit on the largest piece a shortest path, from the loosest limit down.
 """
 
 from __future__ import annotations
@@ -76,7 +79,10 @@ def _places(spans: Sequence[tuple[int, int, int, bool]], num_units: int) -> list
 
 
 def _tables(spans: Sequence[tuple[int, int, int, bool]], places: Sequence[int]) -> tuple[Floats, Floats]:
-    """Returns for a piece from place a to place b (0 is the start) what crosses its end, and what else of the stash it makes [a, b]."""
+    """Returns, for each piece from place a to b, what crosses its end and what else of the stash it makes [a, b].
+
+    Place 0 is the start.
+    """
     bounds = np.array([0, *places])
     count = len(bounds)
     total, stash = np.zeros((count, count)), np.zeros((count, count))
@@ -99,7 +105,10 @@ def _best_path(crossing: Floats, inside: Floats, in_flight: int) -> tuple[list[i
     """Returns the numbers of the places at which pieces end, and the bytes that are held at most."""
     best: tuple[float, list[int]] = (np.inf, [])
     limit = np.inf
-    lengths, within = crossing.T.astype(np.int64) * len(crossing) + 1, inside.T  # a step more weighs less than a byte more
+    lengths, within = (
+        crossing.T.astype(np.int64) * len(crossing) + 1,
+        inside.T,
+    )  # a step more weighs less than a byte more
     while (path := _shortest(np.where(within <= limit, lengths, _FAR))) is not None:
         pairs = list(zip([0, *path[:-1]], path, strict=True))
         largest = max(float(inside[a, b]) for a, b in pairs)
@@ -112,7 +121,10 @@ def _best_path(crossing: Floats, inside: Floats, in_flight: int) -> tuple[list[i
 
 
 def _shortest(lengths: Ints) -> list[int] | None:
-    """Returns the places on the shortest way from the first to the last, the first of equals, or None; `lengths` [b, a] are from a to b."""
+    """Returns the places on the shortest path from the first to the last, the first of equals, or None.
+
+    `lengths` [b, a] are from a to b.
+    """
     count = len(lengths)
     way: Ints = np.full(count, _FAR)
     before = [0] * count

@@ -1,14 +1,15 @@
 """Which values of the forward pass a step keeps for its backward pass, and which it computes again.
 
-Per stage: the forward pass is cut in pieces (strategies/remat/remat_segments.py). What later pieces read of a piece is kept. Of the rest of
-each piece, except of one that the backward pass begins with, whatever is kept must fit into the share of the stash that may be: with s_p
-the seconds and b_p the bytes at the corner of its frontier (strategies/remat/min_cut.py) that piece p takes,
+Per stage: the forward pass is cut in pieces (strategies/remat/remat_segments.py). What later pieces read of a piece is
+kept. Of the rest of each piece, except of one that the backward pass begins with, whatever is kept must fit into the
+share of the stash that may be: with s_p the seconds and b_p the bytes at the corner of its frontier
+(strategies/remat/min_cut.py) that piece p takes,
 
     minimise  sum of s_p   such that   sum of b_p <= keep * stash - what is kept in any case
 
-The corners' convex hull gives a lower bound (`_bound`); the choice of one corner each is a small integer program (`_corners`). Where the
-whole problem is small it is solved as one over all units (`_units`), for the frontier leaves out what lies above the hull. A share for
-which nothing more can be done is met as far as it can be.
+The corners' convex hull gives a lower bound (`_bound`); the choice of one corner each is a small integer program
+(`_corners`). Where the whole problem is small it is solved as one over all units (`_units`), for the frontier leaves
+out what lies above the hull. A share for which nothing more can be done is met as far as it can be.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _LEAST_GAIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Ops of one piece that are recomputed together, in program order; the piece begins with op `first` and ends with `last`."""
+    """Ops of one piece that are recomputed together, in program order.
+
+    The piece begins with op `first` and ends with `last`.
+    """
 
     stage: int
     ops: tuple[int, ...]
@@ -49,8 +53,8 @@ class Block:
 class StageChoice:
     """What one stage does. Bytes are of one micro-batch, seconds are added to each.
 
-    `held_bytes` is what it holds of the stash at most, for `in_flight` micro-batches: what is kept, and the largest that is made again.
-    `bound_s`: no choice with these pieces that keeps as little takes less.
+    `held_bytes` is what it holds of the stash at most, for `in_flight` micro-batches: what is kept, and the largest
+    that is made again. `bound_s`: no choice with these pieces that keeps as little takes less.
     """
 
     stage: int
@@ -69,7 +73,10 @@ class StageChoice:
 
 
 def choose(stash: Stash, keep: Mapping[int, float], in_flight: Mapping[int, int]) -> tuple[StageChoice, ...]:
-    """Returns for each stage that is in `keep` (the largest share of its stash that may be kept) what it computes again."""
+    """Returns what each stage in `keep` computes again.
+
+    `keep` has the largest share of its stash that each stage may keep.
+    """
     known: dict[Piece, tuple[Corner, ...]] = {}
 
     def corners(piece: Piece) -> tuple[Corner, ...]:
@@ -81,7 +88,9 @@ def choose(stash: Stash, keep: Mapping[int, float], in_flight: Mapping[int, int]
 
 
 class _Stage:
-    def __init__(self, stash: Stash, stage: int, in_flight: int, corners: Callable[[Piece], tuple[Corner, ...]]) -> None:
+    def __init__(
+        self, stash: Stash, stage: int, in_flight: int, corners: Callable[[Piece], tuple[Corner, ...]]
+    ) -> None:
         self.stash, self.stage, self.in_flight = stash, stage, in_flight
         self.units = [unit for unit in stash.units if unit.stage == stage]
         self.total = stash.total_bytes(stage)
@@ -95,7 +104,9 @@ class _Stage:
 
     def _piece(self, number: int) -> Piece:
         units, crossing = self.pieces.units[number], self.pieces.crossing[number]
-        own = [value for unit in units for value in unit.makes if value not in crossing and value not in self.stash.saved]
+        own = [
+            value for unit in units for value in unit.makes if value not in crossing and value not in self.stash.saved
+        ]
         name = {value: k for k, value in enumerate(own)}
         return Piece(
             tuple(unit.seconds for unit in units),
@@ -114,7 +125,9 @@ class _Stage:
         fixed = self._kept([one[-1].repeated for one in self.corners]) - sum(one[-1].kept_bytes for one in self.corners)
         room = max(share * self.total - fixed, float(sum(one[-1].kept_bytes for one in self.corners)))
         bound = _bound(self.corners, room)
-        repeated = [one[number].repeated for one, number in zip(self.corners, _corners(self.corners, room), strict=True)]
+        repeated = [
+            one[number].repeated for one, number in zip(self.corners, _corners(self.corners, room), strict=True)
+        ]
         if sum(sum(piece.may_repeat) for piece in self.local) <= _FEW_UNITS:
             repeated = min([repeated, _units(self.local, room) or repeated], key=self._seconds)
         made = self._made(repeated, bound)
@@ -135,7 +148,12 @@ class _Stage:
         again = [unit for units in self._again(repeated) for unit in units]
         own = set(self.stash.num_bytes) & {value for unit in self.units for value in unit.makes}
         needed = (self.stash.late & own) | {value for unit in again for value in unit.reads if value in own}
-        made = {value for unit in again for value in unit.makes if value not in self.crossing and value not in self.stash.saved}
+        made = {
+            value
+            for unit in again
+            for value in unit.makes
+            if value not in self.crossing and value not in self.stash.saved
+        }
         return frozenset(needed - made)
 
     def _kept(self, repeated: Sequence[tuple[int, ...]]) -> int:
@@ -146,7 +164,12 @@ class _Stage:
         again = self._again(repeated)
         largest = max(
             (
-                sum(self.stash.num_bytes[v] for unit in units for v in unit.makes if v in self.stash.late and v not in kept)
+                sum(
+                    self.stash.num_bytes[v]
+                    for unit in units
+                    for v in unit.makes
+                    if v in self.stash.late and v not in kept
+                )
                 for units in again
             ),
             default=0,
@@ -161,12 +184,18 @@ class _Stage:
             for units, piece in zip(again, self.pieces.units, strict=True)
             if units
         )
-        return StageChoice(self.stage, self.total, num_kept, self.in_flight, held, self._seconds(repeated), bound, blocks)
+        return StageChoice(
+            self.stage, self.total, num_kept, self.in_flight, held, self._seconds(repeated), bound, blocks
+        )
 
 
 def _bound(corners: Sequence[tuple[Corner, ...]], room: float) -> float:
     """Returns the least seconds on the convex hull: from all kept, the bytes that cost least first."""
-    steps = [(more.kept_bytes - less.kept_bytes, less.seconds - more.seconds) for one in corners for more, less in pairwise(one)]
+    steps = [
+        (more.kept_bytes - less.kept_bytes, less.seconds - more.seconds)
+        for one in corners
+        for more, less in pairwise(one)
+    ]
     over = sum(one[0].kept_bytes for one in corners) - room
     seconds = sum(one[0].seconds for one in corners)
     for freed, added in sorted(steps, key=lambda step: step[1] / step[0]):
@@ -185,10 +214,16 @@ def _corners(corners: Sequence[tuple[Corner, ...]], room: float) -> list[int]:
     scale = max(1.0, float(sum(one[0].kept_bytes for one in corners)))
     seconds = np.array([corner.seconds for one in corners for corner in one])
     kept = np.array([corner.kept_bytes for one in corners for corner in one]) / scale
-    matrix = sparse.vstack([sparse.csr_matrix((np.ones(width), (owner, np.arange(width))), (len(corners), width)), sparse.csr_matrix(kept)])
+    matrix = sparse.vstack(
+        [sparse.csr_matrix((np.ones(width), (owner, np.arange(width))), (len(corners), width)), sparse.csr_matrix(kept)]
+    )
     low = np.concatenate([np.ones(len(corners)), [-np.inf]])
     high = np.concatenate([np.ones(len(corners)), [room / scale]])
-    found = solve_rows(Rows(seconds / max(float(seconds.max()), 1e-300), matrix.tocsr(), low, high, width), integer=True, step_limit=_STEPS)
+    found = solve_rows(
+        Rows(seconds / max(float(seconds.max()), 1e-300), matrix.tocsr(), low, high, width),
+        integer=True,
+        step_limit=_STEPS,
+    )
     starts = np.cumsum([0, *sizes[:-1]])
     chosen = [size - 1 for size in sizes]  # the least bytes: it always fits
     if isinstance(found, Point):
@@ -215,14 +250,18 @@ def _relaxed(corners: Sequence[tuple[Corner, ...]], chosen: list[int], room: flo
 
 
 def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None:
-    """Returns the units of each piece that are recomputed, solved over all of them; None where that is not proven to be the best.
+    """Returns the units of each piece that are recomputed, solved over all of them.
 
-    Variables: r of each unit, then a of each value that the backward pass may do without. Rows: r_u <= a_v for what u reads; a_v >= r_u for
-    what it makes; the bytes with a_v - r_u that are kept.
+    The result is None where it is not proven to be the best.
+
+    Variables: r of each unit, then a of each value that the backward pass may do without. Rows: r_u <= a_v for what u
+    reads; a_v >= r_u for what it makes; the bytes with a_v - r_u that are kept.
     """
     first = np.cumsum([0, *(len(piece.seconds) for piece in pieces)])
     num_units = int(first[-1])
-    places = [(p, value) for p, piece in enumerate(pieces) for value in range(len(piece.num_bytes)) if value not in piece.late]
+    places = [
+        (p, value) for p, piece in enumerate(pieces) for value in range(len(piece.num_bytes)) if value not in piece.late
+    ]
     column = {place: num_units + k for k, place in enumerate(places)}
     width = num_units + len(places)
     scale = max(1.0, float(sum(sum(piece.num_bytes) for piece in pieces)))
@@ -252,8 +291,13 @@ def _units(pieces: Sequence[Piece], room: float) -> list[tuple[int, ...]] | None
     rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
     matrix = sparse.csr_matrix((values, (rows, columns)), (len(high), width))
     unit_cost = cost / max(float(cost.max()), 1e-300)
-    found = solve_rows(Rows(unit_cost, matrix, np.full(len(high), -np.inf), np.array(high), num_units), integer=True, step_limit=_STEPS)
+    found = solve_rows(
+        Rows(unit_cost, matrix, np.full(len(high), -np.inf), np.array(high), num_units), integer=True, step_limit=_STEPS
+    )
     if not isinstance(found, Point):
         return None
-    chosen = [tuple(u for u in range(len(piece.seconds)) if found.values[first[p] + u] > 0.5) for p, piece in enumerate(pieces)]
+    chosen = [
+        tuple(u for u in range(len(piece.seconds)) if found.values[first[p] + u] > 0.5)
+        for p, piece in enumerate(pieces)
+    ]
     return chosen if sum(piece.kept(units) for piece, units in zip(pieces, chosen, strict=True)) <= room else None

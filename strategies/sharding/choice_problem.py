@@ -1,11 +1,12 @@
 """From a graph and a cost model to the choice problem.
 
-Nodes. An argument's node chooses how it is stored, an op's how it runs. A value has a node of its own, choosing how it is stored once for
-all, where that is more than how its op leaves it: where several ops read it (a reshard is then paid once), where the user's sharding limits
-it, or where its parts are joined by something else than a sum (which cannot wait). A returned value has a node unless it takes over an
-argument's buffer: then it must lie as the argument does, and its edge leads to the argument. A value that depends on constants or scalars
-alone is free (it is computed wherever it is needed), so its op is no node; scalars are replicated, so they make no edge. What each choice
-keeps in memory is in `rhino.strategies.memory.resident_rows`.
+Nodes. An argument's node chooses how it is stored, an op's how it runs. A value has a node of its own, choosing how it
+is stored once for all, where that is more than how its op leaves it: where several ops read it (a reshard is then paid
+once), where the user's sharding limits it, or where its parts are joined by something else than a sum (which cannot
+wait). A returned value has a node unless it takes over an argument's buffer: then it must lie as the argument does, and
+its edge leads to the argument. A value that depends on constants or scalars alone is free (it is computed wherever it
+is needed), so its op is no node; scalars are replicated, so they make no edge. What each choice keeps in memory is in
+`rhino.strategies.memory.resident_rows`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from rhino.strategies.structure.axis_roles import Roles
 
 
 class ContradictionError(Exception):
-    """The user's word leaves a node without a state. `value` is the value that it speaks of, `by_role` whether it takes an axis's role."""
+    """The user's word leaves a node without a state.
+
+    `value` is the value that it speaks of, `by_role` whether it takes an axis's role.
+    """
 
     def __init__(self, value: int, *, by_role: bool) -> None:
         super().__init__(f"value {value}")
@@ -47,7 +51,9 @@ class NoChoiceError(Exception):
 
 
 def build(graph: Graph, model: CostModel, *, is_part: bool = False) -> Choice:
-    """Returns the choice problem of `graph` on the axes of `model`. What a part of a step takes and gives may be partial sums.
+    """Returns the choice problem of `graph` on the axes of `model`.
+
+    What a part of a step takes and gives may be partial sums.
 
     Raises:
         ContradictionError: where shardings given by the user leave nothing to choose from.
@@ -72,7 +78,10 @@ class Builder(Tables):
     memo: dict[object, int] = field(default_factory=dict)
     states_of: dict[object, tuple[State, ...]] = field(default_factory=dict)
     runs_of: dict[int, tuple[tuple[State, ...], int, bool]] = field(default_factory=dict)
-    """By kind of op, how it may run, the table of what that costs, and whether parts of its results may be joined by else than sums."""
+    """By kind of op, how it may run, the table of what that costs, and how parts of its results may be joined.
+
+    The last item says whether parts may be joined by else than sums.
+    """
 
     sums_of: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], list[Use]] = field(default_factory=dict)
@@ -83,7 +92,9 @@ class Builder(Tables):
     def __post_init__(self) -> None:
         graph = self.graph
         self.sizes = self.model.sizes
-        self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(graph.returns, minlength=graph.num_values)
+        self.num_uses = np.bincount(graph.uses, minlength=graph.num_values) + np.bincount(
+            graph.returns, minlength=graph.num_values
+        )
         self.producer = [-1] * graph.num_values  # the node that decides each value's spec, -1 where it is free
         self.offset = [0] * graph.num_values  # which of the producer's specs it is
         self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}
@@ -108,7 +119,9 @@ class Builder(Tables):
         for number, argument in enumerate(graph.arguments):
             limit = graph.fixed.get(number)
             taken = graph.return_fixed[argument.alias] if argument.alias is not None else None
-            both = taken if limit is None else limit if taken is None else limit & taken  # the result lies as the argument does
+            both = (
+                taken if limit is None else limit if taken is None else limit & taken
+            )  # the result lies as the argument does
             self.producer[number] = self.store("argument", number, number, both)
         for op in range(graph.num_ops):
             cls = graph.classes[self.op_class[op]]
@@ -142,7 +155,10 @@ class Builder(Tables):
         )
 
     def narrowed(self, states: Ints) -> Builder:
-        """Returns a builder after `costs` whose nodes have the state of one choice alone, `states` [nodes], and which has no tables yet."""
+        """Returns a builder after `costs` whose nodes have only their state in the choice `states` [nodes].
+
+        It has no tables yet.
+        """
         one: dict[tuple[int, int], tuple[State, ...]] = {}
         nodes = []
         for node, state in zip(self.nodes, states.tolist(), strict=True):
@@ -157,7 +173,9 @@ class Builder(Tables):
         known: dict[int, Ints] = {}
         for node in self.nodes:
             if id(node.states) not in known:
-                rows = [s.strategy if node.kind == "op" else unpack(s.result_specs[0], len(self.sizes)) for s in node.states]
+                rows = [
+                    s.strategy if node.kind == "op" else unpack(s.result_specs[0], len(self.sizes)) for s in node.states
+                ]
                 known[id(node.states)] = np.array(rows, dtype=np.int64).reshape(len(node.states), len(self.sizes))
         return tuple([known[id(node.states)] for node in self.nodes])
 
@@ -175,7 +193,9 @@ class Builder(Tables):
         self.node_costs.append(cost)
         return len(self.nodes) - 1
 
-    def store(self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()) -> int:
+    def store(
+        self, kind: str, number: int, value: int, limit: frozenset[Spec] | None, partial: tuple[int, ...] = ()
+    ) -> int:
         """Adds a node that chooses how a value is stored; as a partial sum along the axes in `partial` alone."""
         if self.is_part:
             partial = tuple(sorted({*partial, *(axis for spec in limit or () for axis in partial_axes(spec))}))
@@ -189,7 +209,9 @@ class Builder(Tables):
                 raise ContradictionError(value, by_role=bool(specs))
             self.states_of[key] = tuple(map(_storage, left))
         options = self.states_of[key]
-        return self.add(Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options))))
+        return self.add(
+            Node(kind, number, options), self.remembered(("zero", len(options)), lambda: np.zeros(len(options)))
+        )
 
     def returned(self, number: int, value: int) -> None:
         """Adds the way of a value out of the function."""
@@ -200,9 +222,9 @@ class Builder(Tables):
             self.use(value, sink, 0, self.graph.num_ops)
 
     def passing(self, op: int) -> None:
-        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, throughout; what goes past a barrier.
+        """Adds the nodes of what an op hands on, each stored in one way: what a loop carries, what passes a barrier.
 
-        What a loop accumulates may stay a partial sum until after it.
+        What a loop carries is stored in that way throughout. What it accumulates may stay a partial sum until after it.
         """
         carried = list(self.graph.results(op))
         for value, source in zip(carried, self.graph.operands(op).tolist(), strict=True):
@@ -214,15 +236,22 @@ class Builder(Tables):
         self.carry(op, carried)
 
     def fill(self, node: int, value: int) -> int:
-        """Returns the table of the seconds in which a value that depends on constants alone is written, for it has no maker with a node."""
+        """Returns the table of the seconds in which a value that depends on constants alone is written.
+
+        Such a value has no maker with a node.
+        """
         kind, states = self.graph.types[self.value_type[value]], self.nodes[node].states
         rate = self.model.device.memory_bytes_per_s
         return self.remembered(
-            ("fill", kind, id(states)), lambda: np.array([self.op_costs.local_bytes(kind, s.result_specs[0]) / rate for s in states])
+            ("fill", kind, id(states)),
+            lambda: np.array([self.op_costs.local_bytes(kind, s.result_specs[0]) / rate for s in states]),
         )
 
     def starts_a_sum(self, op: int, value: int) -> bool:
-        """Says whether `op` is a loop that reads a zero of its own as `value`: each device may then add to it by itself."""
+        """Says whether `op` is a loop that reads a zero of its own as `value`.
+
+        Each device may then add to it by itself.
+        """
         return self.graph.cls(op).name == WHILE and value in self.graph.zeros and bool(self.num_uses[value] == 1)
 
     def carry(self, op: int, carried: list[int]) -> None:
@@ -294,7 +323,10 @@ class Builder(Tables):
         return self.sums_of[key]
 
     def op_states(self, op: int, known: tuple[bool, ...], batch: frozenset[int]) -> tuple[State, ...]:
-        """Returns the strategies of an op, whose factors `batch` are of the batch. A free operand is whole everywhere: no partial sum."""
+        """Returns the strategies of an op, whose factors `batch` are of the batch.
+
+        A free operand is whole everywhere: no partial sum.
+        """
         every = strategies(self.graph.cls(op), self.sizes)
         if self.roles:
             every = tuple(s for s in every if self.roles.allows_strategy(s.strategy, batch))
@@ -302,7 +334,9 @@ class Builder(Tables):
             every = tuple(s for s in every if keeps(s.strategy, self.graph.choices[op]))
             if not every:
                 raise NoChoiceError(op)
-        return tuple(s for s in every if all(k or not partial_axes(need) for need, k in zip(s.operand_specs, known, strict=True)))
+        return tuple(
+            s for s in every if all(k or not partial_axes(need) for need, k in zip(s.operand_specs, known, strict=True))
+        )
 
     # Edges
 

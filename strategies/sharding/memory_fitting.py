@@ -1,12 +1,15 @@
-"""The best choice whose program fits a device: the search goes by rows, and is told how far these are from what a plan really takes.
+"""The best choice whose program fits a device.
 
-Rows (`rhino.strategies.memory.resident_rows`) count before anything is chosen, the peak (`rhino.strategies.memory.peak`) is that of the
-chosen program. So what rows may take is the budget times what they are more than the peak of the best choice of all. That is corrected
-until a choice fits: lowered by as much as a choice is over the budget, the next time twice that and so on, for a little less of rows may be
-no less of the peak; and raised, never so far that a choice that did not fit would be found again, where nothing stays within it, or where a
-choice leaves much of the budget, for a faster one may fit too. Between two limits of which one is too much the middle is tried. What all
-these searches have found is then asked for its programs (`rhino.strategies.sharding.primal_repair`). The bound of an answer is that of the
-choices whose rows stay within a limit, which its method names.
+The search counts memory by rows, corrected by how far these are from what a plan really takes.
+
+Rows (`rhino.strategies.memory.resident_rows`) count before anything is chosen, the peak
+(`rhino.strategies.memory.peak`) is that of the chosen program. So what rows may take is the budget times what they are
+more than the peak of the best choice of all. That is corrected until a choice fits: lowered by as much as a choice is
+over the budget, the next time twice that and so on, for a little less of rows may be no less of the peak; and raised,
+never so far that a choice that did not fit would be found again, where nothing stays within it, or where a choice
+leaves much of the budget, for a faster one may fit too. Between two limits of which one is too much the middle is
+tried. What all these searches have found is then asked for its programs (`rhino.strategies.sharding.primal_repair`).
+The bound of an answer is that of the choices whose rows stay within a limit, which its method names.
 """
 
 from __future__ import annotations
@@ -33,10 +36,16 @@ _LIFTED: Final = 2
 """How many more are tried where a choice fits and leaves some of the budget."""
 
 _SMALLEST: Final = 3
-"""How many of the choices of least rows are asked for their programs where no limit has led to one that fits: peaks fall in steps."""
+"""For how many choices of least rows programs are made where no limit has led to one that fits.
+
+Peaks fall in steps.
+"""
 
 _GAIN: Final = 0.002
-"""So much of a large step must be there to gain by what is left of the budget, if seconds fall evenly to those of the best of all."""
+"""The least share of a large step that must be there to gain by what is left of the budget.
+
+It is estimated as if seconds fell evenly to those of the best of all.
+"""
 
 _SMALL: Final = 4000
 """Below so many nodes another limit costs little, and one launch more or less is much of the step."""
@@ -45,7 +54,10 @@ _FULL: Final = 0.999
 """A choice that takes this share of the budget leaves nothing."""
 
 _CLOSE: Final = 1.005
-"""Between limits that are so close no other is tried once a choice fits; until then a tenth as close ones are told apart."""
+"""Between limits that are so close no other is tried once a choice fits.
+
+Until then limits a tenth as close are told apart.
+"""
 
 _WIDER: Final = 1.125
 """By how much the limit is widened where nothing stays within it: rows are farther from the peaks of other choices."""
@@ -60,16 +72,22 @@ _NEAR: Final = 1.125
 """Programs are asked for, where none fits, if the least that is known takes no more than this share of the budget."""
 
 _PROGRAM_STEPS: Final = 24_000
-"""How many nodes the programs that are asked for at the end have in all, as far as they are no fewer than ..."""
+"""How many nodes the programs that are made at the end have in all, as far as the next two limits allow."""
 
 _LEAST_PROGRAMS, _MOST_PROGRAMS = 16, 48
-"""... and no more than so many: a program takes 0.07 ms of processor time a node to tell, and a search at one limit tens of solves."""
+"""The least and the most programs that are made at the end, whatever `_PROGRAM_STEPS` says.
+
+A program takes 0.07 ms of processor time a node to find, and a search at one limit takes tens of solves.
+"""
 
 
-def find_fitting(search: Search, budget_bytes: float, first: Reduced, peak_of: PeakOf, with_memory: Callable[[], Problem]) -> Outcome:
-    """Returns the best choice found that fits, by a search that has yet to begin, with the problem that its `reduce` returned.
+def find_fitting(
+    search: Search, budget_bytes: float, first: Reduced, peak_of: PeakOf, with_memory: Callable[[], Problem]
+) -> Outcome:
+    """Returns the best choice found that fits, by a search that has yet to begin.
 
-    `with_memory` returns the problem with what choices keep in memory. It is called only where the best choice of all does not fit.
+    `first` is the problem that the search's `reduce` returned. `with_memory` returns the problem with what choices keep
+    in memory. It is called only where the best choice of all does not fit.
     """
     peak_of = _each_once(peak_of)
     free = search.free(budget_bytes, first, peak_of)
@@ -95,7 +113,9 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
         return best
     share = best.peak_bytes / free.peak_bytes
     first = budget_bytes / share
-    fitting = _Fitting(search, budget_bytes, free, programs, _Limits(free.peak_bytes, first * _WIDER, next=first), share, cutoff_s)
+    fitting = _Fitting(
+        search, budget_bytes, free, programs, _Limits(free.peak_bytes, first * _WIDER, next=first), share, cutoff_s
+    )
     fitting.bounds.append((inf, free.bound))
     while fitting.goes_on():
         pass
@@ -105,10 +125,12 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
 
 @dataclass(eq=False)
 class _Fitting:
-    """The search for a limit of rows: `answer` is the best choice that fits, `refused` the first refusal, `most` how many are tried.
+    """The search for a limit of rows.
 
-    `share` is the peak of the best choice of all over what rows count of it. `bounds` are limits of rows with what all choices within cost
-    at least (seconds); `highest` is the highest limit that was tried.
+    `answer` is the best choice that fits, `refused` the first refusal, `most` how many are tried.
+
+    `share` is the peak of the best choice of all over what rows count of it. `bounds` are limits of rows with what all
+    choices within cost at least (seconds); `highest` is the highest limit that was tried.
     """
 
     search: Search
@@ -190,7 +212,10 @@ class _Fitting:
             self.answer = replace(self.answer, method=f"{self.answer.method}, {INTERRUPTED}")
 
     def look_wider(self) -> None:
-        """Searches within more rows than before where much of the budget is left, for programs of more rows that may take no more."""
+        """Searches within more rows than before where much of the budget is left.
+
+        Programs of more rows may take no more.
+        """
         leaves = self.answer is None or self.answer.peak_bytes < _LEAVES * self.budget
         limit = min(self.limits.widest, sqrt(self.limits.widest / _WIDER * self.free.peak_bytes))
         if leaves and self.is_small and limit > max(self.highest, self.limits.least):
@@ -221,7 +246,10 @@ class _Fitting:
         return max(_GAIN, self.search.limits.gap)
 
     def is_worth_programs(self) -> bool:
-        """Says whether much of a large step is open: by its bound, or by what is left of the budget, as far as seconds fall evenly."""
+        """Says whether much of a large step is open.
+
+        It goes by the step's bound, or by what is left of the budget, as far as seconds fall evenly.
+        """
         if self.answer is None or self.is_small:
             return True
         whole = self.programs.tell(self.free.states)
@@ -230,7 +258,7 @@ class _Fitting:
         return gain > self.worth * self.answer.cost
 
     def settle(self, states: Ints) -> None:
-        """Takes a choice [nodes] for the answer, with the best bound that was proven of choices within a limit of rows that it keeps."""
+        """Takes a choice [nodes] for the answer, with the best bound proven of a limit of rows that it keeps."""
         if self.answer is not None and np.array_equal(states, self.answer.states):
             return
         rows = self.programs.rows(states)
@@ -245,7 +273,10 @@ class _Fitting:
         return len(self.free.states) < _SMALL
 
     def refusal(self) -> Infeasible | Unsolved | None:
-        """Returns the first refusal, with the least program that was found; what rows need is told in terms of the budget."""
+        """Returns the first refusal, with the least program that was found.
+
+        What rows need is converted to terms of the budget.
+        """
         if self.refused is None or self.refused.peak_bytes is None:
             return self.refused
         found = min(one.peak_bytes for one in self.programs.told.values())
@@ -270,11 +301,16 @@ class _Limits:
     """Nothing stays within less."""
 
     def lower(self, limit: float, excess: float) -> None:
-        """Notes that `limit` is too high: what it allows is more than the budget by the factor `excess`, or nothing is found there."""
+        """Notes that `limit` is too high.
+
+        What it allows is more than the budget by the factor `excess`, or nothing is found there.
+        """
         self.too_high = min(self.too_high, limit)
         wanted = min(limit / excess, max(limit / excess**self.power, limit * _STEP)) * (1 - 1e-9)
         self.power *= 2
-        self.next = min(self.least * _CLOSE, self.middle) if wanted <= self.least == self.too_low else self.inside(wanted)
+        self.next = (
+            min(self.least * _CLOSE, self.middle) if wanted <= self.least == self.too_low else self.inside(wanted)
+        )
 
     def lift(self, limit: float, wanted: float) -> None:
         """Notes that `limit` is too low, and about how high it should be."""

@@ -1,15 +1,16 @@
 """The last stage of a search under a budget: by programs alone, where what rows count says little of them.
 
-Searches by rows (`rhino.strategies.solver.dual.memory_prices`) leave many choices behind, and which of these fit is known of a few only:
-the program of a choice takes long to tell. So programs are asked for one by one, as many as steps allow:
+Searches by rows (`rhino.strategies.solver.dual.memory_prices`) leave many choices behind, and which of these fit is
+known of a few only: the program of a choice takes long to tell. So programs are asked for one by one, as many as steps
+allow:
 
-- of the choices that are cheaper than the best that fits, each where it does not look too large by those most like it whose programs are
-  known;
+- of the choices that are cheaper than the best that fits, each where it does not look too large by those most like it
+  whose programs are known;
 - of mixtures. Where a cheaper choice differs from the one that fits, it does so in parts that do not touch
-  (`rhino.strategies.solver.repair.difference`), and what is too much in its program is as a rule in a few of these. All are taken over at
-  once, or else a half of them, and so on, so that one part that is too much is found with as many programs as the number of parts has
-  binary digits, twice. A part that is too much as a whole is taken over as far as a seam
-  (`rhino.strategies.solver.repair.graph_cut_repair`);
+  (`rhino.strategies.solver.repair.difference`), and what is too much in its program is as a rule in a few of these. All
+  are taken over at once, or else a half of them, and so on, so that one part that is too much is found with as many
+  programs as the number of parts has binary digits, twice. A part that is too much as a whole is taken over as far as a
+  seam (`rhino.strategies.solver.repair.graph_cut_repair`);
 - where no choice fits, of mixtures that may take less than the least.
 """
 
@@ -45,7 +46,10 @@ class Told:
 
 @dataclass(eq=False)
 class Programs:
-    """The peaks of the programs of choices, each told once (`told`, by bytes of the choice); so many more may be asked for (`left`)."""
+    """The peaks of the programs of choices, each found once (`told`, by bytes of the choice).
+
+    `left` is how many more may be found.
+    """
 
     problem: Problem
     peak_of: PeakOf
@@ -72,7 +76,10 @@ class Programs:
         return float(self.problem.memory(states).max(initial=0.0))
 
     def estimate(self, states: Ints) -> float:
-        """Returns about what the program of a choice [nodes] takes: more or less than that which is most like it by as much as its rows."""
+        """Returns about what the program of a choice [nodes] takes.
+
+        That is more or less than the program most like it, by as much as its rows.
+        """
         told = list(self.told.values())
         near = told[int((np.array([one.states for one in told]) != states).sum(axis=1).argmin())]
         return near.peak_bytes * self.rows(states) / near.rows_bytes if near.rows_bytes else near.peak_bytes
@@ -122,7 +129,10 @@ class TakingOver:
         return best
 
     def sources(self, best: Ints) -> list[Ints]:
-        """Returns choices that are cheaper than `best` [nodes] and not tried yet: the cheapest, the dearest, and some between."""
+        """Returns choices that are cheaper than `best` [nodes] and not tried yet.
+
+        They are the cheapest, the dearest, and some between.
+        """
         fresh = [one for one in self.cheaper(best) if (best.tobytes(), one.tobytes()) not in self.tried]
         places = np.linspace(0, len(fresh) - 1, min(len(fresh), _SOURCES)).round().astype(np.int64)
         return [fresh[place] for place in places.tolist()]

@@ -1,9 +1,10 @@
 """What it costs to take another state somewhere: the choice problem with some nodes held, for many such questions.
 
 All questions share one preparation. Where elimination is narrow enough, it answers each of them exactly
-(`rhino.strategies.solver.conditional_optimum`). Where it is not, the prices of an ascent say what a choice with a state must cost at least,
-and elimination among the states near the bound what it costs at most. What then is open is searched for, as long as there are steps left.
-The peak of a choice is that of its program, which takes steps too, where somebody tells that; else rows say it.
+(`rhino.strategies.solver.conditional_optimum`). Where it is not, the prices of an ascent say what a choice with a state
+must cost at least, and elimination among the states near the bound what it costs at most. What then is open is searched
+for, as long as there are steps left. The peak of a choice is that of its program, which takes steps too, where somebody
+tells that; else rows say it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _ROOMS: Final = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-6)
 """How far above the bound states are looked at, in shares of the cost: the first of which tables are narrow enough."""
 
 _ROUNDS, _LEG, _LEGS = 4, 9, 12
-"""Rounds of refinement of the ascent, its passes between looks at what they are worth, and how many such legs there are at most."""
+"""Rounds of refinement of the ascent, its passes between looks at what they are worth, and how many such legs there are
+at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,10 @@ class CostDelta:
 class Alternative:
     """What changes where some nodes take `state`.
 
-    `parts` is of the best choice found, less that of the choice that was made; None where there is none, and then `why` says so. Every
-    choice with that state takes `at_least_s` more. `is_legal` is false where there is none at all. Where `is_peak_exact` is false, the peak
-    is what rows say, corrected by as much as they are wrong for the choice that was made.
+    `parts` is of the best choice found, less that of the choice that was made; None where there is none, and then `why`
+    says so. Every choice with that state takes `at_least_s` more. `is_legal` is false where there is none at all. Where
+    `is_peak_exact` is false, the peak is what rows say, corrected by as much as they are wrong for the choice that was
+    made.
     """
 
     state: int
@@ -78,7 +81,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """The best choice found with nodes at a state [nodes], its cost (infinite: none was), and what every such choice costs at least."""
+    """The best choice found with nodes at a state [nodes], its cost, and what every such choice costs at least.
+
+    The cost is infinite where none was found.
+    """
 
     state: int
     states: Ints
@@ -157,20 +163,26 @@ class Alternatives:
         return max(1, self.solver.statistics.solves)
 
     def of(self, nodes: Sequence[int], num_questions: int = 1) -> list[Alternative]:
-        """Returns alternatives to the state that `nodes` have all taken, those that add least first; no more than `MOST`.
+        """Returns alternatives to the state that `nodes` have all taken, those that add least first.
 
-        The steps that are left for searches are shared by so many questions, this one included.
+        There are no more than `MOST`. The steps that are left for searches are shared by so many questions, this one
+        included.
         """
         chosen = int(self.answer.states[nodes[0]])
         tables = [self.problem.tables[self.problem.node_table[node]] for node in nodes]
         others = [s for s in range(len(tables[0])) if s != chosen and all(np.isfinite(table[s]) for table in tables)]
-        every = sorted((self.reach.of(nodes, state) for state in others), key=lambda one: (one.cost, one.bound, one.state))
+        every = sorted(
+            (self.reach.of(nodes, state) for state in others), key=lambda one: (one.cost, one.bound, one.state)
+        )
         after = self.left - self.left // num_questions
         found = [known for one in every[:MOST] if (known := self.known(nodes, one, after)).is_legal]
         return sorted(found, key=_added)
 
     def known(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
-        """Returns what is known of an alternative, once it is searched for if there is more to know; so many steps are left `after`."""
+        """Returns what is known of an alternative, once it is searched for if there is more to know.
+
+        At least `after` steps are left for later searches.
+        """
         is_open = np.isfinite(one.bound) and one.cost - one.bound > PROOF_TOLERANCE * self.answer.cost
         if is_open and self._take(self.each, after):
             return self.searched(nodes, one, after)
@@ -193,15 +205,24 @@ class Alternatives:
             return Alternative(one.state, None, at_least, "cannot be", is_legal=False)
         stays = self.answer.states.copy()
         stays[list(nodes)] = one.state
-        choices = [states for states in (one.states if np.isfinite(one.cost) else stays, stays) if np.isfinite(self.problem.cost(states))]
+        choices = [
+            states
+            for states in (one.states if np.isfinite(one.cost) else stays, stays)
+            if np.isfinite(self.problem.cost(states))
+        ]
         for states in choices:
             is_exact = self.peak_of is None or self._take(_STEPS_OF_PEAK * self.problem.num_nodes, after)
-            parts = self._beyond(states, self.peak_of(states) if self.peak_of and is_exact else self.share * self._rows_bytes(states))
+            parts = self._beyond(
+                states, self.peak_of(states) if self.peak_of and is_exact else self.share * self._rows_bytes(states)
+            )
             if self.answer.peak_bytes + parts.peak_bytes <= self.budget_bytes:
                 at_least = parts.step_s if parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost else at_least
                 return Alternative(one.state, parts, at_least, is_peak_exact=is_exact)
         return Alternative(
-            one.state, None, at_least, "no choice with it that is predicted to fit was found" if choices else "only together with others"
+            one.state,
+            None,
+            at_least,
+            "no choice with it that is predicted to fit was found" if choices else "only together with others",
         )
 
     def searched(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
@@ -214,18 +235,30 @@ class Alternatives:
         else:
             outcome = fit(search, self.budget_bytes, search.free(self.budget_bytes), self.peak_of)
         if isinstance(outcome, Infeasible):
-            needed = f"not predicted to fit: at least {format_bytes(outcome.peak_bytes)}" if outcome.peak_bytes else "cannot be"
+            needed = (
+                f"not predicted to fit: at least {format_bytes(outcome.peak_bytes)}"
+                if outcome.peak_bytes
+                else "cannot be"
+            )
             return Alternative(one.state, None, 0.0, needed, is_legal=outcome.peak_bytes is not None)
         if not isinstance(outcome, Answer):
             return self.found(nodes, one, after)
-        parts, at_least = self._beyond(outcome.states, outcome.peak_bytes), max(0.0, max(outcome.bound, one.bound) - self.answer.cost)
+        parts, at_least = (
+            self._beyond(outcome.states, outcome.peak_bytes),
+            max(0.0, max(outcome.bound, one.bound) - self.answer.cost),
+        )
         exact = parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost
         return Alternative(one.state, parts, parts.step_s if exact else at_least)
 
     def _go_on(self, solver: Solver, one: _Held) -> None:
         """Lets a search begin with what the first one has come to."""
         first = self.solver
-        solver.store, solver.is_wide, solver.order, solver.charged = first.store, first.is_wide, first.order, first.charged
+        solver.store, solver.is_wide, solver.order, solver.charged = (
+            first.store,
+            first.is_wide,
+            first.order,
+            first.charged,
+        )
         solver.last = one.states if np.isfinite(one.cost) else first.last
 
     def _rows_bytes(self, states: Ints) -> float:
@@ -251,11 +284,19 @@ def hold(problem: Problem, nodes: Sequence[int], state: int) -> Problem:
 
 
 def seconds_of(problem: Problem, states: Ints) -> tuple[float, float]:
-    """Returns the seconds of nodes and of edges in a choice `states` [nodes]; infinite where a pair in it is not legal."""
+    """Returns the seconds of nodes and of edges in a choice `states` [nodes].
+
+    They are infinite where a pair in it is not legal.
+    """
     nodes = problem.node_entries(problem.node_table, np.arange(problem.num_nodes), states)
     edges = problem.edge_entries(problem.edge_table, np.arange(problem.num_edges), states, states)
     return float(nodes.sum()), float(edges.sum())
 
 
 def _added(one: Alternative) -> tuple[bool, float, float, int]:
-    return (one.parts is None, one.parts.step_s if one.parts else 0.0, one.parts.peak_bytes if one.parts else 0.0, one.state)
+    return (
+        one.parts is None,
+        one.parts.step_s if one.parts else 0.0,
+        one.parts.peak_bytes if one.parts else 0.0,
+        one.state,
+    )

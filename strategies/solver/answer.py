@@ -1,4 +1,7 @@
-"""What a solver of `strategies.problem.Problem` can say: an answer with a proven bound, a proof that there is none, or neither."""
+"""What a solver of `strategies.problem.Problem` can say.
+
+It gives an answer with a proven bound, a proof that there is none, or neither.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ PROOF_TOLERANCE = 1e-6
 
 
 INTERRUPTED = "interrupted"
-"""In the method of an answer: the user stopped the search, which gave the best choice that it had, with the bound that it had."""
+"""Part of the method of an answer, if it was interrupted.
+
+The user stopped the search, which gave the best choice that it had, with the bound that it had.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +55,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Proof that no legal choice fits. `peak_bytes`: every legal choice needs at least that much; None: there is no legal choice at all.
+    """Proof that no legal choice fits.
 
-    `found_bytes`, where it is there: the least that a program takes of those that were found. Then the proof is one of rows, which count
-    somewhat else than programs hold: that nothing fits, and `peak_bytes`, are likely and not proven.
+    `peak_bytes`: every legal choice needs at least that much; None: there is no legal choice at all.
+
+    `found_bytes`, where it is there: the least that a program takes of those that were found. Then the proof is one of
+    rows, which count somewhat else than programs hold: that nothing fits, and `peak_bytes`, are likely and not proven.
     """
 
     peak_bytes: float | None
@@ -63,7 +71,8 @@ class Infeasible:
 class Unsolved:
     """The step budget was spent without an answer, and without a proof that there is none.
 
-    `bound`: no choice that fits costs less (seconds). `peak_bytes`: the least peak of the choices that were found, if any was.
+    `bound`: no choice that fits costs less (seconds). `peak_bytes`: the least peak of the choices that were found, if
+    any was.
     """
 
     bound: float

@@ -1,4 +1,4 @@
-"""Every choice tried: the truth that the other solvers are tested against, and the quickest way through a handful of nodes."""
+"""Every choice tried: the truth that other solvers are tested against, and the quickest for a handful of nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def choice_peaks(problem: Problem, choices: Ints) -> Floats:
 
 
 def brute_force(problem: Problem, budget_bytes: float | None = None) -> Answer | None:
-    """Returns the cheapest legal choice that fits the budget, or None if there is none; equal costs: the smallest choice, node by node.
+    """Returns the cheapest legal choice that fits the budget, or None if there is none.
+
+    Of equal costs it is the smallest choice, node by node.
 
     Raises:
         ValueError: more than `MAX_CHOICES` choices.

@@ -1,10 +1,14 @@
-"""The best choice with some nodes held at a state, for one such question after another: elimination once, and then only what changes.
+"""The best choice with some nodes fixed at a state, for one such question after another.
 
-Elimination is a tree: the table that removing a node makes (`rhino.strategies.solver.elimination.by_node`) is read where the first of its
-neighbours is removed. Holding a node changes the tables on its way to the root, and those alone are made again; from there the choice is
-read back as far as it differs. So a question takes milliseconds where the whole search takes seconds, and its answer is the optimum.
+Elimination runs once; after that only what changes is computed again.
 
-Among states of a few only (`masks`) what is found is an upper bound. A held node may take a state that is not among them.
+Elimination is a tree: the table that removing a node makes (`rhino.strategies.solver.elimination.by_node`) is read
+where the first of its neighbours is removed. Holding a node changes the tables on its way to the root, and those alone
+are made again; from there the choice is read back as far as it differs. So a question takes milliseconds where the
+whole search takes seconds, and its answer is the optimum.
+
+Among states of a few only (`masks`) what is found is an upper bound. A held node may take a state that is not among
+them.
 
 Source: bucket elimination with evidence (Dechter 1999).
 """
@@ -31,7 +35,10 @@ _Edge = tuple[int, Floats]
 
 @dataclass(eq=False)
 class _Hold:
-    """One question: the state of each held node, and the tables that are other than without it, by place in the order of removal."""
+    """One question: the state of each fixed node, and the tables that differ from those without it.
+
+    The tables are by place in the order of removal.
+    """
 
     taken: dict[int, int]
     fresh: dict[int, Floats] = field(default_factory=dict)
@@ -42,7 +49,10 @@ class HeldChoices:
     """The choice of a problem that is best without questions (`value`, `states` [nodes]), and how it changes."""
 
     def __init__(self, problem: Problem, near: Ints, max_entries: int, masks: Sequence[Mask] | None = None) -> None:
-        """Of choices that are equally good, what is like `near` [nodes] is taken. Raises TooWideError for tables of more entries."""
+        """Of choices that are equally good, what is like `near` [nodes] is taken.
+
+        Raises TooWideError for tables of more entries.
+        """
         store = TableStore()
         elimination = Elimination(problem, store, masks=masks)
         self.problem, self.masks = problem, list(elimination.masks)
@@ -53,14 +63,18 @@ class HeldChoices:
         self.place = {scope[0]: place for place, scope in enumerate(self.scopes)}
         self.parents = [min((self.place[node] for node in scope[1:]), default=-1) for scope in self.scopes]
         self.children: list[list[int]] = [[] for _ in self.scopes]
-        self.readers: list[list[int]] = [[] for _ in self.scopes]  # of a node: the places whose tables have it as a neighbour
+        self.readers: list[list[int]] = [
+            [] for _ in self.scopes
+        ]  # of a node: the places whose tables have it as a neighbour
         for place, (scope, parent) in enumerate(zip(self.scopes, self.parents, strict=True)):
             if parent >= 0:
                 self.children[parent].append(place)
             for node in scope[1:]:
                 self.readers[node].append(place)
         self.edges: list[list[_Edge]] = [[] for _ in self.scopes]
-        for u, v, number in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), problem.edge_table.tolist(), strict=True):
+        for u, v, number in zip(
+            problem.edge_u.tolist(), problem.edge_v.tolist(), problem.edge_table.tolist(), strict=True
+        ):
             table = problem.tables[number]
             first, other, own = (u, v, table) if self.place[u] < self.place[v] else (v, u, table.T)
             self.edges[self.place[first]].append((other, own))
@@ -72,7 +86,10 @@ class HeldChoices:
         self.states = states
 
     def hold(self, nodes: Iterable[int], state: int) -> tuple[float, Ints]:
-        """Returns the least value with `nodes` at `state`, and a choice [nodes] of that value; infinite where there is none."""
+        """Returns the least value with `nodes` at `state`, and a choice [nodes] of that value.
+
+        The value is infinite where there is none.
+        """
         one = _Hold(dict.fromkeys(nodes, state))
         value = self._raise_tables(one)
         states = self.states.copy()
@@ -86,7 +103,9 @@ class HeldChoices:
         """Makes again the tables that holding changes; returns the value then."""
         value = self.value
         places = {self.place[node] for node in one.taken}
-        places |= {place for node, state in one.taken.items() if state not in self.masks[node] for place in self.readers[node]}
+        places |= {
+            place for node, state in one.taken.items() if state not in self.masks[node] for place in self.readers[node]
+        }
         heap = sorted(places)
         while heap:
             place = heapq.heappop(heap)
@@ -143,7 +162,10 @@ class HeldChoices:
         return table
 
     def _best(self, place: int, one: _Hold) -> int:
-        """Returns the best state of the node that is removed at a place, given those of its neighbours; where equally good, as it was."""
+        """Returns the best state of the node that is removed at a place, given those of its neighbours.
+
+        Of equally good states it is the one that the node had.
+        """
         node, problem = self.scopes[place][0], self.problem
         options = self._options(node, one)
         costs: Floats = problem.tables[problem.node_table[node]][list(options)]
@@ -153,7 +175,9 @@ class HeldChoices:
             index: list[slice | int] = []
             for other in self.scopes[child][1:]:
                 chosen = one.picked.get(other, int(self.states[other]))
-                index.append(slice(None) if other == node else 0 if other in one.taken else self.masks[other].index(chosen))
+                index.append(
+                    slice(None) if other == node else 0 if other in one.taken else self.masks[other].index(chosen)
+                )
             costs = costs + self._table(child, one)[tuple(index)]
         best, old = int(costs.argmin()), int(self.states[node])
         if old in options and costs[options.index(old)] <= costs[best] + _TIE * abs(self.value):

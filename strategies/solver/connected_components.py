@@ -10,7 +10,7 @@ from rhino.ir.arrays import Ints
 
 
 def components(num: int, pairs: Sequence[tuple[int, int]] | Ints) -> Ints:
-    """Returns the number of the connected component of each of `num` things, where the things of each pair [pairs, 2] are connected."""
+    """Returns the component number of each of `num` things, where the things of each pair [pairs, 2] are connected."""
     u, v = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     label = np.arange(num)
     while True:  # everything takes the least label about it, and the label of that: twice as far every time

@@ -1,11 +1,14 @@
-"""The choice to be made, as plain tables: nodes with states, edges with cost matrices, and what each choice keeps in memory.
+"""The choice to be made, as plain tables.
+
+A problem has nodes with states, edges with cost matrices, and what each choice keeps in memory.
 
     minimise   sum_u cost_u[x_u]  +  sum_(u,v) cost_uv[x_u, x_v]
     such that  for every time t:  base[t] + sum of the bytes of all residents alive at t  <=  budget
 
-A node is an op, an argument or a returned value, a state is a sharding strategy, an edge is a value from its producer to one consumer:
-Rhino section 4.2. A pair of states that is not legal has infinite cost; such a pair gets no variable in any solver and no place in any sum.
-Tables are shared between alike nodes (a tuple of tables and an index for each node), which is what makes alike layers cheap.
+A node is an op, an argument or a returned value, a state is a sharding strategy, an edge is a value from its producer
+to one consumer: Rhino section 4.2. A pair of states that is not legal has infinite cost; such a pair gets no variable
+in any solver and no place in any sum. Tables are shared between alike nodes (a tuple of tables and an index for each
+node), which is what makes alike layers cheap.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ SUM_TOLERANCE = 1e-13
 class Residents:
     """Tensors that take memory between two times, by who decides their size.
 
-    Shapes: all [residents]. `owner` is a node or an edge, `table` indexes `Problem.tables`: bytes per device by state [states of the node],
-    or by the states of both ends [states of u, states of v]. Alive at times `start .. end`, both included.
+    Shapes: all [residents]. `owner` is a node or an edge, `table` indexes `Problem.tables`: bytes per device by state
+    [states of the node], or by the states of both ends [states of u, states of v]. Alive at times `start .. end`, both
+    included.
     """
 
     owner: Ints
@@ -58,9 +62,10 @@ class Problem:
     """One choice problem.
 
     Shapes: `node_table` [nodes], `edge_u`, `edge_v`, `edge_table` [edges] with edge_u < edge_v and no pair twice;
-    `tables[node_table[u]]` is [states of u], `tables[edge_table[e]]` is [states of u, states of v].
-    Units: costs in seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive
-    whatever is chosen. `coordinates[u]` [states of u, axes], where given, is what each state chooses along each mesh axis.
+    `tables[node_table[u]]` is [states of u], `tables[edge_table[e]]` is [states of u, states of v]. Units: costs in
+    seconds, memory in bytes per device. `num_times` is the length of the schedule, `base_bytes` [times] what is alive
+    whatever is chosen. `coordinates[u]` [states of u, axes], where given, is what each state chooses along each mesh
+    axis.
     """
 
     tables: tuple[Floats, ...]
@@ -103,9 +108,14 @@ class Problem:
         return found
 
     def edge_entries(self, tables: Ints, edges: Ints, states_u: Ints, states_v: Ints) -> Floats:
-        """Returns an entry of each of `tables` [n], by the states of both ends of `edges` [n] in two choices [nodes]."""
+        """Returns an entry of each of `tables` [n], by the states of both ends of `edges` [n].
+
+        Each end has its state in one of two choices [nodes].
+        """
         values, start, columns = self._flat
-        found: Floats = values[start[tables] + states_u[self.edge_u[edges]] * columns[tables] + states_v[self.edge_v[edges]]]
+        found: Floats = values[
+            start[tables] + states_u[self.edge_u[edges]] * columns[tables] + states_v[self.edge_v[edges]]
+        ]
         return found
 
     def cost(self, states: Sequence[int] | Ints) -> float:
@@ -116,7 +126,10 @@ class Problem:
         return float(nodes.sum() + edges.sum())
 
     def least_memory(self) -> Floats:
-        """Returns what is alive at every time at least [times], whatever is chosen: each resident of a node at its least size."""
+        """Returns what is alive at every time at least [times], whatever is chosen.
+
+        Each resident of a node counts at its least size.
+        """
         residents = self.node_residents
         sizes = np.array([self.tables[table].min() for table in residents.table.tolist()])
         change = np.zeros(self.num_times + 1)
@@ -150,7 +163,10 @@ def spread(first: Ints, sizes: Ints) -> Ints:
 
 
 def as_sum(table: Floats) -> tuple[Floats, Floats] | None:
-    """Returns f, g with table[a, b] = f[a] + g[b], infinite for a row or column of illegal pairs only, or None if it is no such sum."""
+    """Returns f, g with table[a, b] = f[a] + g[b], or None if the table is no such sum.
+
+    They are infinite for a row or column of illegal pairs only.
+    """
     legal: Bools = np.isfinite(table)
     rows, columns = np.asarray(legal.any(axis=1)), np.asarray(legal.any(axis=0))
     if not rows.any() or not (legal == np.outer(rows, columns)).all():

@@ -1,8 +1,9 @@
 """The whole search: the optimum, if it fits the memory of a device; else the best that does, with a proven bound.
 
-Without a budget (or where the optimum fits anyway) the answer is what `strategies/solver/solver.py` finds, with its bound. Where that does
-not fit, `strategies/solver/dual/memory_prices.py` takes over. Limits are steps (solves), never seconds: the same problem gives the same
-answer. A search that is interrupted (Ctrl-C) gives the best choice it has, if it has one that fits, with the bound that it has.
+Without a budget (or where the optimum fits anyway) the answer is what `strategies/solver/solver.py` finds, with its
+bound. Where that does not fit, `strategies/solver/dual/memory_prices.py` takes over. Limits are steps (solves), never
+seconds: the same problem gives the same answer. A search that is interrupted (Ctrl-C) gives the best choice it has, if
+it has one that fits, with the bound that it has.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Search:
         return self.solver.reduce()
 
     def run(self, budget_bytes: float | None, first: Reduced | None = None) -> Outcome:
-        """Returns the best choice under the budget, with a bound; or what stands against one. `first` is what `reduce` returned."""
+        """Returns the best choice under the budget, with a bound; or what stands against one.
+
+        `first` is what `reduce` returned.
+        """
         free = self.free(budget_bytes, first)
         return self.within(budget_bytes, free) if isinstance(free, Answer) and budget_bytes is not None else free
 
@@ -58,7 +62,10 @@ class Search:
         return self.first.bound
 
     def remember(self, problem: Problem) -> None:
-        """Takes up what choices keep in memory: `problem` is what there was, with residents and tables for them behind the others."""
+        """Takes up what choices keep in memory.
+
+        `problem` is what there was, with residents and tables for them behind the others.
+        """
         self.problem = self.solver.problem = problem
         self.columns = []
 
@@ -87,7 +94,7 @@ class Search:
         """Returns the best choice under the budget, from the one without (`free`), which this search has found."""
         if free.peak_bytes <= budget_bytes:
             return free
-        from rhino.strategies.solver.dual.memory_prices import PricedSearch  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+        from rhino.strategies.solver.dual.memory_prices import PricedSearch  # noqa: PLC0415 - loads LP solvers
 
         try:
             return PricedSearch(self.solver, budget_bytes, free, self.columns).run()
@@ -95,7 +102,7 @@ class Search:
             return Unsolved(-np.inf)
 
     def smallest(self, count: int) -> list[Answer]:
-        """Returns the choices of least memory that searches under a budget have found, at most so many, the smallest first.
+        """Returns at most so many choices of least memory found under a budget, the smallest first.
 
         Their bound is that of all choices, whatever these keep.
         """

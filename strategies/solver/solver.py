@@ -1,7 +1,10 @@
-"""Solve a choice problem at given prices of memory: exactly by elimination, or near a bound where tables would grow too wide.
+"""Solve a choice problem at given prices of memory.
 
-Along one mesh axis elimination has always been enough. On several axes the states of a node are those of each axis multiplied, and its
-tables often too wide; then `rhino.strategies.solver.dual.wide` finds a choice, and a bound on the cost of every choice.
+The solution is exact by elimination, or near a bound where tables would grow too wide.
+
+Along one mesh axis elimination has always been enough. On several axes the states of a node are those of each axis
+multiplied, and its tables often too wide; then `rhino.strategies.solver.dual.wide` finds a choice, and a bound on the
+cost of every choice.
 """
 
 from __future__ import annotations
@@ -26,16 +29,21 @@ Prices = dict[int, float]
 
 
 _OF_GAP = 0.1
-"""The share of the gap at which a search is content that a solve at prices may leave, for the gap of prices comes on top."""
+"""The share of the gap at which a search is content that a solve at prices may leave.
+
+The gap of prices comes on top.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a search may go, in steps: solves at prices, entries of one table, states up to which a problem is finished by MILP.
+    """How far a search may go, in steps.
 
-    `gap` is the share of the cost at which a search is content. A search ends without an answer once its bound reaches `cutoff` (seconds):
-    nothing that slow is asked for. Where tables are too wide, alike places are told apart by so many `rounds`
-    of refinement, one after the other, with at most so many `passes` of an ascent at each.
+    Steps are solves at prices, entries of one table, and states up to which a problem is finished by MILP.
+
+    `gap` is the share of the cost at which a search is content. A search ends without an answer once its bound reaches
+    `cutoff` (seconds): nothing that slow is asked for. Where tables are too wide, alike places are told apart by so
+    many `rounds` of refinement, one after the other, with at most so many `passes` of an ascent at each.
     """
 
     prices: int = 40
@@ -65,8 +73,8 @@ class Statistics:
 class Reduced:
     """A problem at some prices, after the exact reductions: what is left is its core.
 
-    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. Solving it may end once the
-    bound reaches `cutoff`, and accepts an optimality gap of the share `gap`.
+    `offset` is what the prices charge for memory that is there whatever is chosen, less the budget, in seconds. Solving
+    it may end once the bound reaches `cutoff`, and accepts an optimality gap of the share `gap`.
     """
 
     elimination: AnyElimination
@@ -77,7 +85,7 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
-    """The best choice found [nodes], its value at the prices, and a lower bound on the value of every choice, in seconds.
+    """The best choice found [nodes], its value at the prices, and a lower bound on all choices' values, in seconds.
 
     `left` is what is left of the problem, where more can be proven of it or found.
     """
@@ -90,9 +98,10 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Left:
-    """A search that has not come to its end: on the nodes that are left of an elimination, at a cost of `base` seconds for the others.
+    """A search that has not come to its end.
 
-    `finer`: in which refinements the bound may be raised further.
+    It is on the nodes that are left of an elimination, at a cost of `base` seconds for the others. `finer` says in
+    which refinements the bound may be raised further.
     """
 
     elimination: AnyElimination
@@ -112,8 +121,8 @@ class Left:
 class Solver:
     """Solves one problem at one price after the other.
 
-    Solves without prices share tables and remembered operations (`store`). At other prices hardly a table is the same, and those of one
-    solve take up to gigabytes: they go with it.
+    Solves without prices share tables and remembered operations (`store`). At other prices hardly a table is the same,
+    and those of one solve take up to gigabytes: they go with it.
     """
 
     problem: Problem
@@ -121,8 +130,10 @@ class Solver:
     store: TableStore = field(default_factory=TableStore)
     statistics: Statistics = field(default_factory=Statistics)
     order: list[int] | None = None
-    """The order in which the first solve removed the nodes; prices change tables, not the graph, so later solves follow it (in batches it
-    is found anew)."""
+    """The order in which the first solve removed the nodes.
+
+    Prices change tables, not the graph, so later solves follow it (in batches it is found anew).
+    """
     is_wide: bool = False
     """Whether elimination was found to be too wide."""
     last: Ints | None = None
@@ -137,9 +148,10 @@ class Solver:
         return "prices and sweeps" if self.is_wide else "elimination"
 
     def reduce(self, prices: Prices | None = None, budget_bytes: float = 0.0, costs: bool = True) -> Reduced:
-        """Returns the problem at `prices`, without dominated states, and for the first solve without nodes of degree 0, 1 and 2.
+        """Returns the problem at `prices`, without dominated states.
 
-        With `costs` off, the prices are all that is charged.
+        For the first solve it is also without nodes of degree 0, 1 and 2. With `costs` off, the prices are all that is
+        charged.
         """
         prices = prices or {}
         store = TableStore() if prices else self.store
@@ -151,7 +163,7 @@ class Solver:
         return Reduced(elimination, offset, gap, self.limits.cutoff if costs else np.inf)
 
     def _eliminated(self, store: TableStore, node_costs: Ints, edge_costs: Ints) -> tuple[AnyElimination, int]:
-        """Returns an elimination with these tables, after the exact reductions, and how many states were dropped at first."""
+        """Returns an elimination with these tables after exact reductions, and how many states were dropped first."""
         elimination = elimination_of(self.problem, store, node_costs, edge_costs)
         dropped = elimination.drop_dominated()
         if self.order is None:
@@ -166,18 +178,25 @@ class Solver:
         base = np.array([store.intern(table) for table in problem.tables], dtype=np.int64)
         plain = base if costs else each(base[:, None], lambda table: store.scale(table, 0.0))
         node_costs, edge_costs = plain[problem.node_table], plain[problem.edge_table]
-        for residents, charged in ((problem.node_residents, node_costs), (problem.edge_residents, edge_costs)) if prices else ():
+        for residents, charged in (
+            ((problem.node_residents, node_costs), (problem.edge_residents, edge_costs)) if prices else ()
+        ):
             self._charge(store, charged, residents, base, prices)
         return node_costs, edge_costs
 
     @staticmethod
     def _charge(store: TableStore, charged: Ints, residents: Residents, base: Ints, prices: Prices) -> None:
-        """Adds the prices of residents to the tables `charged` [owners], one after the other; `base` [tables] are the numbers of tables."""
+        """Adds the prices of residents to the tables `charged` [owners], one after the other.
+
+        `base` [tables] are the numbers of tables.
+        """
         weight = _weights(residents, prices)
         rows = np.flatnonzero(weight)
         weights, number = np.unique(weight[rows], return_inverse=True)
         seconds = weights.tolist()
-        added = each(np.column_stack([base[residents.table[rows]], number]), lambda table, at: store.scale(table, seconds[at]))
+        added = each(
+            np.column_stack([base[residents.table[rows]], number]), lambda table, at: store.scale(table, seconds[at])
+        )
         owners = residents.owner[rows]
         turn = ranks(owners)
         for one in range(int(turn.max(initial=-1)) + 1):
@@ -186,16 +205,22 @@ class Solver:
 
     def _note(self, elimination: AnyElimination, dropped: int) -> None:
         core, s = elimination.core(), self.statistics
-        s.nodes, s.edges, s.states = self.problem.num_nodes, self.problem.num_edges, int(self.problem.num_states().sum())
+        s.nodes, s.edges, s.states = (
+            self.problem.num_nodes,
+            self.problem.num_edges,
+            int(self.problem.num_states().sum()),
+        )
         s.dropped_states, s.core_nodes, s.core_edges = dropped, len(core.nodes), core.num_edges
 
     def solve(self, reduced: Reduced) -> Solved:
-        """Returns the best choice of a reduced problem, with the bound that comes with it: its value, if it was found by elimination.
+        """Returns the best choice of a reduced problem, with the bound that comes with it.
 
-        The bound is infinite where nothing is legal. Where a gap is left, `tighten` may close it.
+        If elimination found the choice, the bound is its value. The bound is infinite where nothing is legal. Where a
+        gap is left, `tighten` may close it.
 
         Raises:
-            TooWideError: where nothing is said of mesh axes, and neither elimination nor MILP on the core has an answer in its limits.
+            TooWideError: where nothing is known of mesh axes, and neither elimination nor MILP on the core has an
+                answer in its limits.
         """
         self.statistics.solves += 1
         elimination, limit = reduced.elimination, self.limits.table_entries
@@ -246,7 +271,10 @@ class Solver:
         return solved
 
     def tighten(self, solved: Solved) -> Solved:
-        """Returns a better choice, or the same one, with a higher bound; what elimination found is as good as it gets."""
+        """Returns a better choice, or the same one, with a higher bound.
+
+        What elimination found is as good as it gets.
+        """
         if solved.left is None:
             return solved
         wide, passes = solved.left.wide, self.limits.passes
@@ -261,7 +289,10 @@ class Solver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Charged:
-    """The prices at the ends of edges at the end of an ascent, and the states that their nodes had then, as numbered in the problem."""
+    """The prices at the ends of edges after an ascent, and the states that their nodes had then.
+
+    States are numbered as in the problem.
+    """
 
     prices: dict[tuple[int, int], tuple[Floats, Floats]]
     masks: dict[int, Ints]
@@ -282,7 +313,9 @@ class _Charged:
             found = self.prices.get(ends)
             if found is None:
                 return None
-            first, second = (self.spread(n, price)[list(elimination.left(n))] for n, price in zip(ends, found, strict=True))
+            first, second = (
+                self.spread(n, price)[list(elimination.left(n))] for n, price in zip(ends, found, strict=True)
+            )
             return first, second
 
         return at
@@ -296,17 +329,22 @@ class _Charged:
 def _positions(elimination: AnyElimination, nodes: list[int], states: Ints) -> Ints:
     """Returns a choice of all nodes by the states that `nodes` have left; the first one where its own is gone."""
     left = [elimination.left(n) for n in nodes]
-    return np.array([mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64)
+    return np.array(
+        [mask.index(states[n]) if states[n] in mask else 0 for n, mask in zip(nodes, left, strict=True)], dtype=np.int64
+    )
 
 
 def _by_milp(elimination: AnyElimination, offset: float) -> Solved:
-    """Solves what is left of an elimination by MILP; its bound is the solver's. What costs besides comes on top: `offset`, in seconds."""
+    """Solves what is left of an elimination by MILP; its bound is the solver's.
+
+    What costs besides comes on top: `offset`, in seconds.
+    """
     elimination.remove_chains()
     nodes, problem = elimination.core_problem()
     base = elimination.constant + offset
     if not nodes:
         return Solved(elimination.read_back(), base, base)
-    from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads LP solvers, which most searches do not need
+    from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads LP solvers, seldom needed
 
     outcome = solve_milp(problem)
     if not isinstance(outcome, Answer):

@@ -1,13 +1,14 @@
 """What an axis is for, taken from the graph alone: no name and no position of a dim says that it is the batch.
 
-A *batch dim* is a dim of an argument that a step only reads (its inputs), or any dim that one of those becomes, if it nowhere becomes or
-meets a dim of an argument that is carried from step to step (parameters and what the optimizer keeps, whose buffers results take over).
-Dims become each other where a factor of an op's rule leads both; as loops and barriers pass values on, so do they their dims. What depends
-on constants alone ties nothing: it is computed for each reader. A sequence is a batch dim in this sense too, unless something carried has
-it (learned positions, say).
+A *batch dim* is a dim of an argument that a step only reads (its inputs), or any dim that one of those becomes, if it
+nowhere becomes or meets a dim of an argument that is carried from step to step (parameters and what the optimizer
+keeps, whose buffers results take over). Dims become each other where a factor of an op's rule leads both; as loops and
+barriers pass values on, so do they their dims. What depends on constants alone ties nothing: it is computed for each
+reader. A sequence is a batch dim in this sense too, unless something carried has it (learned positions, say).
 
-    "batch"   along the axis an op that has a batch factor is split by one or runs whole; what has a batch dim is split by one, or not.
-              Ops and tensors without are free: that is how parameters, their gradients and updates may be split.
+    "batch"   along the axis an op that has a batch factor is split by one or runs whole; what has a batch dim is split
+              by one, or not. Ops and tensors without are free: that is how parameters, their gradients and updates
+              may be split.
     "model"   along the axis no batch factor and no batch dim is split.
 """
 
@@ -31,7 +32,9 @@ class Roles:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.start = np.concatenate([[0], np.cumsum([len(graph.type_of(value).shape) for value in range(graph.num_values)])]).tolist()
+        self.start = np.concatenate(
+            [[0], np.cumsum([len(graph.type_of(value).shape) for value in range(graph.num_values)])]
+        ).tolist()
         self.leading: dict[int, list[list[tuple[int, int]]]] = {}
         """By class of ops: which factor leads each dim that has one, for each operand and each result."""
         made_by = [graph.cls(op).free for op in range(graph.num_ops)]
@@ -48,7 +51,12 @@ class Roles:
         self.group = components(self.start[-1], [(dims[0], other) for dims in joined for other in dims[1:]]).tolist()
         """Of every dim a number that it shares with the dims that it becomes or comes from."""
         inputs, carried = (
-            {self.group[dim] for number, a in enumerate(graph.arguments) if (a.alias is None) == reads for dim in self.dims(number)}
+            {
+                self.group[dim]
+                for number, a in enumerate(graph.arguments)
+                if (a.alias is None) == reads
+                for dim in self.dims(number)
+            }
             for reads in (True, False)
         )
         self._take(inputs - carried)
@@ -109,7 +117,10 @@ class Roles:
 
 def _leading(mapping: Mapping, rule: Rule) -> list[tuple[int, int]]:
     """Returns the dims of a tensor that a factor of more than one element leads, each with that factor."""
-    found = [(number, next((factor for factor in factors if rule.sizes[factor] > 1), None)) for number, factors in enumerate(mapping)]
+    found = [
+        (number, next((factor for factor in factors if rule.sizes[factor] > 1), None))
+        for number, factors in enumerate(mapping)
+    ]
     return [(number, factor) for number, factor in found if factor is not None]
 
 

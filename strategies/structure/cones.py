@@ -1,9 +1,9 @@
 """Cones: ops whose strategy follows from that of one op behind them (Rhino 4.3.2, level 1).
 
-A *cone root* is an op that reads several tensors. A cone is its root and what leads to it through ops that read one tensor at most, up to
-the roots in front. So that cones do not overlap, an op is a root too if its readers are in different cones, or if its result is read by
-no op, returned, or carried by a loop, or read in a loop that the op is not in. Within a cone every op but the root then has one reader
-or readers that all are in the cone.
+A *cone root* is an op that reads several tensors. A cone is its root and what leads to it through ops that read one
+tensor at most, up to the roots in front. So that cones do not overlap, an op is a root too if its readers are in
+different cones, or if its result is read by no op, returned, or carried by a loop, or read in a loop that the op is not
+in. Within a cone every op but the root then has one reader or readers that all are in the cone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _NONE, _SEVERAL = -1, -2
 class Cones:
     """The cones of a program.
 
-    Shapes: `number` [ops], in the order of their roots, -1 for an op that does not count in the flow; `root` [cones] is the op of each.
+    Shapes: `number` [ops], in the order of their roots, -1 for an op that does not count in the flow; `root` [cones] is
+    the op of each.
     """
 
     number: Ints
@@ -49,7 +50,7 @@ def cones_of(graph: Graph, flow: Flow) -> Cones:
 
 
 def _stands_alone(graph: Graph, flow: Flow) -> NDArray[np.bool_]:
-    """Returns, for each op, whether it reads several tensors, or gives one that has to lie as something else does [ops]."""
+    """Returns, for each op, whether it reads several tensors, or gives one whose layout is that of another [ops]."""
     distinct = np.unique(np.stack([flow.reader, flow.value]), axis=1)
     several = np.bincount(distinct[0], minlength=graph.num_ops) > 1
     carries = np.array([cls.name in (WHILE, YIELD) for cls in graph.classes], dtype=bool)[graph.op_class]

@@ -1,10 +1,11 @@
 """The critical path: when each op can run and must run, and the critical nodes (Rhino 4.3.1).
 
-An op's earliest time is how long the longest way to it takes, its latest time the one that delays nothing; moving data takes no time. The
-*backbone* is where both agree. *Critical nodes* are the compute-intensive ops on the backbone: those that run on matrix units.
+An op's earliest time is how long the longest way to it takes, its latest time the one that delays nothing; moving data
+takes no time. The *backbone* is where both agree. *Critical nodes* are the compute-intensive ops on the backbone: those
+that run on matrix units.
 
-In Rhino every op takes one unit of time. A normalisation beside two small matrix products is then the longer way, and the products are no
-critical nodes. Where they have to be found, only products take time.
+In Rhino every op takes one unit of time. A normalisation beside two small matrix products is then the longer way, and
+the products are no critical nodes. Where they have to be found, only products take time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class CriticalPath:
 
 
 def critical_path(graph: Graph, flow: Flow, only_products: bool = False) -> CriticalPath:
-    """Returns the times of every op of `graph`, in time linear in its uses; each op takes one unit, or else each product alone."""
+    """Returns the times of every op of `graph`, in time linear in its uses.
+
+    Each op takes one unit, or else each product alone.
+    """
     product = flow.counts & np.array([cls.name in PRODUCTS for cls in graph.classes], dtype=bool)[graph.op_class]
     duration = (product if only_products else flow.counts).astype(np.int64)
     earliest = _earliest(flow, duration)

@@ -1,8 +1,9 @@
 """Who needs whose result: the one relation behind critical paths, cones and segments.
 
-Left out is what ties no two decisions together, as it makes no edge of the choice problem either (strategies/sharding/choice_problem.py):
-free ops, scalars, and the ops that begin and end a loop. What a loop carries is, inside, what it started with and, behind it, what the body
-returned; so a reader is led to the op that made the value, through any number of loops, and program order stays a topological order.
+Left out is what ties no two decisions together, as it makes no edge of the choice problem either
+(strategies/sharding/choice_problem.py): free ops, scalars, and the ops that begin and end a loop. What a loop carries
+is, inside, what it started with and, behind it, what the body returned; so a reader is led to the op that made the
+value, through any number of loops, and program order stays a topological order.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from rhino.ir.graph.graph import WHILE, YIELD, Graph, Loop
 class Flow:
     """The reads that count.
 
-    Shapes: `counts` [ops] says which ops take part. Read number `e` is `reader[e]` taking `value[e]`, made by op `producer[e]` (-1: an
-    argument), as its operand number `operand[e]`; reads are in order of their readers, those of op `o` are `start[o] .. start[o + 1] - 1`.
+    Shapes: `counts` [ops] says which ops take part. Read number `e` is `reader[e]` taking `value[e]`, made by op
+    `producer[e]` (-1: an argument), as its operand number `operand[e]`; reads are in order of their readers, those of
+    op `o` are `start[o] .. start[o + 1] - 1`.
     """
 
     counts: NDArray[np.bool_]
@@ -34,7 +36,9 @@ class Flow:
 
 def flow_of(graph: Graph) -> Flow:
     """Returns the reads of `graph` that count."""
-    counts = np.array([not cls.free and cls.name not in (WHILE, YIELD) for cls in graph.classes], dtype=bool)[graph.op_class]
+    counts = np.array([not cls.free and cls.name not in (WHILE, YIELD) for cls in graph.classes], dtype=bool)[
+        graph.op_class
+    ]
     reader, value = values_read(graph)
     operand = np.arange(len(reader)) - graph.use_start[reader]
     producer = graph.value_op[value]

@@ -1,7 +1,10 @@
-"""Which dims an op changes together: the factors of its sharding rule, as links between dims of its operands and results.
+"""Which dims an op changes together.
 
-Whoever stores a dim in another form (seen as blocks, or padded) brings it to every dim in a link, or ends at the op. What a loop carries is
-one value in storage, and so are an argument and the result that takes over its buffer: a *tie* stands for that like an op.
+They are the factors of its sharding rule, as links between dims of its operands and results.
+
+Whoever stores a dim in another form (seen as blocks, or padded) brings it to every dim in a link, or ends at the op.
+What a loop carries is one value in storage, and so are an argument and the result that takes over its buffer: a *tie*
+stands for that like an op.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A dim of one tensor of an op in a link: a part of the link's dim from `offset` on, `scale` elements for each element of the link."""
+    """A dim of one tensor of an op in a link.
+
+    It is a part of the link's dim from `offset` on, with `scale` elements for each element of the link.
+    """
 
     tensor: int
     dim: int
@@ -56,12 +62,17 @@ class Links:
     def __post_init__(self) -> None:
         graph = self.graph
         self.ties: dict[int, tuple[tuple[int, int], ...]] = {}
-        """Pairs of (other, anchor), values that are one in storage: what a loop carries, a returned value and the argument it becomes."""
+        """Pairs of (other, anchor), values that are one in storage.
+
+        Such a pair is what a loop carries, or a returned value and the argument that it becomes.
+        """
         for loop in graph.loops:
             carried = graph.results(loop.op)
             for op in (loop.op, loop.end):
                 self.ties[op] = tuple(zip(graph.operands(op).tolist(), carried, strict=True))
-        aliases = [(graph.returns[arg.alias], index) for index, arg in enumerate(graph.arguments) if arg.alias is not None]
+        aliases = [
+            (graph.returns[arg.alias], index) for index, arg in enumerate(graph.arguments) if arg.alias is not None
+        ]
         self.ties |= {graph.num_ops + number: (pair,) for number, pair in enumerate(aliases)}
         self.touching: dict[int, list[int]] = defaultdict(list)
         """The ops and ties that have a value."""
@@ -87,7 +98,10 @@ class Links:
         return self._links[key]
 
     def grow(self, seed: Place, size: int, spread: Spread) -> dict[Place, int]:
-        """Returns all places that a number of a dim goes to, itself included; `spread` says how it goes on at a link."""
+        """Returns all places that a number of a dim goes to, itself included.
+
+        `spread` says how it goes on at a link.
+        """
         region = {seed: size}
         todo = [seed]
         while todo:
@@ -109,7 +123,9 @@ class Links:
             return _cut_links(self.cuts[op], shapes)
         rule = self.graph.cls(op).rule
         half = len(shapes) // 2
-        return _rule_links(rule, shapes) if rule is not None else _pair_links(shapes, [(t, t + half) for t in range(half)])
+        return (
+            _rule_links(rule, shapes) if rule is not None else _pair_links(shapes, [(t, t + half) for t in range(half)])
+        )
 
 
 def tensors_of(graph: Graph, op: int) -> list[int]:
@@ -126,7 +142,10 @@ def _cut_links(cut: Cut, shapes: Sequence[Sequence[int]]) -> tuple[Link, ...]:
     return tuple(
         (
             End(cut.whole, dim, size),
-            *(End(part, dim, shapes[part][dim], offset=at[dim]) for part, at in zip(cut.parts, cut.offsets, strict=True)),
+            *(
+                End(part, dim, shapes[part][dim], offset=at[dim])
+                for part, at in zip(cut.parts, cut.offsets, strict=True)
+            ),
         )
         for dim, size in enumerate(shapes[cut.whole])
     )

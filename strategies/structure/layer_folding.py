@@ -1,12 +1,13 @@
 """Alike layers one after the other, op by op, and a program that has fewer of them.
 
-The classes of a program's segments (strategies/structure/segment_folding.py) repeat where its layers do. A *stretch* is such a place:
-layers of as many segments each, with as many ops; what stands in a column is alike, and reads alike: each operand of a column is made by
-one other column of its own layer, of the layer before or of the one behind it, or comes from outside; an argument is read by one layer or
-by all. Where that does not hold there is no stretch.
+The classes of a program's segments (strategies/structure/segment_folding.py) repeat where its layers do. A *stretch* is
+such a place: layers of as many segments each, with as many ops; what stands in a column is alike, and reads alike: each
+operand of a column is made by one other column of its own layer, of the layer before or of the one behind it, or comes
+from outside; an argument is read by one layer or by all. Where that does not hold there is no stretch.
 
-In a shorter program one layer stands for several neighbours, a *group*. It reads of the layer before what the group's first layer did, and
-of the layer behind what the group's last did, each where it is now: at the layer that stands for it.
+In a shorter program one layer stands for several neighbours, a *group*. It reads of the layer before what the group's
+first layer did, and of the layer behind what the group's last did, each where it is now: at the layer that stands for
+it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _ELSEWHERE: Final = 2
 class Stretch:
     """Alike layers.
 
-    Shapes: `ops` [layers, columns], layers in the order of the model; `reads` [layers, operands of a layer], the values that they read, of
-    one column after the other; `way` [operands of a layer], how many layers away each is made.
+    Shapes: `ops` [layers, columns], layers in the order of the model; `reads` [layers, operands of a layer], the values
+    that they read, of one column after the other; `way` [operands of a layer], how many layers away each is made.
     """
 
     ops: Ints
@@ -47,9 +48,10 @@ class Stretch:
 class Shorter:
     """A program with fewer layers.
 
-    Shapes: `kept` [ops] says which ops it has, and `order` in which order, each after what it reads; `uses` [uses] what each of their uses
-    reads, `group` [ops] and `argument_group` [arguments] the group of each, -1 for none; `size` [groups] how many layers each group has;
-    `is_back` [ops] in which ops later layers come first; `returned` which results it has.
+    Shapes: `kept` [ops] says which ops it has, and `order` in which order, each after what it reads; `uses` [uses] what
+    each of their uses reads, `group` [ops] and `argument_group` [arguments] the group of each, -1 for none; `size`
+    [groups] how many layers each group has; `is_back` [ops] in which ops later layers come first; `returned` which
+    results it has.
     """
 
     kept: Bools
@@ -86,7 +88,10 @@ def stretches_of(graph: Graph, least: int) -> list[Stretch]:
 
 
 def _repeats(fold: Ints, least: int) -> list[tuple[int, int, int]]:
-    """Returns where classes repeat at least so often: the first segment, how many make a layer, and how many layers there are."""
+    """Returns where classes repeat at least so often.
+
+    The result is the first segment, how many make a layer, and how many layers there are.
+    """
     found, waiting = [], [(0, len(fold))]
     while waiting:
         begin, end = waiting.pop()
@@ -115,7 +120,9 @@ def _stretch(graph: Graph, ops: Ints) -> Stretch | None:
     if (graph.op_class[ops] != graph.op_class[ops[0]]).any():
         return None
     num_layers, num_columns = ops.shape
-    layer, column = (np.full(graph.num_ops + 1, OUTSIDE, dtype=np.int64) for _ in range(2))  # the last place is that of no op
+    layer, column = (
+        np.full(graph.num_ops + 1, OUTSIDE, dtype=np.int64) for _ in range(2)
+    )  # the last place is that of no op
     layer[ops], column[ops] = np.arange(num_layers)[:, None], np.arange(num_columns)
     reads = np.array([np.concatenate([graph.operands(op) for op in row]) for row in ops.tolist()], dtype=np.int64)
     made = graph.value_op[reads]
@@ -145,12 +152,14 @@ def _given_apart(graph: Graph, reads: Ints) -> Bools:
 def shorten(graph: Graph, stretches: list[Stretch], num_groups: int) -> Shorter | None:
     """Returns a program in which each stretch has so many layers; None where there is none.
 
-    There two ops would each read what follows from the other, or something else reads a layer's argument too: that would be two arguments,
-    free to lie in two ways, as it would be where several layers read it.
+    There two ops would each read what follows from the other, or something else reads a layer's argument too: that
+    would be two arguments, free to lie in two ways, as it would be where several layers read it.
     """
     stands = np.arange(graph.num_ops)
     kept, is_back = np.ones(graph.num_ops, dtype=bool), np.zeros(graph.num_ops, dtype=bool)
-    group, argument_group = (np.full(number, OUTSIDE, dtype=np.int64) for number in (graph.num_ops, len(graph.arguments)))
+    group, argument_group = (
+        np.full(number, OUTSIDE, dtype=np.int64) for number in (graph.num_ops, len(graph.arguments))
+    )
     left_out = np.zeros(len(graph.arguments), dtype=bool)
     sizes: list[int] = []
     for stretch in stretches:
@@ -186,19 +195,24 @@ def _read_of_groups(graph: Graph, stretch: Stretch, group: Ints, uses: Ints) -> 
     for layer, behind in zip(standing, [*standing[1:], num_layers], strict=True):
         reads = stretch.reads[layer].copy()
         reads[stretch.way == 1] = stretch.reads[behind - 1][stretch.way == 1]  # the standing layer is its group's first
-        places = np.concatenate([np.arange(graph.use_start[op], graph.use_start[op + 1]) for op in stretch.ops[layer].tolist()])
+        places = np.concatenate(
+            [np.arange(graph.use_start[op], graph.use_start[op + 1]) for op in stretch.ops[layer].tolist()]
+        )
         uses[places] = reads
 
 
 def _arguments_of_groups(graph: Graph, stretch: Stretch, group: Ints, left_out: Bools, argument_group: Ints) -> None:
-    """Writes whose the arguments are that not all layers read, and which of them are those of layers that are left out."""
+    """Writes whose the arguments are that not all layers read, and which are those of layers that are left out."""
     for row, reads in zip(stretch.ops, stretch.reads[:, _given_apart(graph, stretch.reads)], strict=True):
         left_out[reads] |= group[row[0]] == OUTSIDE
         argument_group[reads] = group[row[0]]
 
 
 def _in_order(graph: Graph, kept: Bools, uses: Ints) -> tuple[int, ...] | None:
-    """Returns the kept ops in program order, but for what is read by ones that stood before it; None where there is no order."""
+    """Returns the kept ops in program order, but for what is read by ones that stood before it.
+
+    The result is None where there is no order.
+    """
     makers = graph.value_op[uses].tolist()
     start = graph.use_start.tolist()
     found: dict[int, bool] = {}

@@ -16,14 +16,17 @@ def regions(graph: Graph) -> list[int]:
 
 
 def level_reader(region: Sequence[int], op: int, home: int) -> int:
-    """Returns what reads a value that `home` makes, at the level of that: `op`, or the loop around it; -1 in a loop that carries it."""
+    """Returns what reads a value that `home` makes, at the level of that: `op`, or the loop around it.
+
+    The result is -1 in a loop that carries the value.
+    """
     while op >= 0 and region[op] != region[home]:
         op = region[op]
     return -1 if op == home else op
 
 
 def post_order(root: int, below: Callable[[int], Iterable[int]]) -> list[int]:
-    """Returns all nodes below `root` and `root` itself, each after those below it, in the order in which they are visited."""
+    """Returns `root` and all nodes below it, each after those below it, in the order in which they are visited."""
     result: list[int] = []
     seen = {root}
     stack = [(root, iter(below(root)))]

@@ -18,15 +18,18 @@ Groups = Sequence[tuple[int, ...]]
 def regrouped(
     graph: Graph, groups: Groups, classes: Sequence[OpClass], op_class: Sequence[int], operands: Sequence[Sequence[int]]
 ) -> Graph:
-    """Returns `graph` with each of `groups` as one op, which has the operands and results of them all, one after the other.
+    """Returns `graph` with each of `groups` as one op, with the operands and results of its ops one after the other.
 
-    Shapes: `op_class` [groups] are numbers of `classes`; `operands` [ops] those of each op of `graph`. Where ops stand for several layers,
-    each is a group of its own.
+    Shapes: `op_class` [groups] are numbers of `classes`; `operands` [ops] those of each op of `graph`. Where ops stand
+    for several layers, each is a group of its own.
     """
     found = [sum(len(graph.results(op)) for op in group) for group in groups]
     read = [[value for op in group for value in operands[op]] for group in groups]
     made = [*range(len(graph.arguments)), *chain.from_iterable(graph.results(op) for op in chain.from_iterable(groups))]
-    new, place = np.empty(len(made), dtype=np.int64), {op: number for number, group in enumerate(groups) for op in group}
+    new, place = (
+        np.empty(len(made), dtype=np.int64),
+        {op: number for number, group in enumerate(groups) for op in group},
+    )
     new[made] = np.arange(len(made))
     return replace(
         graph,

@@ -1,23 +1,26 @@
-"""Segments: the program cut at its critical nodes (Rhino 4.3.2), each with the backward and update ops that belong to it.
+"""Segments: the program cut at its critical nodes (Rhino 4.3.2), each with its backward and update ops.
 
-Critical nodes are found with products alone taking time (strategies/structure/critical_path.py); their times, in order, are the *cuts*. A
-training step goes down the model and back up, so it has cuts on both ways. The *turn* is the place between two cuts over which most tensors
-pass, from where they are made to where they are last read: there the backward pass has yet to read everything. It counts as one only if
-most arguments read before it are read again behind it, as parameters are; otherwise the program has one way. Of the cuts before the turn
-the last is left out, so that the last product, the loss and the first gradients stay together; the others are 0 .. n - 1, or all are where
-there is one way. Segment k ends with cut k, and segment n is what follows. Every op goes, by the graph alone,
+Critical nodes are found with products alone taking time (strategies/structure/critical_path.py); their times, in order,
+are the *cuts*. A training step goes down the model and back up, so it has cuts on both ways. The *turn* is the place
+between two cuts over which most tensors pass, from where they are made to where they are last read: there the backward
+pass has yet to read everything. It counts as one only if most arguments read before it are read again behind it, as
+parameters are; otherwise the program has one way. Of the cuts before the turn the last is left out, so that the last
+product, the loss and the first gradients stay together; the others are 0 .. n - 1, or all are where there is one way.
+Segment k ends with cut k, and segment n is what follows. Every op goes, by the graph alone,
 
-1. if one of these cuts needs it: to the first that does (what is computed early for a later layer belongs to that layer);
-2. else, if cuts lead to it but none behind the turn: to the segment behind the last of them, or to a later one that it reads from;
-3. else, if a cut behind the turn leads to it: to the earliest segment that it reads from. There an argument, or a tensor of the way down,
-   counts as of the last segment that needs it for a cut: a mask that all layers read says nothing of a gradient's layer, an activation
-   and a weight do;
-4. else, as no cut leads to it: to the earliest segment that reads it, be it through a scalar as the key of a random mask is; or if none
-   does, to the last; but never before one that it reads from.
+1. if one of these cuts needs it: to the first that does (what is computed early for a later layer belongs to that
+   layer);
+2. else, if cuts lead to it but none behind the turn: to the segment behind the last of them, or to a later one that it
+   reads from;
+3. else, if a cut behind the turn leads to it: to the earliest segment that it reads from. There an argument, or a
+   tensor of the way down, counts as of the last segment that needs it for a cut: a mask that all layers read says
+   nothing of a gradient's layer, an activation and a weight do;
+4. else, as no cut leads to it: to the earliest segment that reads it, be it through a scalar as the key of a random
+   mask is; or if none does, to the last; but never before one that it reads from.
 
 Otherwise only tensors are looked at: the norm by which all gradients are clipped, a scalar, ties no layer to another
-(strategies/structure/dependences.py). An op that does not count in the flow follows its readers and has no segment. Everything is linear in
-the number of uses.
+(strategies/structure/dependences.py). An op that does not count in the flow follows its readers and has no segment.
+Everything is linear in the number of uses.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ NONE = -1
 class Segments:
     """The program in segments, and which of them are alike.
 
-    Shapes: `number` [ops] is the segment of each op, -1 for one that does not count; `fold` [segments] is the class of each segment,
-    numbered in order of first appearance. Segments follow one another along the model; none is empty. `turns` says whether there is a
-    backward pass.
+    Shapes: `number` [ops] is the segment of each op, -1 for one that does not count; `fold` [segments] is the class of
+    each segment, numbered in order of first appearance. Segments follow one another along the model; none is empty.
+    `turns` says whether there is a backward pass.
     """
 
     number: Ints
@@ -76,7 +79,10 @@ def segments_between(graph: Graph, flow: Flow, path: CriticalPath) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """Where each op stands between the cuts [ops]: `after` cuts lead to it, and cut `before` is the first that it is or leads to."""
+    """Where each op stands between the cuts [ops].
+
+    `after` cuts lead to it, and cut `before` is the first that it is or leads to.
+    """
 
     num_cuts: int
     after: list[int]
@@ -137,7 +143,10 @@ def _homes(graph: Graph, flow: Flow, stages: _Stages, turn: int | None) -> list[
     last, back = (max(turn - 1, 0), turn + 1) if turn is not None else (stages.num_cuts, stages.num_cuts + 1)
     ways = list(zip(stages.after, stages.before, strict=True))
     rule = [1 if before < last else 3 if after >= back else 2 if after else 4 for after, before in ways]
-    home = [min(before if kind == 1 else after if kind == 2 else last, last) for kind, (after, before) in zip(rule, ways, strict=True)]
+    home = [
+        min(before if kind == 1 else after if kind == 2 else last, last)
+        for kind, (after, before) in zip(rule, ways, strict=True)
+    ]
     least = [segment if kind <= 2 else 0 for kind, segment in zip(rule, home, strict=True)]
     for reader, producer in _between_ops(flow):
         if rule[reader] in (2, 4):
@@ -153,7 +162,7 @@ def _homes(graph: Graph, flow: Flow, stages: _Stages, turn: int | None) -> list[
 
 
 def _told(graph: Graph, flow: Flow, rule: list[int], home: list[int], last: int) -> list[int]:
-    """Returns the segment that the tensors of each op, and behind them each argument, tell their readers in the backward pass (rule 3)."""
+    """Returns the segment that each op's tensors, then each argument, give their backward-pass readers (rule 3)."""
     source = np.where(flow.producer >= 0, flow.producer, graph.num_ops + flow.value)
     reads = list(zip(flow.reader.tolist(), source.tolist(), strict=True))
     told = [*home, *[NONE] * len(graph.arguments)]

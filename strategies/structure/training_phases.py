@@ -1,11 +1,13 @@
-"""The parts of a training step that stages know: a micro-batch's forward and backward, what comes after all of them, and what is free.
+"""The parts of a training step that stages know.
 
-A program without an accumulation loop is one micro-batch. There, what comes after is what updates arguments: behind the last product, what
-joins an argument to what follows from a product and leads to a result of the argument's type, what follows from such, and what leads to
-such alone. Arguments are those whose buffers results take over, if there are such.
+They are a micro-batch's forward and backward, what comes after all of them, and what is free.
 
-What follows from constants and counters of the loop alone is computed wherever it is read. Scalar arithmetic, and what spreads a scalar
-over a tensor, costs nothing either: who reads it reads in truth what it is made of.
+A program without an accumulation loop is one micro-batch. There, what comes after is what updates arguments: behind the
+last product, what joins an argument to what follows from a product and leads to a result of the argument's type, what
+follows from such, and what leads to such alone. Arguments are those whose buffers results take over, if there are such.
+
+What follows from constants and counters of the loop alone is computed wherever it is read. Scalar arithmetic, and what
+spreads a scalar over a tensor, costs nothing either: who reads it reads in truth what it is made of.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from rhino.strategies.cost.cost_model import PRODUCTS
 class TrainingPhases:
     """Which ops are in the micro-batch, and which come after all of them.
 
-    Shapes: `body`, `apply` [ops]; the accumulation loop itself, its return, and what comes before are in neither. `constant`, `free` [ops]:
-    what follows from constants and counters alone; that, and what else costs nothing. `seconds` [ops] is how long each takes, once per
-    micro-batch or, outside the loop, once. `loop` is None where there is none.
+    Shapes: `body`, `apply` [ops]; the accumulation loop itself, its return, and what comes before are in neither.
+    `constant`, `free` [ops]: what follows from constants and counters alone; that, and what else costs nothing.
+    `seconds` [ops] is how long each takes, once per micro-batch or, outside the loop, once. `loop` is None where there
+    is none.
     """
 
     loop: Loop | None
@@ -37,7 +40,10 @@ class TrainingPhases:
 
 
 def parts_of(graph: Graph, loop: Loop | None, seconds: Floats) -> TrainingPhases:
-    """Returns the parts of a program with this accumulation loop; `seconds` [ops] is how long each op takes in a step."""
+    """Returns the parts of a program with this accumulation loop.
+
+    `seconds` [ops] is how long each op takes in a step.
+    """
     op = np.arange(graph.num_ops)
     if loop is None:
         apply = _updates(graph)
@@ -56,13 +62,17 @@ def _updates(graph: Graph) -> Bools:
     """Returns which ops update arguments [ops]."""
     forward, follows = _leads_to_work(graph), _follows_work(graph)
     leads = _results_led_to(graph)
-    given = {number for number, argument in enumerate(graph.arguments) if argument.alias is not None} or set(range(len(graph.arguments)))
+    given = {number for number, argument in enumerate(graph.arguments) if argument.alias is not None} or set(
+        range(len(graph.arguments))
+    )
     found = np.zeros(graph.num_ops, dtype=bool)
     for op in np.flatnonzero(~forward & follows).tolist():
         for value in graph.operands(op).tolist():
             made_by, kind = int(graph.value_op[value]), int(graph.value_type[value])
             kept = value in given if made_by < 0 else not follows[made_by] and not graph.cls(made_by).free
-            found[op] |= (made_by >= 0 and bool(found[made_by])) or (kept and bool(graph.types[kind].shape) and kind in leads[op])
+            found[op] |= (made_by >= 0 and bool(found[made_by])) or (
+                kept and bool(graph.types[kind].shape) and kind in leads[op]
+            )
     readers = _readers(graph)
     for op in np.flatnonzero(~forward & ~found)[::-1].tolist():
         read_by = [reader for value in graph.results(op) for reader in readers[value]]
@@ -120,7 +130,10 @@ def _readers(graph: Graph) -> list[list[int]]:
 
 
 def _costless(graph: Graph, loop: Loop | None) -> tuple[Bools, Bools]:
-    """Returns which ops follow from constants and counters alone, and which cost nothing; none in loops of their own [ops]."""
+    """Returns which ops follow from constants and counters alone, and which cost nothing [ops].
+
+    Ops in loops of their own are neither.
+    """
     outside = np.ones(graph.num_ops, dtype=bool)
     for one in graph.loops:
         if loop is None or one.op != loop.op:
@@ -153,7 +166,10 @@ def counters_of(graph: Graph, loop: Loop | None) -> set[int]:
 
 
 def sources_of(graph: Graph, parts: TrainingPhases) -> list[tuple[int, ...]]:
-    """Returns the values that each value is in truth: itself, or where it costs nothing, what it is made of [values]."""
+    """Returns the values that each value is in truth [values].
+
+    That is the value itself, or where it costs nothing, what it is made of.
+    """
     counters = counters_of(graph, parts.loop)
     found: list[tuple[int, ...]] = [() if value in counters else (value,) for value in range(graph.num_values)]
     for op in np.flatnonzero(parts.free).tolist():

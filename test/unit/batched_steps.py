@@ -1,4 +1,7 @@
-"""Training steps that use a batch in one way each: what micro-batches have to keep. Every step is (function, state, batch)."""
+"""Training steps that use a batch in one way each: what micro-batches have to keep.
+
+Every step is (function, state, batch).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -58,14 +61,22 @@ def several_losses(p, batch):
         return e.mean() + 0.01 * auxiliary + 1e-3 * decay, (e, auxiliary)
 
     (total, (e, auxiliary)), grads = jax.value_and_grad(loss, has_aux=True)(p)
-    metrics = {"near": (e.sum(1) < 1.0).sum(), "worst": e.max(), "least": e.min(), "each": e.mean(1), "any": (e > 2.0).any()}
+    metrics = {
+        "near": (e.sum(1) < 1.0).sum(),
+        "worst": e.max(),
+        "least": e.min(),
+        "each": e.mean(1),
+        "any": (e > 2.0).any(),
+    }
     return descend(p, grads), (total, auxiliary, metrics)
 
 
 def counted(p, batch):
     """Means over the examples that count, how many being known when all of the batch is."""
     counts = (batch["y"][:, 0] > 0).astype(jnp.float32)
-    loss, grads = jax.value_and_grad(lambda p: (errors(p, batch).mean(1) * counts).sum() / jnp.maximum(counts.sum(), 1.0))(p)
+    loss, grads = jax.value_and_grad(
+        lambda p: (errors(p, batch).mean(1) * counts).sum() / jnp.maximum(counts.sum(), 1.0)
+    )(p)
     return descend(p, grads), (loss, counts.sum())
 
 
@@ -90,7 +101,9 @@ def dropped(p, batch):
     """Drops values by bits that are drawn for the whole batch."""
     key = jax.random.wrap_key_data(jnp.array([1, 2, 3, 4], jnp.uint32), impl="rbg")
     mask = jax.random.bernoulli(key, 0.7, (8, 10))
-    value, grads = jax.value_and_grad(lambda p: (jnp.where(mask, hidden(p, batch["x"]), 0.0) @ p["down"] - batch["y"]).sum() ** 1)(p)
+    value, grads = jax.value_and_grad(
+        lambda p: (jnp.where(mask, hidden(p, batch["x"]), 0.0) @ p["down"] - batch["y"]).sum() ** 1
+    )(p)
     return descend(p, grads, 0.01), value
 
 
@@ -117,7 +130,9 @@ def adam(state, batch):
     count = count + 1
     mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mu, grads)
     nu = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, nu, grads)
-    new = jax.tree.map(lambda a, m, v: a - 0.01 * m / (1 - 0.9**count) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-8), p, mu, nu)
+    new = jax.tree.map(
+        lambda a, m, v: a - 0.01 * m / (1 - 0.9**count) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-8), p, mu, nu
+    )
     return (new, mu, nu, count), loss
 
 
@@ -168,12 +183,17 @@ def remembered(state, batch):
 
 def rematerialized(p, batch):
     """Computes the hidden layer again for the backward pass."""
-    loss, grads = jax.value_and_grad(lambda p: ((jax.checkpoint(hidden)(p, batch["x"]) @ p["down"] - batch["y"]) ** 2).mean())(p)
+    loss, grads = jax.value_and_grad(
+        lambda p: ((jax.checkpoint(hidden)(p, batch["x"]) @ p["down"] - batch["y"]) ** 2).mean()
+    )(p)
     return descend(p, grads), loss
 
 
 def fenced(p, batch):
-    """Sums the batch behind a barrier that hands on a part of it too: the barrier stands in the micro-batches, and before them."""
+    """Sums the batch behind a barrier that hands on a part of it too.
+
+    There is a barrier in the micro-batches, and one before them.
+    """
 
     def loss(p):
         h, x = jax.lax.optimization_barrier((hidden(p, batch["x"]), batch["x"]))
@@ -220,7 +240,10 @@ def looked_up(p, batch):
 
 
 def placed(p, batch):
-    """Adds a table with a row for each example, and one that the places in the batch make; what scales them is returned."""
+    """Adds a table with a row for each example, and one that the places in the batch make.
+
+    It returns what scales them.
+    """
     table = jnp.asarray(jax.device_get(jax.random.normal(KEY, (8, 6))))
     scale = jnp.full((8, 6), 0.5)
     x = batch["x"] + scale * (table + jnp.sin(jnp.arange(48.0)).reshape(8, 6))
@@ -247,7 +270,12 @@ STEPS = {
     "scanned": (scanned, params(), BATCH),
     "adam": (
         adam,
-        (params(), jax.tree.map(jnp.zeros_like, params()), jax.tree.map(jnp.zeros_like, params()), jnp.zeros((), jnp.int32)),
+        (
+            params(),
+            jax.tree.map(jnp.zeros_like, params()),
+            jax.tree.map(jnp.zeros_like, params()),
+            jnp.zeros((), jnp.int32),
+        ),
         BATCH,
     ),
     "orthogonal": (orthogonal, params(), BATCH),
@@ -268,5 +296,7 @@ MEMORY = (remembered, (params(), jnp.zeros((8, 10))), BATCH)
 def text(step, *, donate=True):
     """The step as StableHLO."""
     function, state, batch = step
-    lowered = jax.jit(function, donate_argnums=0 if donate else ()).trace(state, batch).lower(lowering_platforms=("cpu",))
+    lowered = (
+        jax.jit(function, donate_argnums=0 if donate else ()).trace(state, batch).lower(lowering_platforms=("cpu",))
+    )
     return lowered.as_text(debug_info=True).encode()

@@ -24,7 +24,10 @@ def choice_of(text, size=2):
 
 
 def pick(choice, wanted=None, default=R):
-    """The states by (kind, number): specs that a node gives, or a strategy by needs and specs; the others give `default`."""
+    """The states by (kind, number): specs that a node gives, or a strategy by needs and specs.
+
+    All other nodes take `default`.
+    """
     states = []
     for node in choice.nodes:
         want = (wanted or {}).get((node.kind, node.number), default)
@@ -34,15 +37,18 @@ def pick(choice, wanted=None, default=R):
 
 
 FOUR = """func.func @main(%x: tensor<4x6xf32>, %w: tensor<6x8xf32>) -> tensor<4x6xf32> {
-  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
   %h = stablehlo.tanh %y : tensor<4x8xf32>
-  %z = stablehlo.dot_general %h, %w, contracting_dims = [1] x [1] : (tensor<4x8xf32>, tensor<6x8xf32>) -> tensor<4x6xf32>
+  %z = stablehlo.dot_general %h, %w, contracting_dims = [1] x [1]\
+ : (tensor<4x8xf32>, tensor<6x8xf32>) -> tensor<4x6xf32>
   %r = stablehlo.add %z, %x : tensor<4x6xf32>
   return %r : tensor<4x6xf32>
 }"""
 
 
-UPDATE = """func.func @main(%w: tensor<4x6xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<4x6xf32>) -> tensor<4x6xf32> {
+UPDATE = """func.func @main(%w: tensor<4x6xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<4x6xf32>)\
+ -> tensor<4x6xf32> {
   %n = stablehlo.subtract %w, %g : tensor<4x6xf32>
   return %n : tensor<4x6xf32>
 }"""
@@ -59,7 +65,8 @@ def loop(trips):
         stablehlo.return %more : tensor<i1>
       }} do {{
         %j = stablehlo.add %i, %one : tensor<i32>
-        %y = stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        %y = stablehlo.dot_general %v, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
         stablehlo.return %j, %y : tensor<i32>, tensor<4x8xf32>
       }}
       return %end#1 : tensor<4x8xf32>

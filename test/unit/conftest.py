@@ -7,8 +7,8 @@ import os
 
 FLAGS = (
     "--xla_force_host_platform_device_count=8",
-    # Compiling takes most of the time, and how XLA writes its loops is not tested here: a training step in a fifth of the time
-    # (jaxlib 0.10.2, 2 s to 0.4 s). Lit tests compile as users do.
+    # Compiling takes most of the time, and how XLA writes its loops is not tested here: a training step in a fifth of
+    # the time (jaxlib 0.10.2, 2 s to 0.4 s). Lit tests compile as users do.
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )

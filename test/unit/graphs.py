@@ -14,7 +14,9 @@ PRODUCT, CHEAP, PAIR, SOURCE = "stablehlo.dot_general", "stablehlo.tanh", "stabl
 def op_class(name, operands, results):
     """The class of an op whose operands and results are of the types numbered so."""
     types = [tuple(TYPES[number] for number in side) for side in (operands, results)]
-    return OpClass(name, *types, rule=None, reduction=None, linear=(), free=name == SOURCE, fusible=name == CHEAP, flops=4)
+    return OpClass(
+        name, *types, rule=None, reduction=None, linear=(), free=name == SOURCE, fusible=name == CHEAP, flops=4
+    )
 
 
 def graph_of(arguments, ops, returns, aliases=None):
@@ -30,7 +32,8 @@ def graph_of(arguments, ops, returns, aliases=None):
         value_type += results
         value_op += [number] * len(results)
     ints = [
-        np.array(side, dtype=np.int64) for side in (op_classes, use_start, uses, [*result_start, len(value_type)], value_type, value_op)
+        np.array(side, dtype=np.int64)
+        for side in (op_classes, use_start, uses, [*result_start, len(value_type)], value_type, value_op)
     ]
     named = tuple(Argument(f"arg{number}", (aliases or {}).get(number)) for number in range(len(arguments)))
     return Graph(tuple(classes), TYPES, *ints, named, tuple(returns), (None,) * len(returns), {})
@@ -45,7 +48,8 @@ def random_graph(seed, most=10):
         name = str(rng.choice([PRODUCT, CHEAP, CHEAP, PAIR, SOURCE], p=[0.3, 0.3, 0.2, 0.15, 0.05]))
         count = {PRODUCT: 2, SOURCE: 0}.get(name, int(rng.integers(1, 4)))
         operands = [
-            int(max(rng.integers(-3, len(types)), 0)) if rng.random() < 0.2 else int(rng.integers(len(types))) for _ in range(count)
+            int(max(rng.integers(-3, len(types)), 0)) if rng.random() < 0.2 else int(rng.integers(len(types)))
+            for _ in range(count)
         ]
         results = [int(rng.random() < 0.15) for _ in range(2 if name == PAIR else 1)]
         ops.append((name, operands, results))
@@ -55,7 +59,10 @@ def random_graph(seed, most=10):
 
 
 def shuffled(graph, seed):
-    """The same graph with arguments and ops in another order that runs, renamed; and where each op went [ops]. No loops."""
+    """The same graph with arguments and ops in another order that runs, renamed; and where each op went [ops].
+
+    The graph must have no loops.
+    """
     rng = np.random.default_rng(seed)
     missing = [set(graph.value_op[graph.operands(op)].tolist()) - {-1} for op in range(graph.num_ops)]
     readers = [[] for _ in missing]

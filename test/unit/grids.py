@@ -1,4 +1,4 @@
-"""A mesh of devices in numpy: which block each one has of a tensor, by its coordinates, and what their blocks are together."""
+"""A mesh of devices in numpy: the block of a tensor that each has, by its coordinates, and what the blocks make."""
 
 from functools import reduce
 from itertools import product
@@ -42,10 +42,15 @@ def blocks_of(value, layout, sizes):
 
 
 def dealt(value, spec, sizes, rng):
-    """What each device has of a tensor in `spec`: of a sum, terms of which none is 0 if `value` is between 0 and 16 nowhere."""
+    """What each device has of a tensor in `spec`.
+
+    Of a sum they have terms, none of which is 0 if `value` is nowhere between 0 and 16.
+    """
     sums = partial_axes(spec)
     ats = list(product(*[range(sizes[axis]) for axis in sums]))
-    terms = [(16 * rng.integers(1, 9, value.shape) * rng.choice([-1, 1], value.shape)).astype(value.dtype) for _ in ats[1:]]
+    terms = [
+        (16 * rng.integers(1, 9, value.shape) * rng.choice([-1, 1], value.shape)).astype(value.dtype) for _ in ats[1:]
+    ]
     terms.append(reduce(np.subtract, terms, value))
     layout = layout_of(spec, sizes, value.ndim)
     parts = {at: blocks_of(term, layout, sizes) for at, term in zip(ats, terms, strict=True)}
@@ -65,10 +70,15 @@ def combined(held, axes, sizes, join=np.add):
 
 
 def assembled(held, spec, sizes, rank, join=np.add):
-    """The tensor of which the devices have blocks in `spec`, sums joined; None where devices differ that should be equal."""
+    """The tensor of which the devices have blocks in `spec`, sums joined.
+
+    It is None where devices differ that should be equal.
+    """
     held, layout = combined(held, partial_axes(spec), sizes, join), layout_of(spec, sizes, rank)
     (first, *_) = held.values()
-    whole = np.zeros([n * prod(sizes[a] for a in axes) for n, axes in zip(first.shape, layout, strict=True)], first.dtype)
+    whole = np.zeros(
+        [n * prod(sizes[a] for a in axes) for n, axes in zip(first.shape, layout, strict=True)], first.dtype
+    )
     for at, part in held.items():
         whole[block_slices(block(layout, sizes, at), part.shape)] = part
     again = blocks_of(whole, layout, sizes)

@@ -1,4 +1,7 @@
-"""Small random choice problems on two mesh axes: states are a choice along each, costs those of each axis and of how they meet."""
+"""Small random choice problems on two mesh axes.
+
+A state is a choice along each; costs are those of each axis and of how the two meet.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +14,10 @@ MAX_CHOICES = 60_000
 
 
 def coordinates(rng):
-    """The states of one node [states, axes]: every pair of choices along two axes, some of them left out, the first never."""
+    """The states of one node [states, axes].
+
+    They are all pairs of choices along two axes, but for some that are left out, never the first one.
+    """
     first, second = (int(n) for n in rng.integers(1, 4, 2))
     pairs = [(a, b) for a in range(first) for b in range(second)]
     kept = [pair for pair in pairs if pair == (0, 0) or rng.random() < 0.8]
@@ -19,7 +25,10 @@ def coordinates(rng):
 
 
 class JointTables(Tables):
-    """Costs by axis: a table is a sum of what each axis costs, times what the other leaves, now and then with something random on top."""
+    """Costs by axis: a table is the sum of what each axis costs, times what the other leaves.
+
+    Now and then something random is added.
+    """
 
     def joint(self, *sides):
         """A table over the states of one node, or of two, by their coordinates."""
@@ -65,18 +74,22 @@ def _assembled(rng, tables, kinds, kind, density):
     count = len(kind)
     edges = [(u, v) for u in range(count) for v in range(u + 1, count) if rng.random() < density]
     node_table = np.array([tables.pick_joint((k,), kinds[k]) for k in kind], dtype=np.int64)
-    edge_table = np.array([tables.pick_joint((kind[u], kind[v]), kinds[kind[u]], kinds[kind[v]]) for u, v in edges], dtype=np.int64)
+    edge_table = np.array(
+        [tables.pick_joint((kind[u], kind[v]), kinds[kind[u]], kinds[kind[v]]) for u, v in edges], dtype=np.int64
+    )
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
     num_times = int(rng.integers(1, 7))
     sizes = [(len(kinds[k]),) for k in kind], [(len(kinds[kind[u]]), len(kinds[kind[v]])) for u, v in edges]
     kept = [residents(rng, tables, shapes, num_times) for shapes in sizes]
     base = rng.integers(0, 10, num_times).astype(float)
     where = tuple(kinds[k] for k in kind)
-    return Problem(tuple(tables.tables), node_table, ends[:, 0], ends[:, 1], edge_table, num_times, base, *kept, coordinates=where)
+    return Problem(
+        tuple(tables.tables), node_table, ends[:, 0], ends[:, 1], edge_table, num_times, base, *kept, coordinates=where
+    )
 
 
 def layered(problem, layers, seed):
-    """The problem `layers` times over, each layer joined to the next in the same way, with first and last layer like the others."""
+    """The problem `layers` times over, each joined to the next in the same way, the first and last like the others."""
     rng, count = np.random.default_rng(seed), problem.num_nodes
     tables, kinds = JointTables(rng), problem.coordinates
     tables.tables = list(problem.tables)
@@ -84,7 +97,9 @@ def layered(problem, layers, seed):
     between = tables.pick_joint(("between",), kinds[u], kinds[v])
     shift = [layer * count for layer in range(layers)]
     ends = [
-        np.concatenate([side + s for s in shift] + [[end + s for s in shift[more : layers - 1 + more]]]).astype(np.int64)
+        np.concatenate([side + s for s in shift] + [[end + s for s in shift[more : layers - 1 + more]]]).astype(
+            np.int64
+        )
         for side, end, more in ((problem.edge_u, u, 0), (problem.edge_v, v, 1))
     ]
     return replace(

@@ -9,7 +9,10 @@ from rhino.strategies.memory.peak import predicted_peak
 
 
 def local(body, arguments, results, specs, returned, size=2, hoists=True):
-    """The names of the ops of a device's program, with values stored and returned as given, on one axis of host devices or others."""
+    """The names of the ops of a device's program, with values stored and returned as given.
+
+    The mesh is one axis of host devices, unless others are given.
+    """
     graph = program_of(function(body, arguments, results), size).graph
     stored = [specs.get(value, R) for value in range(graph.num_values)]
     ops = [implied(graph, op, stored, (size,)) for op in range(graph.num_ops)]
@@ -21,7 +24,8 @@ def local(body, arguments, results, specs, returned, size=2, hoists=True):
     return [found.cls(op).name.removeprefix("stablehlo.") for op in range(found.num_ops)], found
 
 
-SCATTER = """"stablehlo.scatter"({into}, {at}, {what}) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+SCATTER = """"stablehlo.scatter"({into}, {at}, {what})\
+ <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
   inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}}> ({{
     ^bb0(%l: tensor<f32>, %r: tensor<f32>):
       %m = stablehlo.add %l, %r : tensor<f32>

@@ -35,10 +35,10 @@ MESHES = {
 class MadeUp:
     """A model on devices of two levels.
 
-    Seconds of a step on all devices: `work_s`; `part_s` for each micro-batch; `outer_s` and `inner_s`, the collectives of an axis that is
-    very long, the latter per micro-batch in part. Bytes in units of the memory of a device: `state` of the whole model, divided by the
-    stages and in part by meshes; `saved` for the backward pass of the whole batch, on all devices. `again` is the share of work done again
-    if nothing is kept.
+    Seconds of a step on all devices: `work_s`; `part_s` for each micro-batch; `outer_s` and `inner_s`, the collectives
+    of an axis that is very long, the latter per micro-batch in part. Bytes in units of the memory of a device: `state`
+    of the whole model, divided by the stages and in part by meshes; `saved` for the backward pass of the whole batch,
+    on all devices. `again` is the share of work done again if nothing is kept.
     """
 
     work_s: float
@@ -53,8 +53,13 @@ class MadeUp:
     def busy_s(self, shape: PlanConfig) -> tuple[float, float]:
         """Returns the seconds of computing and of collectives."""
         outer, inner = prod(shape.mesh[:-1]), shape.mesh[-1]
-        compute_s = self.work_s * (1 + self.again * (1 - shape.keep)) + self.part_s * shape.micro_batches * (outer * inner) ** 0.5
-        return compute_s, self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (1 + shape.micro_batches / 64)
+        compute_s = (
+            self.work_s * (1 + self.again * (1 - shape.keep))
+            + self.part_s * shape.micro_batches * (outer * inner) ** 0.5
+        )
+        return compute_s, self.outer_s * (1 - 1 / outer) + self.inner_s * (1 - 1 / inner) * (
+            1 + shape.micro_batches / 64
+        )
 
     def step_s(self, shape: PlanConfig) -> float:
         """Returns the seconds of a step, whatever it needs."""
@@ -85,9 +90,9 @@ class MadeUp:
 
 
 def cut_off(outcome: Outcome, cutoff_s: float, estimated_s: float = 0.0) -> Outcome:
-    """Returns the outcome of a shape whose planning ends where its bound says that it takes `cutoff_s` or more; or a pipeline's estimate.
+    """Returns the outcome of a shape whose planning ends where its bound says that it takes `cutoff_s` or more.
 
-    The estimate comes before what memory rules out.
+    A pipeline's estimate ends it likewise, before memory rules anything out.
     """
     shape = outcome.shape
     if not isinstance(outcome, CutOff) and shape.stages > 1 and outcome.free_bound_s < cutoff_s <= estimated_s:
@@ -100,7 +105,9 @@ def cut_off(outcome: Outcome, cutoff_s: float, estimated_s: float = 0.0) -> Outc
 def every_shape(space: Space) -> list[PlanConfig]:
     """Returns all shapes of a space that make sense: no pipeline of one micro-batch."""
     pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
-    shapes = [PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
+    shapes = [
+        PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)
+    ]
     return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
 
 
@@ -126,5 +133,7 @@ def drawn(count: int) -> Iterator[MadeUp]:
         return float(low * (high / low) ** rng.random())
 
     for _ in range(count):
-        sizes = [between(*ends) for ends in ((1e-4, 1e-2), (0.01, 1.0), (0.01, 1.0), (0.05, 3.0), (0.05, 8.0), (0.1, 0.35))]
+        sizes = [
+            between(*ends) for ends in ((1e-4, 1e-2), (0.01, 1.0), (0.01, 1.0), (0.05, 3.0), (0.05, 8.0), (0.1, 0.35))
+        ]
         yield MadeUp(1.0, *sizes)

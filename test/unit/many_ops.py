@@ -1,4 +1,4 @@
-"""A program with one result for each kind of op that a plan can split in its own way, none of which hides the error of another."""
+"""A program with a result for each kind of op that a plan splits in its own way; none hides the error of another."""
 
 import jax
 import jax.numpy as jnp
@@ -60,5 +60,7 @@ def products(x: jax.Array, y: jax.Array, z: jax.Array, n: jax.Array) -> dict[str
 
 def text() -> bytes:
     """Returns the program as StableHLO."""
-    x, y, n = (jax.ShapeDtypeStruct(s, d) for s, d in (((16, 32), jnp.float32), ((32, 16), jnp.float32), ((16,), jnp.int32)))
+    x, y, n = (
+        jax.ShapeDtypeStruct(s, d) for s, d in (((16, 32), jnp.float32), ((32, 16), jnp.float32), ((16,), jnp.int32))
+    )
     return str(jax.jit(results).lower(x, y, n).as_text(debug_info=True)).encode()

@@ -106,7 +106,9 @@ def lower(name: str, of: dict[str, Layout], num_devices: int) -> str:
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(axes or None for axes in of[letter].dims)))
 
     types = {"f32": jnp.float32, "i32": jnp.int32}
-    jitted = jax.jit(function, in_shardings=tuple(map(place, inputs)), out_shardings=tuple(map(place, outputs)), keep_unused=True)
+    jitted = jax.jit(
+        function, in_shardings=tuple(map(place, inputs)), out_shardings=tuple(map(place, outputs)), keep_unused=True
+    )
     return jitted.lower(*(jax.ShapeDtypeStruct(of[one].shape, types[of[one].dtype]) for one in inputs)).as_text()
 
 
@@ -123,7 +125,9 @@ class Parts:
 def parts_of(num_stages: int, split: bool) -> tuple[StageProgram, ...]:
     out, final = Parts(), num_stages - 1
     for s in range(num_stages):
-        out.add("setup", s, "start-last" if s == final else "start", "", f"total{s} loss" if s == final else f"total{s}")
+        out.add(
+            "setup", s, "start-last" if s == final else "start", "", f"total{s} loss" if s == final else f"total{s}"
+        )
     out.add("forward", 0, "forward-first", "w0 batch mb", "x1")
     for s in range(1, final):
         out.add("forward", s, "forward", f"w{s} x{s}", f"x{s + 1}")
@@ -146,7 +150,9 @@ def parts_of(num_stages: int, split: bool) -> tuple[StageProgram, ...]:
 
 
 @cache
-def pipelined(num_stages: int, num_micro_batches: int, num_devices: int = 1, schedule: str = "1f1b", chunks: int = 1) -> Pipelined:
+def pipelined(
+    num_stages: int, num_micro_batches: int, num_devices: int = 1, schedule: str = "1f1b", chunks: int = 1
+) -> Pipelined:
     """The step on `num_stages / chunks` ranks of `num_devices` each."""
     assert num_stages >= 2
     of = layouts(num_micro_batches, num_devices, 4)
@@ -160,7 +166,9 @@ def pipelined(num_stages: int, num_micro_batches: int, num_devices: int = 1, sch
     )
     results = ("loss", *(f"new{s}" for s in range(num_stages)))
     parts = parts_of(num_stages, SCHEDULES[schedule].splits_backward)
-    staged = StagedStep(mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, parts, arguments, results)
+    staged = StagedStep(
+        mesh_of_shape((num_devices,)), num_stages, num_micro_batches, programs, parts, arguments, results
+    )
     step = assemble(staged, make_order(schedule, Pipeline(num_stages, num_micro_batches, chunks)))
     random = np.random.default_rng(0)
     values = [random.normal(size=(HIDDEN, HIDDEN)).astype(np.float32) / 3 for _ in range(num_stages)]

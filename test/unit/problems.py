@@ -1,4 +1,7 @@
-"""Small random choice problems for the solvers' tests: every table kind, shared tables, illegal pairs, memory of nodes and edges."""
+"""Small random choice problems for the solvers' tests.
+
+They have every kind of table, shared tables, illegal pairs, and memory of nodes and edges.
+"""
 
 import numpy as np
 
@@ -54,7 +57,11 @@ class Tables:
 
 
 def residents(rng, tables, shapes, num_times):
-    owner = np.sort(rng.integers(0, len(shapes), rng.integers(0, 2 * len(shapes) + 1))) if shapes else np.zeros(0, dtype=np.int64)
+    owner = (
+        np.sort(rng.integers(0, len(shapes), rng.integers(0, 2 * len(shapes) + 1)))
+        if shapes
+        else np.zeros(0, dtype=np.int64)
+    )
     table = np.array([tables.pick("bytes", shapes[o]) for o in owner], dtype=np.int64)
     times = np.sort(rng.integers(0, num_times, (2, len(owner))), axis=0)
     return Residents(owner, table, times[0], times[1])
@@ -78,7 +85,10 @@ def random_problem(seed):
 
 
 def random_budget(problem, seed):
-    """A budget that binds: the peak of one of some random legal choices, or a byte less; now and then less than any of them needs."""
+    """A budget that binds: the peak of one of some random legal choices, or a byte less.
+
+    Now and then it is less than any of them needs.
+    """
     rng = np.random.default_rng(seed)
     choices = np.array([rng.integers(0, n, 200) for n in problem.num_states()])
     peaks = choice_peaks(problem, choices)

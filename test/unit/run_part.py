@@ -1,4 +1,7 @@
-"""One of several processes that run a step: `run_part.py ADDRESS PROCESS FOLDER`. The folder says what to run, and takes what comes out."""
+"""One of several processes that run a step: `run_part.py ADDRESS PROCESS FOLDER`.
+
+The folder has what to run, and takes the results.
+"""
 
 import os
 import pickle
@@ -27,7 +30,9 @@ def main(address: str, process: int, folder: Path) -> int:
     job = join(address, process, team, heartbeat_s=given["heartbeat_s"])
     transport = TRANSPORTS[given["transport"]](job, team.process_of)
     arguments = list(given["arguments"])
-    with Executor(step, given["modules"], devices_of_ranks(step, jax.local_devices(), team.ranks[process]), transport) as executor:
+    with Executor(
+        step, given["modules"], devices_of_ranks(step, jax.local_devices(), team.ranks[process]), transport
+    ) as executor:
         watchdog = Watchdog(executor, given["limit_s"], job)
         losses = []
         number = 0

@@ -1,4 +1,7 @@
-"""Small modules for the tests of one part: parsed, given their rules, read into a graph, or run on StableHLO's interpreter."""
+"""Small modules for the tests of one part.
+
+They are parsed, given their rules, read into a graph, or run on StableHLO's interpreter.
+"""
 
 from functools import cache
 
@@ -66,5 +69,8 @@ def evaluate(text, inputs):
     with context():
         module = ir.Module.parse(text)
         kinds = module.body.operations[0].type.inputs
-        values = [ir.DenseElementsAttr.get(np.ascontiguousarray(value), type=kind) for value, kind in zip(inputs, kinds, strict=True)]
+        values = [
+            ir.DenseElementsAttr.get(np.ascontiguousarray(value), type=kind)
+            for value, kind in zip(inputs, kinds, strict=True)
+        ]
         return [np.array(result) for result in stablehlo.eval_module(module, values)]

@@ -1,7 +1,7 @@
 """One of two processes that train in stages: `staged_part.py ADDRESS PROCESS FOLDER MODEL PLANS END`.
 
-MODEL is one of `MODELS`. PLANS is "kept", those in the folder, or "own", which this process makes. What it sees goes to the folder. Then
-process 1 ends, "killed" or by an error of its own ("raised"), and process 0 goes on.
+MODEL is one of `MODELS`. PLANS is "kept", those in the folder, or "own", which this process makes. What it sees goes to
+the folder. Then process 1 ends, "killed" or by an error of its own ("raised"), and process 0 goes on.
 """
 
 import os
@@ -36,7 +36,9 @@ HEARTBEAT_S: Final = 4
 
 
 def cut_init(key: jax.Array) -> dict[str, jax.Array]:
-    return {f"w{number}": jax.random.normal(one, (WIDTH, WIDTH)) / 4 for number, one in enumerate(jax.random.split(key))}
+    return {
+        f"w{number}": jax.random.normal(one, (WIDTH, WIDTH)) / 4 for number, one in enumerate(jax.random.split(key))
+    }
 
 
 def cut_loss(params: dict[str, jax.Array], batch: jax.Array, key: jax.Array) -> jax.Array:
@@ -74,7 +76,9 @@ class Training:
 
     def planned(self, mesh: str) -> Any:
         """Returns the step planned."""
-        return self._with_shapes(rhino.parallelize(self.step, cluster="cpu4", stages=2, mesh=mesh, micro_batches=2, donate_argnums=0))
+        return self._with_shapes(
+            rhino.parallelize(self.step, cluster="cpu4", stages=2, mesh=mesh, micro_batches=2, donate_argnums=0)
+        )
 
     def kept(self, folder: Path, mesh: str, devices: Sequence[jax.Device] | None = None) -> Any:
         """Returns the step with a plan of the folder."""
@@ -126,7 +130,10 @@ def main(address: str, process: int, folder: Path, model: str, plans: str, end: 
 
 def refused(training: Training, folder: Path, state: Any) -> list[str]:
     """Returns what is said of what cannot be: a rank that is spread over both, and a state that lies in the other."""
-    crossed, swapped = (training.kept(folder, "2", [jax.devices()[number] for number in order]) for order in ((0, 2, 1, 3), (2, 3, 0, 1)))
+    crossed, swapped = (
+        training.kept(folder, "2", [jax.devices()[number] for number in order])
+        for order in ((0, 2, 1, 3), (2, 3, 0, 1))
+    )
     said = []
     for call in (lambda: crossed.init(training.init, jax.random.key(0)), lambda: swapped(state, training.batch(0))):
         try:

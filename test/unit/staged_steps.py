@@ -1,4 +1,7 @@
-"""Staged steps for tests, small and random ones; what they compute, as expressions; and a machine that runs instructions on expressions."""
+"""Staged steps for tests, small and random ones.
+
+What they compute is given as expressions, and a machine runs instructions on expressions.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ class Builder:
         if key not in self.numbers:
             self.numbers[key] = len(self.programs)
             self.programs.append(
-                StepProgram(f"{kind or phase}{len(self.programs)}", f"{len(self.programs)}.mlir", inputs, outputs, donated)
+                StepProgram(
+                    f"{kind or phase}{len(self.programs)}", f"{len(self.programs)}.mlir", inputs, outputs, donated
+                )
             )
         self.parts.append(StageProgram(phase, stage, self.numbers[key], reads, names))
 
@@ -66,18 +71,34 @@ def chain(num_stages, num_micro_batches, split=False, fused=False):
 
 
 def random_step(seed, num_stages, num_micro_batches):
-    """Stages that read any earlier stages or none, tied parameters, losses on several stages, clipping by the norm of all gradients."""
+    """Stages that read any earlier stages or none, with tied parameters and losses on several stages.
+
+    Gradients are clipped by the norm of all.
+    """
     rng = random.Random(seed)
     sources = {s: sorted(rng.sample(range(s), rng.randint(0, min(s, 3)))) for s in range(1, num_stages)}
     tied = tuple(sorted(rng.sample(range(num_stages), min(num_stages, rng.choice([0, 0, 2, 3])))))
     losses = tuple(s for s in range(num_stages) if rng.random() < 0.3 and s < num_stages - 1)
     # Without a gradient from anywhere a stage has no backward.
     wide = tuple(s for s in range(num_stages) if rng.random() < 0.3)
-    return staged(num_stages, num_micro_batches, sources, rng.random() < 0.5, rng.random() < 0.5, tied, losses, wide, rng.random() < 0.5)
+    return staged(
+        num_stages,
+        num_micro_batches,
+        sources,
+        rng.random() < 0.5,
+        rng.random() < 0.5,
+        tied,
+        losses,
+        wide,
+        rng.random() < 0.5,
+    )
 
 
 def staged(num_stages, num_micro_batches, sources, split=False, fused=False, tied=(), losses=(), wide=(), norm=False):
-    """A training step. `sources[s]` are the stages whose outputs stage s reads; `tied` stages share a parameter, `losses` have one."""
+    """A training step. `sources[s]` are the stages whose outputs stage s reads.
+
+    `tied` stages share a parameter, `losses` have one.
+    """
     b = Builder()
     last = num_stages - 1
     losses = (*losses, last)
@@ -212,7 +233,10 @@ class Buffer:
 
 
 def execute(step, expression):
-    """The results of running a list on buffers, where a transfer pulls at the last moment; UnsafeError also for what is left."""
+    """The results of running a list on buffers, where a transfer pulls at the last moment.
+
+    What is left on a rank raises UnsafeError, too.
+    """
     slots = {slot: Buffer(expression("number", number)) for slot, number in step.constants}
     results, seen, moves, ends = {}, set(), [], {}
 
@@ -251,9 +275,9 @@ def execute(step, expression):
 
 
 def play(step, processes, bound, rng, expression):
-    """The results of processes that dispatch their lists at random speeds to queues of `bound` launches a rank. UnsafeError if stuck.
+    """The results of processes that dispatch their lists at random speeds to queues of `bound` launches a rank.
 
-    `processes` are pairs of ranks and list.
+    UnsafeError is raised if they are stuck. `processes` are pairs of ranks and list.
     """
     values = {slot: expression("number", number) for slot, number in step.constants}
     queues = [[] for _ in range(step.num_ranks)]

@@ -33,7 +33,9 @@ def find_schedule(name: str) -> Schedule:
         RhinoError: RHI-SCHED-001 where there is none.
     """
     if name not in SCHEDULES:
-        raise RhinoError("RHI-SCHED-001", f"got schedule {name!r}, expected one of {', '.join(SCHEDULES)}", fix=f"take {DEFAULT}")
+        raise RhinoError(
+            "RHI-SCHED-001", f"got schedule {name!r}, expected one of {', '.join(SCHEDULES)}", fix=f"take {DEFAULT}"
+        )
     return SCHEDULES[name]
 
 
@@ -45,7 +47,10 @@ def make_order(name: str, pipeline: Pipeline) -> Order:
     """
     schedule = find_schedule(name)
     if min(pipeline.num_stages, pipeline.num_micro_batches, pipeline.chunks) < 1:
-        got = f"{pipeline.num_stages} stages, {pipeline.num_micro_batches} micro-batches, {pipeline.chunks} stages on a rank"
+        got = (
+            f"{pipeline.num_stages} stages, {pipeline.num_micro_batches} micro-batches, "
+            f"{pipeline.chunks} stages on a rank"
+        )
         raise RhinoError("RHI-SCHED-001", f"got {got}, expected at least one of each", fix="give positive numbers")
     if pipeline.chunks > 1 and not schedule.chunked:
         takers = ", ".join(one.name for one in SCHEDULES.values() if one.chunked)

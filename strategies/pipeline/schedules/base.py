@@ -1,8 +1,9 @@
 """What a schedule is: the order in which each rank runs its tasks in the micro-batches.
 
-A schedule knows nothing of programs, values or times. It may name tasks for which a step has no program, such as the forward of a last
-stage that does both at once: they are left out later, which never harms, for nothing waits for them. All schedules take the micro-batches
-of a stage's backward (and weight gradient) in ascending order, so their sums agree to the last bit.
+A schedule knows nothing of programs, values or times. It may name tasks for which a step has no program, such as the
+forward of a last stage that does both at once: they are left out later, which never harms, for nothing waits for them.
+All schedules take the micro-batches of a stage's backward (and weight gradient) in ascending order, so their sums agree
+to the last bit.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Order:
 class Schedule:
     """A way to order the tasks of any pipeline.
 
-    `splits_backward`: its tasks are input gradients and weight gradients instead of whole backwards. `chunked`: a rank may hold several
-    stages. `runs_ahead`: it is another one with more micro-batches in flight. `order` may rely on the pipeline being one that the
-    schedule takes.
+    `splits_backward`: its tasks are input gradients and weight gradients instead of whole backwards. `chunked`: a rank
+    may hold several stages. `runs_ahead`: it is another one with more micro-batches in flight. `order` may rely on the
+    pipeline being one that the schedule takes.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Eager 1F1B: 1F1B with twice as many forwards before the first backward, so that what passes between stages goes beside computing.
+"""Eager 1F1B: 1F1B with twice as many forwards before the first backward, so that transfers overlap computing.
 
-In 1F1B a micro-batch goes from stage s to the last and back while d - s are in flight: stages that are as even as can be wait for every
-transfer on that way. Here there is one more for each transfer. Stage s of d holds min(m, 2 (d - s) - 1) micro-batches at a time; where
-transfers take no time it idles as long as 1F1B.
+In 1F1B a micro-batch goes from stage s to the last and back while d - s are in flight: stages that are as even as can
+be wait for every transfer on that way. Here there is one more for each transfer. Stage s of d holds min(m, 2 (d - s) -
+1) micro-batches at a time; where transfers take no time it idles as long as 1F1B.
 
 Source: Zhuang et al., "On Optimizing the Communication of Model Parallelism" (2023).
 """

@@ -1,4 +1,7 @@
-"""GPipe: all forwards, then all backwards. A stage holds all m micro-batches; the share of idle time is (d - 1) / (m + d - 1)."""
+"""GPipe: all forwards, then all backwards.
+
+A stage holds all m micro-batches; the share of idle time is (d - 1) / (m + d - 1).
+"""
 
 from __future__ import annotations
 

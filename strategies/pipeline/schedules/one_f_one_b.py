@@ -23,7 +23,10 @@ def alternate(forwards: Sequence[Task], backwards: Sequence[Task], warm_up: int)
 
 
 def whole_tasks(pipeline: Pipeline, stage: int, warm_up: int) -> list[Task]:
-    """Returns the tasks of a stage whose backwards are whole: a forward and a backward in turn after `warm_up` forwards."""
+    """Returns the tasks of a stage whose backwards are whole.
+
+    After `warm_up` forwards, a forward and a backward take turns.
+    """
     numbers = range(pipeline.num_micro_batches)
     forwards, backwards = [Task("forward", stage, i) for i in numbers], [Task("backward", stage, i) for i in numbers]
     return alternate(forwards, backwards, warm_up)

@@ -1,8 +1,9 @@
 """ZB-H1: 1F1B with the backward split, so that weight gradients, for which nobody waits, fill idle time.
 
-The input gradients take the places of 1F1B's backwards. Rank s puts off each weight gradient by s micro-batches: those fill the end, where
-1F1B waits for the backwards of the ranks behind. Idle are (d - 1) (F + B - W) instead of (d - 1) (F + B + W) of the time. A rank holds the
-inputs of at most min(m, d) micro-batches, those that wait for their weight gradients included.
+The input gradients take the places of 1F1B's backwards. Rank s puts off each weight gradient by s micro-batches: those
+fill the end, where 1F1B waits for the backwards of the ranks behind. Idle are (d - 1) (F + B - W) instead of (d - 1) (F
++ B + W) of the time. A rank holds the inputs of at most min(m, d) micro-batches, those that wait for their weight
+gradients included.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", section 2.3.
 """
@@ -20,9 +21,10 @@ def order(pipeline: Pipeline) -> Order:
 
 
 def split_tasks(pipeline: Pipeline, stage: int, ahead: int) -> list[Task]:
-    """Returns the tasks of a stage that has `ahead` forwards more than the one behind it before its first input gradient.
+    """Returns the tasks of a stage that runs `ahead` more forwards than the next one before its first input gradient.
 
-    Its weight gradients follow as many more micro-batches behind their input gradients than those of the stage before it.
+    Its weight gradients follow as many more micro-batches behind their input gradients than those of the stage before
+    it.
     """
     numbers, later = range(pipeline.num_micro_batches), ahead * stage
     forwards, inputs = [Task("forward", stage, i) for i in numbers], [Task("input-gradient", stage, i) for i in numbers]
@@ -34,4 +36,6 @@ def split_tasks(pipeline: Pipeline, stage: int, ahead: int) -> list[Task]:
     return [*tasks, *(Task("weight-gradient", stage, i) for i in numbers[-later:] if later)]
 
 
-SCHEDULE = Schedule("zero-bubble", "1F1B whose weight gradients fill idle time; the backward is split", order, splits_backward=True)
+SCHEDULE = Schedule(
+    "zero-bubble", "1F1B whose weight gradients fill idle time; the backward is split", order, splits_backward=True
+)

@@ -1,8 +1,9 @@
-"""ZB-H2: as ZB-H1, with twice as many micro-batches in flight, so that neither transfers nor the ranks behind are waited for.
+"""ZB-H2: ZB-H1 with twice as many micro-batches in flight, so that no rank waits for transfers or the ranks behind.
 
-Rank s begins with 2 (d - 1 - s) + 1 forwards and puts off each weight gradient by 2 s micro-batches. Each rank is busy from its first task
-to its last, as long as a backward pass takes no longer than a forward pass; those that begin later end later, when others may be a step on.
-A rank holds the inputs of at most min(m, 2 d - 1) micro-batches, those that wait for their weight gradients included.
+Rank s begins with 2 (d - 1 - s) + 1 forwards and puts off each weight gradient by 2 s micro-batches. Each rank is busy
+from its first task to its last, as long as a backward pass takes no longer than a forward pass; those that begin later
+end later, when others may be a step on. A rank holds the inputs of at most min(m, 2 d - 1) micro-batches, those that
+wait for their weight gradients included.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", section 2.
 """

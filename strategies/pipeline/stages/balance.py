@@ -1,7 +1,8 @@
 """How even a cut in stages has to be: of some tolerances, the one within whose cut a step takes least.
 
-What moves least within a wide tolerance makes the largest stage larger, and every micro-batch waits for that. What passes between stages
-goes beside their computing, but 1F1B has so few micro-batches in flight that stages as even as can be wait for it.
+What moves least within a wide tolerance makes the largest stage larger, and every micro-batch waits for that. What
+passes between stages goes beside their computing, but 1F1B has so few micro-batches in flight that stages as even as
+can be wait for it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ WITHOUT_SECONDS: Final = 0.05
 def tolerance_of(problem: StageProblem, order: Order | None, cut: Callable[[float], Ints | None]) -> float:
     """Returns the tolerance within whose `cut` a step takes least, of equals the least.
 
-    Shapes: `cut` gives the virtual stage of each node [nodes], or None where there is no such cut. Without an `order` it is that of 1F1B.
+    Shapes: `cut` gives the virtual stage of each node [nodes], or None where there is no such cut. Without an `order`
+    it is that of 1F1B.
     """
     order = order or make_order("1f1b", Pipeline(problem.num_stages, problem.num_micro_batches))
     best_s, found = inf, WITHOUT_SECONDS
@@ -68,7 +70,10 @@ def stage_times(problem: StageProblem, stage: Ints, asked: Bools) -> StageTimes:
 
 
 def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[StageTransfer, ...]:
-    """Returns what a micro-batch takes from each device to each other: every net goes from where it is first to all others that have it."""
+    """Returns what a micro-batch takes from each device to each other.
+
+    Every net goes from where it is first to all others that have it.
+    """
     nets, num = problem.nets, problem.num_stages
     first = np.full(len(nets), problem.last + 1, dtype=np.int64)
     np.minimum.at(first, nets.owner, stage[nets.node])
@@ -76,7 +81,9 @@ def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[StageTrans
     net, taking = np.nonzero(nets.present(device, num))
     is_sent = taking != given[net]
     net, taking = net[is_sent], taking[is_sent]
-    seconds = np.bincount(given[net] * num + taking, weights=nets.size[net], minlength=num * num) / problem.num_micro_batches
+    seconds = (
+        np.bincount(given[net] * num + taking, weights=nets.size[net], minlength=num * num) / problem.num_micro_batches
+    )
     return tuple([StageTransfer(*divmod(way, num), float(seconds[way])) for way in np.flatnonzero(seconds).tolist()])
 
 

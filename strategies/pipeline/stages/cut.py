@@ -1,14 +1,20 @@
-"""Cut a training step in stages: of all cuts within a tolerance of the best balance, one whose transfers cost least (Rhino 5.1, 5.2).
+"""Cut a training step in stages.
 
-1. The least that the largest work of a device can be (`least_work`), and from it the limit of work: 1 + tolerance times that.
+Of all cuts within a tolerance of the best balance, it finds one whose transfers cost least (Rhino 5.1, 5.2).
+
+1. The least that the largest work of a device can be (`least_work`), and from it the limit of work: 1 + tolerance times
+   that.
 2. The best cuts of lines through the program (stage_line.py): a choice to begin with, often as good as any.
-3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it (stage_windows.py). A small
-   problem is left as it is, with every stage open to every node.
-4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound. In a large problem
-   switches that no choice worth finding has otherwise are fixed first (row_fixing.py): of choices half way to the bound, then of all.
-5. Among choices that cost as little, one of less work on the device that has the most: the best on lines, else if it is found soon.
+3. Nodes that can stay together are joined (stage_merge.py), and each is left the stages that balance leaves it
+   (stage_windows.py). A small problem is left as it is, with every stage open to every node.
+4. The integer program (stage_rows.py): its relaxation, and where that does not prove the choice best, branch and bound.
+   In a large problem switches that no choice worth finding has otherwise are fixed first (row_fixing.py): of choices
+   half way to the bound, then of all.
+5. Among choices that cost as little, one of less work on the device that has the most: the best on lines, else if it is
+   found soon.
 
-The bound is one on all choices in the windows, and of joined nodes where nodes were joined: for a small problem, on all choices.
+The bound is one on all choices in the windows, and of joined nodes where nodes were joined: for a small problem, on all
+choices.
 """
 
 from __future__ import annotations
@@ -30,32 +36,45 @@ from rhino.strategies.solver.lp.linear_programs import Point, solve_rows
 from rhino.strategies.solver.lp.variable_fixing import fixed_values
 
 MOST_OPEN = 300
-"""Nodes times the square of cuts up to which a problem is left as it is: with one cut that costs little, with more it soon does not."""
+"""Nodes times the square of cuts up to which a problem is left as it is.
+
+With one cut that costs little, with more cuts it soon costs much.
+"""
 
 JOINED_SHARE = 1 / 16
 """Joined nodes have at most this share of what the tolerance allows a stage."""
 
 STEP_LIMIT, LP_STEPS, BALANCE_STEPS = 200, 2000, 100
-"""Steps of the solver (strategies/solver/lp/linear_programs.py) for branch and bound, for its relaxation, and for the better balance of a
-choice found so."""
+"""Steps of the solver (strategies/solver/lp/linear_programs.py) for branch and bound, for its relaxation, and for the
+better balance of a choice found so."""
 
 SHARES = (0.5, 1.0)
-"""How far from the bound to the best known cost choices are looked for, in a large problem: the nearer, the more is known beforehand."""
+"""How far from the bound to the best known cost choices are looked for, in a large problem.
+
+The nearer that is, the more is known beforehand.
+"""
 
 MOST_BALANCED = 1000
-"""Variables up to which a choice of the integer program is balanced further within the tolerance: it takes seconds beyond."""
+"""Variables up to which a choice of the integer program is balanced further within the tolerance.
+
+Beyond that, balancing takes seconds.
+"""
 
 PROOF, CONTENT = 1e-6, 1e-3
-"""Relative: a choice this close to its bound is the best, as far as the solver can tell; or if it is large, not worth a longer search, and
-given for a better balance."""
+"""Relative: a choice this close to its bound is the best, as far as the solver can tell.
+
+In a large problem a choice within the second share is not worth a longer search, and so much is given for a better
+balance.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageAnswer:
     """A choice of stages.
 
-    Shapes: `stage` [nodes], virtual. Units: `cost` and the `bound` on it in that of the problem's nets; `work_s` is the largest work of a
-    device, `limit_s` what it may be, `least_s` the least that it can be as far as is known, in seconds per micro-batch.
+    Shapes: `stage` [nodes], virtual. Units: `cost` and the `bound` on it in that of the problem's nets; `work_s` is the
+    largest work of a device, `limit_s` what it may be, `least_s` the least that it can be as far as is known, in
+    seconds per micro-batch.
     """
 
     stage: Ints
@@ -82,7 +101,8 @@ def solve_stages(
 ) -> StageAnswer | Infeasible | Unsolved:
     """Returns the stages of each node; or that no choice is legal and fits, or that none was found within the steps.
 
-    Without a tolerance it is the one of a few within whose cut of a line a step in this order takes least (stage_balance.py).
+    Without a tolerance it is the one of a few within whose cut of a line a step in this order takes least
+    (stage_balance.py).
     """
     search = _Search(problem, order, step_limit)
     least = search.least_work(WITHOUT_SECONDS if tolerance is None else tolerance)
@@ -104,9 +124,16 @@ class _Search:
         self.method = ""
 
     def least_work(self, tolerance: float) -> float | Infeasible | Unsolved:
-        """Returns the least work that the device with the most can have, as far as is known: proven where the problem is small."""
+        """Returns the least work that the device with the most can have, as far as is known.
+
+        It is proven where the problem is small.
+        """
         all_work = float(self.problem.work_on(0).sum())
-        on_lines = [least_limit(self.problem, parts, all_work, np.inf) for _, _, parts in self.lines if cut(self.problem, parts, all_work)]
+        on_lines = [
+            least_limit(self.problem, parts, all_work, np.inf)
+            for _, _, parts in self.lines
+            if cut(self.problem, parts, all_work)
+        ]
         if on_lines and not self.is_small:
             return min(on_lines)
         even = all_work / self.problem.num_stages
@@ -122,7 +149,10 @@ class _Search:
                 return min(on_lines) if on_lines else Unsolved(rows.bound(found.bound))
 
     def reduced(self, most_s: float) -> Merged:
-        """Returns the problem that the integer program is made of: in a large one nodes of up to so much work are joined."""
+        """Returns the problem that the integer program is made of.
+
+        In a large one nodes of up to so much work are joined.
+        """
         if self.is_small:
             return Merged(self.problem, np.arange(self.problem.num_nodes))
         return merge(self.problem, most_s)
@@ -165,7 +195,7 @@ class _Search:
         return found
 
     def cut_lines(self, limit_s: float) -> None:
-        """Takes a cut of each line that costs as little as its best, to within what is worth it, in the best balance that it can have.
+        """Takes a cut of each line that costs about as little as its best, in the best balance that it can have.
 
         Where the backward pass begins is from now on as on the line of the best of them.
         """
@@ -180,13 +210,13 @@ class _Search:
 
     @property
     def worth(self) -> float:
-        """The share of its cost by which another choice must be less than the best one, or its bound, to be worth anything."""
+        """The least share of its cost by which a choice or its bound must be below the best to be worth anything."""
         return PROOF if self.is_small else CONTENT
 
     def offer(self, stage: Ints, limit_s: float, method: str) -> bool:
-        """Takes a choice if it is legal, fits, and costs less than the best by what is worth it: that one has the better balance.
+        """Takes a choice if it is legal, fits, and costs less than the best by what is worth it.
 
-        Returns whether it did.
+        The best has the better balance. Returns whether the choice was taken.
         """
         device = self.problem.device(stage)
         cost = self.problem.cost(device)
@@ -200,7 +230,10 @@ class _Search:
         return False
 
     def branch_and_bound(self, reduced: Merged, windows: Windows, limit_s: float) -> float:
-        """Takes what the integer program finds, and returns the bound on all choices in the windows: infinite if there are none."""
+        """Takes what the integer program finds, and returns the bound on all choices in the windows.
+
+        The bound is infinite where there are none.
+        """
         rows = StageRows(reduced.problem, windows, limit_s, self.best_cost)
         whole = rows.rows()
         relaxed = solve_rows(whole, integer=False, step_limit=LP_STEPS)
@@ -219,8 +252,10 @@ class _Search:
             bound = self.searched(reduced, narrow, limit_s, bound, most)
         return bound
 
-    def searched(self, reduced: Merged, windows: Windows, limit_s: float, bound: float, most_cost: float = np.inf) -> float:
-        """Takes what branch and bound finds among choices of at most this cost, and returns the better bound on all choices."""
+    def searched(
+        self, reduced: Merged, windows: Windows, limit_s: float, bound: float, most_cost: float = np.inf
+    ) -> float:
+        """Takes what branch and bound finds up to this cost, and returns the better bound on all choices."""
         most_cost = min(most_cost, self.best_cost)
         if self.best_cost * (1 - self.worth) <= bound:
             return bound
@@ -243,7 +278,12 @@ class _Search:
         stage, problem = rows.stages(point)[reduced.group], self.problem
         device = problem.device(stage)
         better = problem.device_work(device).max() < problem.device_work(problem.device(self.best)).max()
-        if better and problem.cost(device) <= self.best_cost and problem.is_legal(stage) and problem.fits(device, limit_s):
+        if (
+            better
+            and problem.cost(device) <= self.best_cost
+            and problem.is_legal(stage)
+            and problem.fits(device, limit_s)
+        ):
             self.best = stage
 
 

@@ -1,6 +1,9 @@
-"""What a sharded step comes to when it is cut in stages, without making their programs: the best cut along a line, in time and memory.
+"""What a sharded step comes to when it is cut in stages, without making their programs.
 
-The figures are of the plan: an op takes what it takes as sharded, collectives and all, and a value is as large as its part on a device.
+It is cut along a line as well as can be, in time and memory.
+
+The figures are of the plan: an op takes what it takes as sharded, collectives and all, and a value is as large as its
+part on a device.
 """
 
 from __future__ import annotations
@@ -51,9 +54,10 @@ class StageEstimate:
 
 
 class StageEstimates:
-    """The cuts of a sharded step in any number of stages: those whose transfers cost least within a tolerance of the best balance.
+    """The cuts of a sharded step in any number of stages.
 
-    What the number does not change is found once. `link` is that between a stage and the next.
+    They are those whose transfers cost least within a tolerance of the best balance. What the number does not change is
+    found once. `link` is that between a stage and the next.
     """
 
     def __init__(self, sharded: Sharded, num_micro_batches: int, link: Link, tolerances: Sequence[float]) -> None:
@@ -64,11 +68,20 @@ class StageEstimates:
         self.handing = Handing(plan.graph, parts, value_bytes * plan.graph.copies(), alone)
         apart = split_backward_cost(plan, sharded.model, self.handing)
         self.staging = make_staging(
-            plan.graph, parts, 1, num_micro_batches, value_bytes=value_bytes, link=link, handing=self.handing, apart=apart
+            plan.graph,
+            parts,
+            1,
+            num_micro_batches,
+            value_bytes=value_bytes,
+            link=link,
+            handing=self.handing,
+            apart=apart,
         )
         problem = self.staging.problem
         lines = [line for late in (problem.late, *problem.turns) for line in lines_of(replace(problem, late=late))]
-        self.lines = [line for line in lines if line.back.any()] or lines  # where there is a backward pass it is on the same devices
+        self.lines = [
+            line for line in lines if line.back.any()
+        ] or lines  # where there is a backward pass it is on the same devices
         self.pieces = [_pieces(self.staging.problem, line) for line in self.lines]
         self.temporaries: dict[object, float] = {}
         self.found: dict[int, tuple[StageEstimate, ...]] = {}
@@ -89,7 +102,9 @@ class StageEstimates:
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
         asked = asked_for(problem, stage)
-        times = replace(stage_times(problem, stage, asked), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist()))
+        times = replace(
+            stage_times(problem, stage, asked), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist())
+        )
         own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
         kept = own + problem.held.size @ problem.held.present(device, num_stages)
         asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
@@ -97,16 +112,21 @@ class StageEstimates:
         return StageEstimate(times, needs)
 
     def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:
-        """Yields the virtual stage of each node in the best cut of a line within each tolerance, with the best balance that it can have.
+        """Yields each node's virtual stage in the best cut of a line within each tolerance, in its best balance.
 
-        A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has more to do.
+        A wider one cannot pay where all that it moves less in a step takes no longer than what its largest stage has
+        more to do.
         """
         pieces = [replace(one, pins=one.pins * problem.num_stages) for one in self.pieces]  # any may be any stage
         least_s = min(least_work(problem, parts) for parts in pieces)
         taken: list[tuple[float, float]] = []
         for tolerance in self.tolerances:
             limit_s = least_s * (1 + tolerance)
-            found = [(one[0], number) for number, parts in enumerate(pieces) if (one := cut(problem, parts, limit_s)) is not None]
+            found = [
+                (one[0], number)
+                for number, parts in enumerate(pieces)
+                if (one := cut(problem, parts, limit_s)) is not None
+            ]
             moved, number = min(found)
             work_s = least_limit(problem, pieces[number], limit_s, moved)
             if all(other - moved > problem.num_micro_batches * (work_s - other_s) for other, other_s in taken):

@@ -1,16 +1,18 @@
 """A program as a problem of stages: nodes for its ops, nets for what they share, and back.
 
-A node is an op of the micro-batch, or a whole loop in it. Of what comes after, ops that share tensors are one node, and if they start from
-one value of the accumulation loop, they are of the node that makes it: a parameter's update goes where its gradient is summed. Where they
-start from several, each op is a node. A scalar that is a node's own, such as a norm of one gradient, ties nothing together.
+A node is an op of the micro-batch, or a whole loop in it. Of what comes after, ops that share tensors are one node, and
+if they start from one value of the accumulation loop, they are of the node that makes it: a parameter's update goes
+where its gradient is summed. Where they start from several, each op is a node. A scalar that is a node's own, such as a
+norm of one gradient, ties nothing together.
 
-A tensor of the micro-batch is a net that is sent once per micro-batch; what comes out of the accumulation loop, and an argument with its
-users, once per step. What is made of one argument alone before the loop stands for the argument. A transfer costs the seconds that it
-takes of a link between stages: so many for itself, and so many for its bytes. Where no link is known, it costs its bytes.
+A tensor of the micro-batch is a net that is sent once per micro-batch; what comes out of the accumulation loop, and an
+argument with its users, once per step. What is made of one argument alone before the loop stands for the argument. A
+transfer costs the seconds that it takes of a link between stages: so many for itself, and so many for its bytes. Where
+no link is known, it costs its bytes.
 
-A running sum is of the node that makes what is added, unless a pin says where either is: elsewhere that would cross in every micro-batch,
-where the sum's parameter crosses once in a step. What is larger than all that is added to it in a step, and what several nodes add to, is a
-node of its own.
+A running sum is of the node that makes what is added, unless a pin says where either is: elsewhere that would cross in
+every micro-batch, where the sum's parameter crosses once in a step. What is larger than all that is added to it in a
+step, and what several nodes add to, is a node of its own.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ _STACKS = "stablehlo.dynamic_update_slice"
 class Staging:
     """A problem of stages, and where the ops of the program are in it.
 
-    Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop; `net_bytes` and
-    `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first, and how often. `readers` are the ops
-    of the micro-batch and after it that read each value.
+    Shapes: `node` [ops], `NO_NODE` for what has none: what costs nothing, and what comes before the accumulation loop;
+    `net_bytes` and `net_transfers` [nets of the problem], what a net sends per step to each device beyond the first,
+    and how often. `readers` are the ops of the micro-batch and after it that read each value.
     """
 
     graph: Graph
@@ -52,7 +54,7 @@ class Staging:
     readers: Mapping[int, Sequence[int]]
 
     def moved(self, device: Ints) -> tuple[float, int]:
-        """Returns the bytes that cross between devices in a step, and in how many transfers, where node i is on `device[i]`."""
+        """Returns the bytes and the transfers between devices in a step where node i is on `device[i]`."""
         beyond = np.maximum(self.problem.nets.present(device, self.problem.num_stages).sum(axis=1) - 1, 0)
         return float(self.net_bytes @ beyond), round(float(self.net_transfers @ beyond))
 
@@ -71,13 +73,16 @@ def make_staging(
 ) -> Staging:
     """Returns the problem of cutting a program in stages; `pins` are (virtual) stages of ops that have nodes.
 
-    `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what one array takes
-    from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the program hands on from its forward pass
-    to its backward pass, if that is known already, and `apart` what it takes more where these are two programs, if that is to count.
+    `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what
+    one array takes from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the
+    program hands on from its forward pass to its backward pass, if that is known already, and `apart` what it takes
+    more where these are two programs, if that is to count.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
     handing = handing or Handing(graph, parts, sizes * graph.copies())
-    return _Builder(handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart).build()
+    return _Builder(
+        handing, num_stages, num_micro_batches, pins or {}, budget_bytes, sizes.tolist(), link, apart
+    ).build()
 
 
 _Sent = tuple[list[int], float, int]
@@ -120,12 +125,17 @@ class _Builder:
             made_of = {root[source] for value in self.graph.operands(op).tolist() for source in self.sources[value]}
             for value in self.graph.results(op):
                 root[value] = next(iter(made_of)) if len(made_of) == 1 else value
-        for value, kept, start in zip(self.carried, self.parts.loop.kept, self.graph.operands(self.parts.loop.op).tolist(), strict=True):
+        for value, kept, start in zip(
+            self.carried, self.parts.loop.kept, self.graph.operands(self.parts.loop.op).tolist(), strict=True
+        ):
             root[value] = root[start] if kept else value
         return root
 
     def _reads(self) -> list[list[int]]:
-        """Returns the values that each op reads in truth: through what costs nothing and what stands for arguments [ops]."""
+        """Returns the values that each op reads in truth [ops].
+
+        It looks through what costs nothing and what stands for arguments.
+        """
         found: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
         for op in np.flatnonzero((self.parts.body | self.parts.apply) & ~self.parts.free).tolist():
             read = [source for value in self.graph.operands(op).tolist() for source in self.sources[value]]
@@ -133,7 +143,10 @@ class _Builder:
         return found
 
     def maker(self, value: int, after: bool) -> int:
-        """Returns the op of the micro-batch or after it that makes a value, as it is read in or after the loop; -1 for none."""
+        """Returns the op of the micro-batch or after it that makes a value, as it is read in or after the loop.
+
+        The result is -1 where there is none.
+        """
         op = self.value_op[value]
         if after and value in self.carried:
             op = self.value_op[self.carried[value]]
@@ -167,7 +180,9 @@ class _Builder:
             work=work,
             before=before,
             after=after,
-            nets=make_nets((users, times * (self.link.seconds(size) if self.link else size)) for users, size, times in sent),
+            nets=make_nets(
+                (users, times * (self.link.seconds(size) if self.link else size)) for users, size, times in sent
+            ),
             pinned=pinned,
             late=late,
             own_bytes=own_bytes,
@@ -192,7 +207,10 @@ class _Builder:
         return found
 
     def _nodes(self) -> Ints:
-        """Returns the node of each op, numbered in program order, those after the loop last or with what they belong to [ops]."""
+        """Returns the node of each op [ops].
+
+        Nodes are numbered in program order. Those after the loop are last, or are the node of what they belong to.
+        """
         key = np.full(self.graph.num_ops, NO_NODE, dtype=np.int64)
         body = np.flatnonzero(self.parts.body & ~self.parts.free)
         key[body] = body
@@ -208,7 +226,13 @@ class _Builder:
         """Gives what adds to a value that the loop carries the key of the one node that makes what is added."""
         for value, returned in self.carried.items():
             op = self.value_op[returned]
-            if op < 0 or not self.parts.body[op] or self.parts.free[op] or value not in self.reads[op] or op in self.pins:
+            if (
+                op < 0
+                or not self.parts.body[op]
+                or self.parts.free[op]
+                or value not in self.reads[op]
+                or op in self.pins
+            ):
                 continue
             added = [other for other in self.reads[op] if other not in self.carried]
             makers = {self.maker(other, after=False) for other in added}
@@ -218,7 +242,10 @@ class _Builder:
                 key[op] = key[min(makers)]
 
     def _join_updates(self, key: Ints) -> None:
-        """Gives the ops after the loop that share tensors one key: that of the op in the loop that they start from, if it is one alone."""
+        """Gives the ops after the loop that share tensors one key.
+
+        It is the key of the op in the loop that they start from, if there is one alone.
+        """
         ops = np.flatnonzero(self.parts.apply & ~self.parts.free)
         in_body = {value for op in np.flatnonzero(self.parts.body).tolist() for value in self.reads[op]}
         users: dict[int, list[int]] = {}
@@ -252,7 +279,9 @@ class _Builder:
             (int(node[made_by]), int(node[op])): None
             for op in np.flatnonzero(self.parts.body & ~self.parts.free).tolist()
             for value in self.reads[op]
-            if (made_by := self.maker(value, after=False)) >= 0 and self.parts.body[made_by] and node[made_by] != node[op]
+            if (made_by := self.maker(value, after=False)) >= 0
+            and self.parts.body[made_by]
+            and node[made_by] != node[op]
         }
         ends = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
         return ends[:, 0], ends[:, 1]
@@ -271,20 +300,32 @@ class _Builder:
                 users = per_step if once else in_loop
                 users.setdefault(value, []).append(int(node[op]))
                 if value in self.carried and not after:
-                    made_by = self.maker(value, after=True)  # a sum is where it is made from one micro-batch to the next
+                    made_by = self.maker(
+                        value, after=True
+                    )  # a sum is where it is made from one micro-batch to the next
                 if made_by >= 0:
                     users[value].append(int(node[made_by]))
         if self.parts.loop is None:  # a tensor that is read in both parts is sent once
             per_step = {value: users + in_loop.pop(value, []) for value, users in per_step.items()}
         times = 1 if self.parts.loop is None else self.num_micro_batches
         once_sent = self._summands()
-        sent = [(users, float(self.value_bytes[value]), 1 if value in once_sent else times) for value, users in in_loop.items()]
+        sent = [
+            (users, float(self.value_bytes[value]), 1 if value in once_sent else times)
+            for value, users in in_loop.items()
+        ]
         sent += [(users, float(self.value_bytes[value]), 1) for value, users in per_step.items()]
-        outside = {value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)}
-        return [one for one in sent if one[1]], ((users, float(self.held_bytes[value])) for value, users in outside.items())
+        outside = {
+            value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)
+        }
+        return [one for one in sent if one[1]], (
+            (users, float(self.held_bytes[value])) for value, users in outside.items()
+        )
 
     def _made_before(self, node: Ints) -> Iterator[tuple[list[int], float]]:
-        """Yields what is made before the loop, such as casts of parameters: each stage that reads it has its own, beside the argument."""
+        """Yields what is made before the loop, such as casts of parameters.
+
+        Each stage that reads it has its own, beside the argument.
+        """
         loop = self.parts.loop
         if loop is None:
             return
@@ -301,7 +342,10 @@ class _Builder:
             yield nodes, float(self.held_bytes[value])
 
     def _summands(self) -> set[int]:
-        """Returns the values that are added up to a sum over micro-batches, and nothing else: each rank adds up its own."""
+        """Returns the values that are added up to a sum over micro-batches, and nothing else.
+
+        Each rank adds up its own.
+        """
         found: set[int] = set()
         if self.parts.loop is None:
             return found
@@ -328,19 +372,25 @@ class _Builder:
         return op >= 0 and bool(self.parts.body[op] or self.parts.apply[op])
 
     def _turns_round(self) -> bool:
-        """Says whether a micro-batch may have a backward pass: a step without one sums scalars alone, and stacks what it gives."""
+        """Says whether a micro-batch may have a backward pass.
+
+        A step without one sums scalars alone, and stacks what it gives.
+        """
         if self.parts.loop is None or any(stage >= self.num_stages for stage in self.pins.values()):
             return True
         ends = [(value, self.value_op[returned]) for value, returned in self.carried.items() if self.ranked[value]]
         return any(self.roots[value] == value and op >= 0 and self.graph.cls(op).name != _STACKS for value, op in ends)
 
     def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
-        """Returns which nodes run after most of a micro-batch is held; or after most is held for long; and what is saved.
+        """Returns which nodes run after most of a micro-batch is stored, or most is stored for long, and what is saved.
 
-        That is what would be handed on if the step were two programs, which part where most is held, with who needs it.
+        What is saved would be handed on if the step were split into two programs where most is stored. It comes with
+        the nodes that need it.
         """
         peak, turn = self.handing.turns
-        saved = [([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in self.handing.halves.kept.items()]
+        saved = [
+            ([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in self.handing.halves.kept.items()
+        ]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
         return _behind(peak, ops, node), _behind(turn, ops, node), saved
 

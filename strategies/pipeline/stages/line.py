@@ -1,8 +1,10 @@
-"""Stages along a line: every node gets a place, and a stage is a stretch of it. Where the search of stages begins, and what it is held to.
+"""Stages along a line: every node gets a place, and a stage is a stretch of it.
 
-The line is the program's own order, folded where the backward pass begins: a node in the backward pass stands where the tensors and
-parameters that it shares with the forward pass are used last there, but not behind one that it follows. Cutting a line is exact: the best
-stretches under given limits by dynamic programming.
+The search of stages begins there, and is measured by it.
+
+The line is the program's own order, folded where the backward pass begins: a node in the backward pass stands where the
+tensors and parameters that it shares with the forward pass are used last there, but not behind one that it follows.
+Cutting a line is exact: the best stretches under given limits by dynamic programming.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ from rhino.ir.arrays import Bools, Floats, Ints
 from rhino.strategies.pipeline.stages.problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
 
 MOST_BUCKETS = 400
-"""Into how many stretches a line is cut first, each ending at its cheapest place; stages are made of whole stretches."""
+"""Into how many stretches a line is cut first, each ending at its cheapest place.
+
+Stages are made of whole stretches.
+"""
 
 NEGLIGIBLE = 1e-3
-"""The share of all work below which what leads to a node says nothing of its place: it stands where it is read first."""
+"""The share of all work below which what leads to a node says nothing of its place.
+
+The node stands where it is read first.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +58,12 @@ def lines_of(problem: StageProblem) -> tuple[Line, ...]:
 
 
 def _tellers(problem: StageProblem) -> tuple[Nets, ...]:
-    """Returns nets that may tell what is in the backward pass where it belongs: all; those used twice in the forward pass; what is held.
+    """Returns three sets of nets that may tell where a node of the backward pass belongs.
 
-    What the forward pass makes for the backward pass alone may be of an end of it, as what one of two towers gives is, and then tells
-    nothing of where it is used. What skips layers, or is held against the result in the end, tells nothing either; parameters do.
+    The first has all nets, the second those used twice in the forward pass, the third what devices hold. What the
+    forward pass makes for the backward pass alone may be of an end of it, as what one of two towers gives is, and then
+    tells nothing of where it is used. What skips layers, or is compared with the result in the end, tells nothing
+    either; parameters do.
     """
     nets = problem.nets
     twice = np.bincount(nets.owner, weights=~problem.late[nets.node], minlength=len(nets)) >= 2
@@ -80,7 +90,10 @@ def keys_on_line(problem: StageProblem, back: Bools, tellers: Nets) -> Ints:
 
 
 def _floating(problem: StageProblem) -> Bools:
-    """Returns which nodes have hardly any work behind them [nodes]; work that several ways lead from counts once for each."""
+    """Returns which nodes have hardly any work behind them [nodes].
+
+    Work that several ways lead from counts once for each.
+    """
     total, limit = problem.work.tolist(), NEGLIGIBLE * float(problem.work.sum())
     order = np.argsort(problem.after, kind="stable")
     for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
@@ -112,7 +125,9 @@ def in_buckets(problem: StageProblem, key: Ints, back: Bools) -> Line:
     np.add.at(change, keys[0] + 1, problem.nets.size)
     np.subtract.at(change, keys[1] + 1, problem.nets.size)
     crossing = np.cumsum(change)  # [k]: what a cut before key k costs
-    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[: int(key.max(initial=0))]  # before keys 1, 2, ...
+    done = np.cumsum(np.bincount(key, weights=problem.work, minlength=size))[
+        : int(key.max(initial=0))
+    ]  # before keys 1, 2, ...
     share = (done / max(float(problem.work.sum()), 1e-300) * MOST_BUCKETS).astype(np.int64)
     cuts = [1 + int(first + np.argmin(crossing[1 + first : 1 + end])) for first, end in _runs(share)]
     return Line(np.searchsorted(np.array(cuts), key, side="right").astype(np.int64), len(cuts) + 1, back)
@@ -128,8 +143,9 @@ def _runs(values: Ints) -> Iterator[tuple[int, int]]:
 class Stretches:
     """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
 
-    Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in seconds, of the last
-    stage `last_work`; `held` and `saved` in bytes. `pins[s]` says whether a stretch can be stage s.
+    Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in
+    seconds, of the last stage `last_work`; `held` and `saved` in bytes. `pins[s]` says whether a stretch can be stage
+    s.
     """
 
     cost: Floats
@@ -168,7 +184,11 @@ def _present(nets: Nets, line: Line) -> Floats:
 
     Net by net, a stretch from i to j has its place r and none before if i is in (the place before r, r] and j behind r.
     """
-    seen = np.unique(np.stack([nets.owner, line.place[nets.node]]), axis=1) if len(nets.node) else np.zeros((2, 0), dtype=np.int64)
+    seen = (
+        np.unique(np.stack([nets.owner, line.place[nets.node]]), axis=1)
+        if len(nets.node)
+        else np.zeros((2, 0), dtype=np.int64)
+    )
     owner, place = seen
     again = np.concatenate([[False], owner[1:] == owner[:-1]]) if len(owner) else np.zeros(0, dtype=bool)
     previous = np.where(again, np.concatenate([[0], place[:-1]]) + 1, 0) if len(owner) else place
@@ -180,11 +200,12 @@ def _present(nets: Nets, line: Line) -> Floats:
 
 
 def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float, Ints] | None:
-    """Returns the cost of the best cut whose stages have at most `limit_s` of work and fit, and the end of each stage."""
+    """Returns the cost and the stage ends of the best cut whose stages have at most `limit_s` of work and fit."""
     fair, fair_last = _fair(parts.work, limit_s), _fair(parts.last_work, limit_s)
     if not _may_be_cut(fair, fair_last, problem.num_stages):
         return None
-    # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at [window, end].
+    # A stretch to an end that is fair starts in a window before it: of the stretches [start, end], those are looked at
+    # [window, end].
     end = np.arange(len(fair))
     width = int((end - fair_last.argmax(axis=0)).max()) + 1  # the last stage may have most
     start = end + np.arange(1 - width, 1)[:, None]
@@ -220,7 +241,10 @@ def _fair(work: Floats, limit_s: float) -> Bools:
 
 
 def _may_be_cut(fair: Bools, fair_last: Bools, num_stages: int) -> bool:
-    """Says whether so many stretches reach from the first place to the last: each `fair` one [start, end] as far as it may be."""
+    """Says whether so many stretches reach from the first place to the last.
+
+    Each stretch goes as far as `fair` [start, end] allows.
+    """
     at, last = 0, len(fair) - 1
     for _ in range(num_stages - 1):
         at = last - int(fair[at, ::-1].argmax())
@@ -241,7 +265,10 @@ def least_limit(problem: StageProblem, parts: Stretches, high_s: float, most_cos
 
 
 def least_work(problem: StageProblem, parts: Stretches) -> float:
-    """Returns the least that the largest work of a stage can be, to within rounding, where any stretch may be any stage."""
+    """Returns the least that the largest work of a stage can be, to within rounding.
+
+    Any stretch may be any stage.
+    """
 
     def is_met(limit_s: float) -> bool:
         return _may_be_cut(_fair(parts.work, limit_s), _fair(parts.last_work, limit_s), problem.num_stages)
@@ -250,7 +277,10 @@ def least_work(problem: StageProblem, parts: Stretches) -> float:
 
 
 def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Callable[[float], bool]) -> float:
-    """Returns the least limit that `is_met` holds for: an equal share, or else the work of a stretch, for it hangs on nothing else."""
+    """Returns the least limit that meets `is_met`.
+
+    It is an equal share, or else the work of a stretch, for it depends on nothing else.
+    """
     low_s = float(problem.work.sum()) / problem.num_stages
     if is_met(low_s):
         return low_s
@@ -261,7 +291,10 @@ def _least(problem: StageProblem, parts: Stretches, high_s: float, is_met: Calla
 
 
 def equal_cut(parts: Stretches, num_stages: int) -> Ints:
-    """Returns the end of each stage where each starts as soon as its equal share of all work is done: the split of equal layers."""
+    """Returns the end of each stage where each starts as soon as its equal share of all work is done.
+
+    That is the split of equal layers.
+    """
     done = parts.work[0]
     shares = done[-1] * np.arange(1, num_stages + 1) / num_stages
     return np.array([*(np.argmin(np.abs(done - share)) for share in shares[:-1]), len(done) - 1], dtype=np.int64)

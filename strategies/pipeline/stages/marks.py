@@ -1,12 +1,17 @@
-"""Stages that follow from marks in the model: what is before a boundary belongs to stages before it, what is behind it to stages behind.
+"""Stages that follow from marks in the model.
 
-A mark is of level L where L - 1 others stand before it on the longest way to it, and parts stage L - 1 from stage L. The gradient of a
-marked value crosses back there: its mark is of the level that as many marks behind it make. So an op is on stage
+What is before a boundary belongs to stages before it, what is behind it to stages behind.
 
-- s or an earlier one, where it leads to the mark of level s + 1, or follows from that level's mark in the backward pass;
+A mark is of level L where L - 1 others stand before it on the longest way to it, and parts stage L - 1 from stage L.
+The gradient of a marked value crosses back there: its mark is of the level that as many marks behind it make. So an op
+is on stage
+
+- s or an earlier one, where it leads to the mark of level s + 1, or follows from that level's mark in the backward
+  pass;
 - s or a later one, where it follows from the mark of level s, and not from its gradient's.
 
-What the two leave one stage is pinned to it. Anything else (what follows from no mark, or leads to none) is left to the search.
+What the two leave one stage is pinned to it. Anything else (what follows from no mark, or leads to none) is left to the
+search.
 """
 
 from __future__ import annotations
@@ -66,12 +71,15 @@ class _Marks:
         least: dict[int, int] = {}
         ahead: dict[int, int] = {}
         for op in ops:  # what follows from marks
-            most[op] = min((back_level[one] - 1 if one in self.back else most[one] for one in self.before[op]), default=last)
+            most[op] = min(
+                (back_level[one] - 1 if one in self.back else most[one] for one in self.before[op]), default=last
+            )
             reached = max((level[one] if one in self.forward else least[one] for one in self.before[op]), default=0)
             least[op] = min(reached, most[op])
         for op in ops[::-1]:  # what leads to them
             ahead[op] = min(
-                (min(level[one] - 1, ahead[one]) if one in self.forward else ahead[one] for one in self.behind[op]), default=last
+                (min(level[one] - 1, ahead[one]) if one in self.forward else ahead[one] for one in self.behind[op]),
+                default=last,
             )
         stages = {}
         marks = self.forward | self.back
@@ -87,7 +95,10 @@ class _Marks:
         return Marked(last + 1, stages, tuple(inner + again))
 
     def levels(self, ops: Sequence[int], toward: dict[int, list[int]], marks: frozenset[int]) -> dict[int, int]:
-        """Returns how many marks stand one after the other on the longest way to each op, itself included; `ops` in that order."""
+        """Returns how many marks stand one after the other on the longest path to each op, itself included.
+
+        `ops` are in the order of these paths.
+        """
         level: dict[int, int] = {}
         for op in ops:
             level[op] = max((level[one] for one in toward[op]), default=0) + (op in marks)

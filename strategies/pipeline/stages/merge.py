@@ -1,9 +1,9 @@
 """Nodes that can stay together at no more cost.
 
-A node with one node before it can always join that, and one with one node behind it can join that: along the edges nothing becomes illegal,
-as all others stand on the same side of both. If besides the two share at least the size, in nets of their own, that the nets of the node
-without the other have, then joining costs no more: it takes the first away and adds the second at most, and a net of both and others is at
-no further device. A node without edges can join any.
+A node with one node before it can always join that, and one with one node behind it can join that: along the edges
+nothing becomes illegal, as all others stand on the same side of both. If besides the two share at least the size, in
+nets of their own, that the nets of the node without the other have, then joining costs no more: it takes the first away
+and adds the second at most, and a net of both and others is at no further device. A node without edges can join any.
 
 What joining changes is balance. So a node of work joins only as long as what comes out is a small share of a stage.
 """
@@ -34,7 +34,10 @@ def merge(problem: StageProblem, most_work_s: float) -> Merged:
 
 
 def merged(problem: StageProblem, head: Ints) -> Merged:
-    """Returns the problem whose nodes are those of `problem` with the same `head` [nodes], which says what the others are like."""
+    """Returns `problem` with all nodes of the same `head` [nodes] joined.
+
+    The head says what the other nodes are like.
+    """
     heads, group = np.unique(head, return_inverse=True)
     num = len(heads)
     ends = group[np.stack([problem.before, problem.after])]
@@ -144,7 +147,9 @@ class _Joining:
             legal = [next(iter(side)) for side in (self.before[node], self.after[node]) if len(side) == 1]
         for other in legal:
             light = not self.work[node] or self.work[node] + self.work[other] <= self.most_work_s
-            if light and own.get(other, 0.0) >= sum(self.size[net] for net in sorted(self.nets[node] - self.nets[other])):
+            if light and own.get(other, 0.0) >= sum(
+                self.size[net] for net in sorted(self.nets[node] - self.nets[other])
+            ):
                 return other
         return None
 

@@ -1,8 +1,8 @@
-"""What devices of each stage hold while its programs run, told from the plan of the whole step before any of them is written.
+"""What devices of each stage need while its programs run, found from the plan of the step before these are written.
 
-A program of a stage is a part of the plan (`strategies/pipeline/plan_part.py`): the ops of a virtual stage or a half of one, with what they
-make again. Beside what the stage keeps throughout and what is handed on, it needs its temporaries, and what it takes from and gives to
-others.
+A program of a stage is a part of the plan (`strategies/pipeline/plan_part.py`): the ops of a virtual stage or a half of
+one, with what they make again. Beside what the stage keeps throughout and what is handed on, it needs its temporaries,
+and what it takes from and gives to others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _Key: TypeAlias = tuple[Phase, int]
 class StageNeeds:
     """What devices of the stages of a step need, program by program, each told when it is first asked for.
 
-    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `asked` [ops], which ops
-    another stage waits for; `kept_bytes` [stages], what a device holds throughout a step. `temporaries` are those of programs by their
-    structure, which cuts of one plan may share.
+    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `asked`
+    [ops], which ops another stage waits for; `kept_bytes` [stages], what a device holds throughout a step.
+    `temporaries` are those of programs by their structure, which cuts of one plan may share.
     """
 
     plan: ShardingPlan
@@ -61,11 +61,14 @@ class StageNeeds:
         return 2 * len(self.kept_bytes) - 2
 
     def peak_bytes(self, order: Order, limit_bytes: float = inf) -> tuple[float, ...]:
-        """Returns what a device of each rank holds at most as it goes through its tasks [ranks]; of a rank over the limit, that alone.
+        """Returns what a device of each rank needs at most as it goes through its tasks [ranks].
 
-        What programs need by themselves is most of the work: what is held between them is told first, and ranks come first that hold most.
+        Where a rank is over the limit, it returns that rank alone. Most of the work is to find what programs need by
+        themselves. So what is stored between them is found first, and ranks come first that store most.
         """
-        stages_of = [[stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))]
+        stages_of = [
+            [stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))
+        ]
         held = [self.held_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)]
         found = [0.0] * len(held)
         for rank in sorted(range(len(held)), key=lambda one: -max(held[one].values())):
@@ -77,7 +80,10 @@ class StageNeeds:
         return tuple(found)
 
     def held_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> dict[_Key, float]:
-        """Returns what a device of a rank with these stages holds at most while each program runs, beside what that needs."""
+        """Returns the most that a device of a rank with these stages stores while each program runs.
+
+        What the program itself needs is not counted.
+        """
         halves = any(task.phase == "weight-gradient" for task in tasks)
         saves = {stage: self.saved_bytes(stage) for stage in stages}
         waits = {stage: self.waiting_bytes(stage) if halves else 0.0 for stage in stages}
@@ -106,25 +112,40 @@ class StageNeeds:
         return max(self.received_bytes(phase, stage) for phase in _PHASES)
 
     def passing_bytes(self, phase: Phase, stage: int) -> float:
-        """Returns what a program needs beside what is kept and handed on: temporaries, and what it takes from and gives to others."""
+        """Returns what a program needs beside what is kept and handed on.
+
+        That is its temporaries, and what it takes from and gives to others.
+        """
         key = (phase, stage)
         if key not in self.passing:
             part = self.program(phase, stage)
             held = set(self.waiting(stage) if phase == "weight-gradient" else self.activation_stash(stage).kept)
-            reads = {value: self.plan.specs[value] for value in part.arguments(self.plan.graph) if self.is_of_micro_batch(value)}
+            reads = {
+                value: self.plan.specs[value]
+                for value in part.arguments(self.plan.graph)
+                if self.is_of_micro_batch(value)
+            }
             gives = {value: spec for value, spec in part.returns.items() if value not in part.into}
             stays = set(self.waiting(stage) if phase == "input-gradient" else ())
             crossing = {value: spec for value, spec in {**reads, **gives}.items() if value not in held}
-            sizes = [bytes_of(self.plan, v, spec) if v in stays else self.sent_bytes(v, spec) for v, spec in crossing.items()]
+            sizes = [
+                bytes_of(self.plan, v, spec) if v in stays else self.sent_bytes(v, spec) for v, spec in crossing.items()
+            ]
             self.passing[key] = self.temporary_bytes(part) + sum(sizes)
         return self.passing[key]
 
     def sent_bytes(self, value: int, spec: Spec) -> float:
-        """Returns the bytes of a value as it goes from one stage to another: of the tensors that it stands for, one does."""
+        """Returns the bytes of a value as it goes from one stage to another.
+
+        Of the tensors that it stands for, one goes.
+        """
         return self.plan.graph.type_of(value).num_bytes / num_parts(spec, self.plan.sizes)
 
     def temporary_bytes(self, part: PlanPart) -> float:
-        """Returns the bytes of a program's temporaries; those of equal programs, as of alike layers, are worked out once."""
+        """Returns the bytes of a program's temporaries.
+
+        Those of equal programs, as of alike layers, are worked out once.
+        """
         if not part.ops:
             return 0.0
         plan = plan_of(self.plan, part)
@@ -146,7 +167,11 @@ class StageNeeds:
 
     def waiting(self, stage: int) -> list[int]:
         """Returns what the second half of a backward pass reads of the micro-batch."""
-        return [value for value in self.program("weight-gradient", stage).arguments(self.plan.graph) if self.is_of_micro_batch(value)]
+        return [
+            value
+            for value in self.program("weight-gradient", stage).arguments(self.plan.graph)
+            if self.is_of_micro_batch(value)
+        ]
 
     def device(self, op: int) -> int:
         """Returns the stage of an op of the micro-batch."""
@@ -160,10 +185,15 @@ class StageNeeds:
     # Programs
 
     def activation_stash(self, stage: int) -> ActivationStash:
-        """Returns what the forward pass of a stage hands on to its backward pass; the last stage does both in one program."""
+        """Returns what the forward pass of a stage hands on to its backward pass.
+
+        The last stage does both in one program.
+        """
         if stage not in self.handed:
             back = self.last - stage
-            self.handed[stage] = self.handing.between(self.stage, stage, back) if stage < back else ActivationStash({}, frozenset())
+            self.handed[stage] = (
+                self.handing.between(self.stage, stage, back) if stage < back else ActivationStash({}, frozenset())
+            )
         return self.handed[stage]
 
     def program(self, phase: Phase, stage: int) -> PlanPart:
@@ -184,7 +214,10 @@ class StageNeeds:
             case "input-gradient":
                 ops = [op for op in back if self.asked[op]]
             case "weight-gradient":
-                ops, again = [op for op in back if not self.asked[op]], again.difference(self.program("input-gradient", stage).ops)
+                ops, again = (
+                    [op for op in back if not self.asked[op]],
+                    again.difference(self.program("input-gradient", stage).ops),
+                )
             case _:
                 ops = back
         return self.given(ops, again, handed)
@@ -194,16 +227,21 @@ class StageNeeds:
         return np.flatnonzero(of & ~self.handing.parts.free & (self.stage == stage)).tolist()
 
     def given(self, ops: list[int], again: set[int], handed: ActivationStash) -> PlanPart:
-        """Returns the program of `ops` and what they make again, with what it gives in the order in which others read it."""
+        """Returns the program of `ops` and what they make again, its results in the order in which others read them."""
         own, graph = set(ops), self.plan.graph
         every = self.closed(ops, again)
         inside = frozenset(every)
         made = [value for op in every if op in own or op in again for value in graph.results(op)]
         there = set(made)
         sums = [value for value in self.handing.ends if value in there]
-        readers = {value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.handing.ends}
+        readers = {
+            value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.handing.ends
+        }
         given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
-        returns = {value: self.plan.specs[self.handing.ends.get(value, value)] for value in (*sums, *(value for _, value in given))}
+        returns = {
+            value: self.plan.specs[self.handing.ends.get(value, value)]
+            for value in (*sums, *(value for _, value in given))
+        }
         return PlanPart(every, returns, {value: self.handing.ends[value] for value in sums})
 
     def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: ActivationStash) -> list[int]:

@@ -13,10 +13,10 @@ SWEEPS = 3
 
 
 def op_stages(staging: Staging, stage: Ints) -> Ints:
-    """Returns the virtual stage of each op of the micro-batch and the stage of each after it, `OPEN` for the others [ops].
+    """Returns the virtual stage of ops of the micro-batch, the stage of ops after it, and `OPEN` of others [ops].
 
-    What costs nothing is where it is read first, or where what it is made of is complete if nothing reads it there; a scalar after the loop
-    is where that takes the fewest transfers.
+    What costs nothing is where it is read first, or where what it is made of is complete if nothing reads it there; a
+    scalar after the loop is where that takes the fewest transfers.
     """
     parts, problem = staging.parts, staging.problem
     found = np.full(staging.graph.num_ops, OPEN, dtype=np.int64)
@@ -44,7 +44,9 @@ class _Places:
                 self.found[op] = self.first_read(op, part)
             for op in waiting.tolist():
                 if self.found[op] == OPEN:
-                    self.found[op] = max((self.made_at(value, op) for value in self.graph.operands(op).tolist()), default=0)
+                    self.found[op] = max(
+                        (self.made_at(value, op) for value in self.graph.operands(op).tolist()), default=0
+                    )
             self.found[waiting] = np.maximum(self.found[waiting], 0)
         scalars = np.flatnonzero(self.parts.apply & self.parts.free & ~self.parts.constant).tolist()
         for _ in range(SWEEPS):
@@ -67,7 +69,10 @@ class _Places:
         return int(self.problem.device(np.array(made))) if after and made != OPEN else made
 
     def transfers(self, op: int, device: int) -> int:
-        """Returns between how many devices the values pass that an op after the loop reads and makes, if it is on this one."""
+        """Returns between how many devices an op after the loop passes values, if it is on this device.
+
+        The values are those that the op reads and makes.
+        """
         self.found[op] = device
         count = 0
         for value in (*self.graph.operands(op).tolist(), *self.graph.results(op)):

@@ -1,13 +1,14 @@
 """Which pipeline stage each node belongs to, as plain data (Rhino 5.1, on stages that turn round).
 
-A model cut in d stages has 2d - 1 *virtual* stages: forward 0 .. d-1 and back. Virtual stages v and 2d-2-v are on one device; the last
-device does forward and backward at once. Along every edge the virtual stage may only grow. Which node is forward and which backward is
-nowhere said: it follows from the choice.
+A model cut in d stages has 2d - 1 *virtual* stages: forward 0 .. d-1 and back. Virtual stages v and 2d-2-v are on one
+device; the last device does forward and backward at once. Along every edge the virtual stage may only grow. Which node
+is forward and which backward is nowhere said: it follows from the choice.
 
-A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its size once for each
-device beyond the first that has one of its nodes, however many read it there, in either direction. Work is a row for each device, and so is
-memory where there is a budget: what is held on a node's device, what is held wherever a net has a node, and what is saved for the backward
-pass in each micro-batch in flight, of which 1F1B keeps min(m, d - s) on stage s.
+A *net* is what some nodes share: a tensor with who makes and who reads it, or a parameter with its users. It costs its
+size once for each device beyond the first that has one of its nodes, however many read it there, in either direction.
+Work is a row for each device, and so is memory where there is a budget: what is held on a node's device, what is held
+wherever a net has a node, and what is saved for the backward pass in each micro-batch in flight, of which 1F1B keeps
+min(m, d - s) on stage s.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Nets:
 
 
 def make_nets(members: Iterable[tuple[Iterable[int], float]], least: int = 2) -> Nets:
-    """Returns the nets of these nodes and sizes: equal ones as one, those with fewer than `least` nodes or no size left out."""
+    """Returns the nets of these nodes and sizes.
+
+    Equal nets are one, and those with fewer than `least` nodes or no size are left out.
+    """
     total: dict[tuple[int, ...], float] = {}
     for nodes, size in members:
         key = tuple(sorted(set(nodes)))
@@ -68,7 +72,9 @@ def make_nets(members: Iterable[tuple[Iterable[int], float]], least: int = 2) ->
 def merged_nets(nets: Nets, group: Ints, least: int = 2) -> Nets:
     """Returns the nets between groups of nodes, where node i is in `group[i]`."""
     places, bounds = group[nets.node].tolist(), nets.start.tolist()
-    return make_nets(((places[a:b], size) for a, b, size in zip(bounds[:-1], bounds[1:], nets.size.tolist(), strict=True)), least)
+    return make_nets(
+        ((places[a:b], size) for a, b, size in zip(bounds[:-1], bounds[1:], nets.size.tolist(), strict=True)), least
+    )
 
 
 NO_NETS = make_nets(())
@@ -78,14 +84,15 @@ NO_NETS = make_nets(())
 class StageProblem:
     """What is to be cut in stages.
 
-    Shapes: `work` [nodes]; `apart` [nodes], what it takes more on all devices but the last, which alone does both ways in one program, and
-    `again` [nodes], what of that is spent in the backward pass of what is forward, both none if empty; `before`, `after` [edges]: node
-    `before[e]`, a smaller number, may be in no later virtual stage than `after[e]`; `pinned` [nodes], a virtual stage or `OPEN`; `late`
-    [nodes] marks what runs after the step on one device holds most: a guess at what is in the backward pass, from which nothing follows but
-    where heuristics begin and what counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]. Where a step only
-    goes forward, as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the backward pass.
-    Units: `work`, `apart` and `again` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least, seconds of a
-    link per step if `in_seconds`, else, where none is known, bytes per step.
+    Shapes: `work` [nodes]; `apart` [nodes], what it takes more on all devices but the last, which alone does both ways
+    in one program, and `again` [nodes], what of that is spent in the backward pass of what is forward, both none if
+    empty; `before`, `after` [edges]: node `before[e]`, a smaller number, may be in no later virtual stage than
+    `after[e]`; `pinned` [nodes], a virtual stage or `OPEN`; `late` [nodes] marks what runs after the step on one device
+    holds most: a guess at what is in the backward pass, from which nothing follows but where heuristics begin and what
+    counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]. Where a step only goes forward,
+    as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the backward pass. Units:
+    `work`, `apart` and `again` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least,
+    seconds of a link per step if `in_seconds`, else, where none is known, bytes per step.
     """
 
     num_stages: int
@@ -162,7 +169,9 @@ class StageProblem:
         """Says whether no device has more work than `limit_s`, nor holds more than the budget."""
         if (self.device_work(device) > limit_s * (1 + ROUNDING)).any():
             return False
-        return self.budget_bytes is None or bool((self.device_memory(device) <= self.budget_bytes * (1 + ROUNDING)).all())
+        return self.budget_bytes is None or bool(
+            (self.device_memory(device) <= self.budget_bytes * (1 + ROUNDING)).all()
+        )
 
 
 ROUNDING = 1e-9

@@ -1,16 +1,19 @@
 """The integer program of stages: rows for the edges, the nets, and every device's work and memory (Rhino 5.1).
 
-A node's device is a row of switches: `deeper[i, k]` says that node i is on device k or behind it, for each k that its window leaves open.
-Where its way is open too, a switch says that it is in the backward pass. Per edge from i to j (`_edge_rows`):
+A node's device is a row of switches: `deeper[i, k]` says that node i is on device k or behind it, for each k that its
+window leaves open. Where its way is open too, a switch says that it is in the backward pass. Per edge from i to j
+(`_edge_rows`):
 
     both forward      deeper[i, k] <= deeper[j, k]
     both back         deeper[i, k] >= deeper[j, k]
-    forward, back     nothing; never back, forward: on the last device, where both ways are one stage, all may count as forward
+    forward, back     nothing
+    back, forward     never: on the last device, where both ways are one stage, all may count as forward
 
-and if a way is open, the same with its switch letting go of the row. A net is at a device if one of its nodes is (`_presence`), and costs
-its size for each device that it is at, but one. A node that is at a device only if another is says nothing and is left out: most nets of
-two devices then need no variable (2026-11-22, GPT of 72 layers in 8 stages: 22,327 rows in place of 39,906, and the relaxation takes 2.2 s
-in place of 15). Work and memory are a row for each device (`_load_rows`).
+and if a way is open, the same with its switch letting go of the row. A net is at a device if one of its nodes is
+(`_presence`), and costs its size for each device that it is at, but one. A node that is at a device only if another is
+says nothing and is left out: most nets of two devices then need no variable (2026-11-22, GPT of 72 layers in 8 stages:
+22,327 rows in place of 39,906, and the relaxation takes 2.2 s in place of 15). Work and memory are a row for each
+device (`_load_rows`).
 
 What is least is what the nets cost, under a limit of work; or the most work of a device, under a limit of cost or none.
 """
@@ -38,8 +41,9 @@ ONE = -1
 class StageRows:
     """A problem of stages in its windows as rows.
 
-    The cost is least where `limit_s`, the most work of a device, is given, else the most work of a device is, at no more than `most_cost`.
-    `unit` is what the objective counts in, a cost or seconds of work; `fixed_cost` is there in any case.
+    The cost is least where `limit_s`, the most work of a device, is given, else the most work of a device is, at no
+    more than `most_cost`. `unit` is what the objective counts in, a cost or seconds of work; `fixed_cost` is there in
+    any case.
     """
 
     problem: StageProblem
@@ -74,7 +78,9 @@ class StageRows:
         self.unit = max(map(abs, self.costs.values()), default=0.0) or 1.0
         self.base = self.fixed_cost
         if np.isfinite(self.most_cost):
-            self.at_most(_scaled(self.costs, 1 / self.unit), (self.most_cost * (1 + ROUNDING) - self.fixed_cost) / self.unit)
+            self.at_most(
+                _scaled(self.costs, 1 / self.unit), (self.most_cost * (1 + ROUNDING) - self.fixed_cost) / self.unit
+            )
         if self.most_work is not None:
             self.costs, self.unit, self.base = {self.most_work: self._all_work()}, self._all_work(), 0.0
 
@@ -97,7 +103,9 @@ class StageRows:
     def stages(self, point: Point) -> Ints:
         """Returns the virtual stage of each node at a whole point."""
         on = point.values > 0.5
-        device = self.windows.first + np.array([sum(bool(on[v]) for v in some.values()) for some in self.switches], dtype=np.int64)
+        device = self.windows.first + np.array(
+            [sum(bool(on[v]) for v in some.values()) for some in self.switches], dtype=np.int64
+        )
         back = self.windows.way == BACK
         for node, variable in self.backs.items():
             back[node] = on[variable]
@@ -112,7 +120,10 @@ class StageRows:
         return (cost - self.base) / self.unit
 
     def narrowed(self, values: Ints) -> Windows:
-        """Returns the windows that are left where switches have these values, 0 or 1 [variables]; others mean nothing."""
+        """Returns the windows that are left where switches have these values, 0 or 1 [variables].
+
+        Values other than 0 and 1 mean nothing.
+        """
         first, last = self.windows.first.copy(), self.windows.last.copy()
         for node, some in enumerate(self.switches):
             first[node] += sum(values[variable] == 1 for variable in some.values())
@@ -202,7 +213,10 @@ class StageRows:
         return found
 
     def _followers(self, nodes: list[int], device: int) -> list[int]:
-        """Returns the nodes that are on a device only if another is: the outermost that the other may be on, or the innermost."""
+        """Returns the nodes that are on a device only if another is.
+
+        The device is the outermost that the other may be on, or the innermost.
+        """
         some = set(nodes)
         found: dict[int, None] = {}
         for outer in nodes:

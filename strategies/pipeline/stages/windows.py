@@ -1,13 +1,15 @@
 """In which stages a node may be: bounds from the work before and behind it (Rhino 5.2), on stages that turn round.
 
-In balance, a node of the forward pass that has the share p of that way's work among its ancestors is not before place d p of 0 .. d, and
-one with the share q among its descendants and itself not behind d - d q; a node of the backward pass likewise, from the other end. Where no
-stage has more than 1 + e times its share, cut k is at most e min(k, d - k) from place k, if each stage's part of either way is like its
-part of all work. So a node that is further than that from a cut stays on its side of it. Where that leaves too much open, a smaller e is
-taken: as in Rhino, what the search may try is bounded.
+In balance, a node of the forward pass that has the share p of that way's work among its ancestors is not before place d
+p of 0 .. d, and one with the share q among its descendants and itself not behind d - d q; a node of the backward pass
+likewise, from the other end. Where no stage has more than 1 + e times its share, cut k is at most e min(k, d - k) from
+place k, if each stage's part of either way is like its part of all work. So a node that is further than that from a cut
+stays on its side of it. Where that leaves too much open, a smaller e is taken: as in Rhino, what the search may try is
+bounded.
 
-*Branches* are light ends of the backward pass, such as the gradients of weights, and light starts of the forward pass. Their work counts
-where they grow; no edge bounds them on one side, but they gain nothing further out than all that they share nets with.
+*Branches* are light ends of the backward pass, such as the gradients of weights, and light starts of the forward pass.
+Their work counts where they grow; no edge bounds them on one side, but they gain nothing further out than all that they
+share nets with.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ FORWARD, BACK, EITHER = 0, 1, 2
 class Windows:
     """Where each node may be.
 
-    Shapes: `first` and `last` [nodes] are devices; `way` [nodes] is `FORWARD`, `BACK`, or `EITHER` where that is to be found out.
-    On the last device both ways are one stage.
+    Shapes: `first` and `last` [nodes] are devices; `way` [nodes] is `FORWARD`, `BACK`, or `EITHER` where that is to be
+    found out. On the last device both ways are one stage.
     """
 
     first: Ints
@@ -38,7 +40,10 @@ class Windows:
 
 
 def open_windows(problem: StageProblem) -> Windows:
-    """Returns the windows that pins alone leave; what no edge leads to need not be in the backward pass, what leads nowhere not forward."""
+    """Returns the windows that pins alone leave.
+
+    A node that no edge leads to need not be in the backward pass; one that leads nowhere need not be forward.
+    """
     num, devices = problem.num_nodes, problem.num_stages
     way = np.full(num, EITHER if problem.turns_round else FORWARD, dtype=np.int64)
     has_before, has_after = _linked(problem)
@@ -49,9 +54,15 @@ def open_windows(problem: StageProblem) -> Windows:
 
 
 def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
-    """Returns the windows for at most `limit_s` of work on a device, or for less where those would leave more open than `MOST_OPEN`."""
+    """Returns the windows for at most `limit_s` of work on a device.
+
+    The limit is less where these windows would leave more open than `MOST_OPEN`.
+    """
     devices, num = problem.num_stages, problem.num_nodes
-    outer, inner = np.zeros(num), np.zeros(num)  # how far along the model a node is at least, from either end; no edges, no bound
+    outer, inner = (
+        np.zeros(num),
+        np.zeros(num),
+    )  # how far along the model a node is at least, from either end; no edges, no bound
     light = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
     most = LIGHT * float(problem.work.sum()) / devices
     for back in (False, True):
@@ -64,7 +75,10 @@ def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
     excess = limit_s * devices / max(float(problem.work.sum()), 1e-300) - 1
     while True:
         cuts = _cuts(devices, excess)
-        first, last = np.searchsorted(cuts, outer, side="right"), devices - 1 - np.searchsorted(cuts, inner, side="right")
+        first, last = (
+            np.searchsorted(cuts, outer, side="right"),
+            devices - 1 - np.searchsorted(cuts, inner, side="right"),
+        )
         first, last = _drawn_in(problem, first, last, light)
         if (last - first).sum() <= MOST_OPEN or excess < LEAST_EXCESS:
             return _pinned(problem, Windows(first, last, np.where(problem.late, BACK, FORWARD)))
@@ -72,13 +86,17 @@ def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
 
 
 MOST_OPEN = 4000
-"""How many places the windows may leave open, beyond one for each node: the relaxation of so many takes a few seconds."""
+"""How many places the windows may leave open, beyond one for each node.
+
+The relaxation of so many takes a few seconds.
+"""
 
 LEAST_EXCESS = 0.01
 """Windows for less work than this over the even share do not shrink further."""
 
 LIGHT = 0.25
-"""The share of a stage's work up to which the end of a backward pass, or the start of a forward pass, counts as a branch."""
+"""The share of a stage's work up to which the end of a backward pass, or the start of a forward pass, counts as a
+branch."""
 
 
 class _Way:
@@ -100,7 +118,7 @@ class _Way:
         return self.work_outside + self.work <= most_s
 
     def around(self, branch: Bools) -> tuple[Floats, Floats, Floats]:
-        """Returns the work outside and inside of each node, and its own, where that of branches counts with what they grow on.
+        """Returns the work outside and inside of each node, and its own; branches count with what they grow on.
 
         A weight's gradient leads nowhere, and yet its layer is not done without it.
         """
@@ -124,7 +142,9 @@ def _drawn_in(problem: StageProblem, first: Ints, last: Ints, light: Bools) -> t
     Further out they would gain nothing; a node without edges would gain nothing further in either.
     """
     num, devices = problem.num_nodes, problem.num_stages
-    linked = light[problem.before] & light[problem.after] & (problem.late[problem.before] == problem.late[problem.after])
+    linked = (
+        light[problem.before] & light[problem.after] & (problem.late[problem.before] == problem.late[problem.after])
+    )
     branch = components(num, np.stack([problem.before[linked], problem.after[linked]], axis=1))
     alone = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
     nearest = _told(problem.nets, first, light, branch, np.minimum, devices)
@@ -135,7 +155,10 @@ def _drawn_in(problem: StageProblem, first: Ints, last: Ints, light: Bools) -> t
 
 
 def _told(nets: Nets, bound: Ints, light: Bools, branch: Ints, best: np.ufunc, start: int) -> Ints:
-    """Returns the loosest bound of the nodes beside branches that each node's branch shares nets with, `start` if there is none [nodes]."""
+    """Returns the loosest bound of the nodes outside branches that each node's branch shares nets with [nodes].
+
+    It is `start` where there is no such node.
+    """
     of_net = np.full(len(nets), start, dtype=np.int64)
     tells = ~light[nets.node]
     best.at(of_net, nets.owner[tells], bound[nets.node[tells]])
@@ -152,7 +175,10 @@ def _linked(problem: StageProblem) -> tuple[Bools, Bools]:
 
 
 def _cuts(devices: int, excess: float) -> Floats:
-    """Returns how far along the model a node must be to be behind each cut for certain [cuts]: by symmetry, also from its end."""
+    """Returns how far along the model a node must be to be behind each cut for certain [cuts].
+
+    By symmetry, that is also how far it must be from the model's end.
+    """
     cut = np.arange(1, devices)
     result: Floats = np.maximum.accumulate(cut + excess * np.minimum(cut, devices - cut))
     return result
@@ -170,7 +196,10 @@ _ROWS = 256
 
 
 def reached(at: Ints, other: Ints, work: Floats, order: range) -> Floats:
-    """Returns the work of all that is reached from each node by steps from `at[e]` to `other[e]`; `order` has the ends of ways first."""
+    """Returns the work of all that is reached from each node by steps from `at[e]` to `other[e]`.
+
+    `order` has the ends of paths first.
+    """
     num = len(work)
     bits = np.zeros((num, (num + 7) // 8), dtype=np.uint8)
     ends: list[list[int]] = [[] for _ in range(num)]
@@ -182,5 +211,7 @@ def reached(at: Ints, other: Ints, work: Floats, order: range) -> Floats:
             bits[node, beside >> 3] |= 0x80 >> (beside & 7)
     total = np.zeros(num)
     for row in range(0, num, _ROWS):
-        total[row : row + _ROWS] = np.unpackbits(bits[row : row + _ROWS], axis=1, count=num).astype(np.float32) @ work.astype(np.float32)
+        total[row : row + _ROWS] = np.unpackbits(bits[row : row + _ROWS], axis=1, count=num).astype(
+            np.float32
+        ) @ work.astype(np.float32)
     return total

@@ -1,9 +1,11 @@
-"""Improve a choice on several mesh axes: one axis at a time, exactly, with what is chosen along the others held, until nothing improves.
+"""Improve a choice on several mesh axes.
 
-Along one axis the states of a node are few, and elimination solves the whole graph. That is not the same as planning each axis by itself:
-every solve sees the local shapes that the other axes leave, and pays for how the axes meet. Where it stops, no change along a single axis
-helps. Starts that take the axes in opposite orders stop in different places; what each does better is then mixed, exactly too: every
-node may take its state in any of them.
+One axis at a time is solved exactly, with what is chosen along the others fixed, until nothing improves.
+
+Along one axis the states of a node are few, and elimination solves the whole graph. That is not the same as planning
+each axis by itself: every solve sees the local shapes that the other axes leave, and pays for how the axes meet. Where
+it stops, no change along a single axis helps. Starts that take the axes in opposite orders stop in different places;
+what each does better is then mixed, exactly too: every node may take its state in any of them.
 
 Source: Rhino 4.3.3, "outermost axis first"; the mixing is the fusion move of Lempitsky, Rother, Roth and Blake (2010).
 """
@@ -51,7 +53,10 @@ class Sweep:
         return self.fuse([self.descend(nothing, axes), self.descend(nothing, axes[::-1])])
 
     def fuse(self, found: Sequence[Ints]) -> Ints:
-        """Returns the best mixture of some choices, improved axis by axis; or the best of them, where mixing finds nothing better."""
+        """Returns the best mixture of some choices, improved axis by axis.
+
+        Where mixing finds nothing better, it returns the best of them.
+        """
         best = min(found, key=self.problem.cost)
         masks = [tuple(sorted(set(states))) for states in zip(*(choice.tolist() for choice in found), strict=True)]
         mixed = self.within(masks)
@@ -60,7 +65,7 @@ class Sweep:
         return self.descend(mixed, list(range(self.num_axes)))
 
     def descend(self, states: Ints, axes: Sequence[int]) -> Ints:
-        """Returns a choice that no change along a single axis makes better, found from `states` by taking `axes` in turn."""
+        """Returns a choice that no change along one axis improves, found from `states` by taking `axes` in turn."""
         cost, idle = self.problem.cost(states), 0
         for turn in range(_ROUNDS * len(axes)):
             better = self.within(self.line(states, axes[turn % len(axes)]))

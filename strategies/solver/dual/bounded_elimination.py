@@ -1,7 +1,8 @@
 """Choices near a bound: elimination among the states that the prices of an ascent leave, which are few.
 
-What prices say of a state is how much more than the bound a choice with it must cost. States far above the bound are in no good choice,
-and without them tables stay narrow. With enough room that is proof: what costs more than a choice at hand is in no better one.
+What prices say of a state is how much more than the bound a choice with it must cost. States far above the bound are in
+no good choice, and without them tables stay narrow. With enough room that is proof: what costs more than a choice at
+hand is in no better one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from rhino.strategies.solver.elimination.by_node import Mask, TableStore, TooWid
 from rhino.strategies.solver.elimination.in_batches import AnyElimination, elimination_of
 
 _ROOM = (1e-3, 1e-2, 5e-2, 2e-1)
-"""How far above the bound states may be, in shares of what a node costs on average: more states, better choices, wider tables."""
+"""How far above the bound states may be, in shares of what a node costs on average.
+
+More states give better choices and wider tables.
+"""
 
 
 def narrowed(elimination: AnyElimination) -> AnyElimination:
@@ -28,13 +32,19 @@ def narrowed(elimination: AnyElimination) -> AnyElimination:
 
 
 def states_within(ascent: Ascent, excess: Sequence[Floats], room: float, *, least: bool) -> list[Mask]:
-    """Returns for every node the states that cost no more than `room` above the bound; with `least`, above the best state of the node."""
+    """Returns for every node the states that cost no more than `room` above the bound.
+
+    With `least`, `room` is counted from the best state of the node.
+    """
     kept = [tuple(np.flatnonzero(one <= room + (one.min() if least else 0.0)).tolist()) for one in excess]
     return [kept[c] for c in ascent.lifted.classes.node.tolist()]
 
 
 def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float) -> Ints:
-    """Returns the best choice found near the bound of an ascent [nodes]. It may not be legal. One that costs `enough` will do."""
+    """Returns the best choice found near the bound of an ascent [nodes]. It may not be legal.
+
+    One that costs `enough` will do.
+    """
     problem, excess = ascent.lifted.problem, ascent.excess()
     unit = abs(ascent.bound) / max(problem.num_nodes, 1)
     best = greedy(ascent)
@@ -52,11 +62,16 @@ def best_near(ascent: Ascent, store: TableStore, max_entries: int, enough: float
 
 
 def greedy(ascent: Ascent) -> Ints:
-    """Returns a choice made node by node [nodes]: the least by costs and prices, and where a neighbour has chosen, by what that costs."""
+    """Returns a choice made node by node [nodes].
+
+    Each node takes the least by costs and prices, and where a neighbour has chosen, by what that costs.
+    """
     problem, prices, edge_class = ascent.lifted.problem, ascent.prices, ascent.lifted.classes.edge.tolist()
     charged = [ascent.charged(c) for c in range(len(ascent.costs))]
     total = [charged[c].copy() for c in ascent.lifted.classes.node.tolist()]
-    onward: list[list[tuple[int, int, int]]] = [[] for _ in total]  # edges to neighbours that choose later: class, side here, neighbour
+    onward: list[list[tuple[int, int, int]]] = [
+        [] for _ in total
+    ]  # edges to neighbours that choose later: class, side here, neighbour
     for e, u, v in zip(edge_class, problem.edge_u.tolist(), problem.edge_v.tolist(), strict=True):
         onward[min(u, v)].append((e, 0 if u < v else 1, max(u, v)))
     states = np.zeros(problem.num_nodes, dtype=np.int64)

@@ -1,19 +1,20 @@
 """A lower bound on a choice problem, and which states can be in a good choice, by prices on the ends of edges.
 
-Every edge e = (u, v) may charge u and v for the states that they take. At prices p, every node and every edge takes its least:
+Every edge e = (u, v) may charge u and v for the states that they take. At prices p, every node and every edge takes its
+least:
 
     bound = sum_u min_s (cost_u[s] + sum_e p_eu[s])  +  sum_e min_st (cost_e[s, t] - p_eu[s] - p_ev[t])
 
 Every choice costs its bound at least, whatever the prices. The best prices are the duals of the local polytope
-(`rhino.strategies.solver.lp.local_polytope`); they are raised here without an LP. A pass goes through the nodes in order, forth and then
-back. A node first has each of its edges charge what it costs at least, state by state; then what the node pays above its least is handed
-out in equal shares to the edges that lead on. No such step lowers the bound. Passes by themselves crawl where prices move by the same
-little every time, so every few of them a step is made as far as the last ones went, and farther as long as that pays; it is taken back
-where not.
+(`rhino.strategies.solver.lp.local_polytope`); they are raised here without an LP. A pass goes through the nodes in
+order, forth and then back. A node first has each of its edges charge what it costs at least, state by state; then what
+the node pays above its least is handed out in equal shares to the edges that lead on. No such step lowers the bound.
+Passes by themselves crawl where prices move by the same little every time, so every few of them a step is made as far
+as the last ones went, and farther as long as that pays; it is taken back where not.
 
-Alike edges have the same prices (`rhino.strategies.solver.dual.colour_refinement`), so a pass takes as long for 72 layers as for 12. Nodes
-of one group may be in several classes; then an edge is handed the least that one of them would hand it, state by state, for no bound to
-fall.
+Alike edges have the same prices (`rhino.strategies.solver.dual.colour_refinement`), so a pass takes as long for 72
+layers as for 12. Nodes of one group may be in several classes; then an edge is handed the least that one of them would
+hand it, state by state, for no bound to fall.
 
 A pair that is not legal costs more than any choice here. That can only lower the bound.
 
@@ -32,14 +33,17 @@ from rhino.strategies.solver.dual.colour_refinement import End, Lifted
 from rhino.strategies.solver.problem import starts
 
 _PERIOD, _GROWTH = 3, 1.2
-"""Passes between steps, and by how much a step grows that paid. Measured 2026-11-21 on a ResNet, a mixture of experts and GPTs on two
-axes: periods of 2 to 5 and growths of 1.2 to 2 came within a factor of two of each other, five to ten times ahead of passes alone."""
+"""Passes between steps, and by how much a step grows that paid.
+
+Measured 2026-11-21 on a ResNet, a mixture of experts and GPTs on two axes: periods of 2 to 5 and growths of 1.2 to 2
+came within a factor of two of each other, five to ten times ahead of passes alone."""
 
 
 class _Pull(NamedTuple):
-    """One end of an edge: `paid` [states] takes what it can charge there, `price` as well where the edge does not lead on from here.
+    """One end of an edge: `paid` [states] takes what it can charge there.
 
-    `table` is [states of the other end, states], `other` the prices there as a column, and `room` takes their difference.
+    `price` takes it as well where the edge does not lead on from here. `table` is [states of the other end, states],
+    `other` the prices there as a column, and `room` takes their difference.
     """
 
     paid: Floats
@@ -50,7 +54,10 @@ class _Pull(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """A node: its costs, what edges charge it (once, or as often as a number says), and which share each edge that leads on gets."""
+    """A node: its costs, what edges charge it, and which share each edge that leads on gets.
+
+    An edge charges once, or as often as a number says.
+    """
 
     cost: Floats
     once: list[Floats]
@@ -59,7 +66,10 @@ class _Share(NamedTuple):
 
 
 class _Push(NamedTuple):
-    """One end of an edge that leads on: its prices, what the edge can charge, and which nodes of the visit hand to it."""
+    """One end of an edge that leads on.
+
+    It has its prices, what the edge can charge, and which nodes of the visit hand to it.
+    """
 
     price: Floats
     paid: Floats
@@ -79,7 +89,10 @@ Start = Callable[[int], tuple[Floats, Floats] | None]
 
 
 class Ascent:
-    """Prices of one problem, raised pass by pass. `bound` is the best so far, infinite once nothing is found to be legal."""
+    """Prices of one problem, raised pass by pass.
+
+    `bound` is the best so far, infinite once nothing is found to be legal.
+    """
 
     def __init__(self, lifted: Lifted, start: Start | None = None) -> None:
         """Starts from the prices that `start` gives, or from none."""
@@ -130,8 +143,13 @@ class Ascent:
     def _visit(self, members: list[int], backward: bool) -> _Visit:
         ends = {(e, side): self._leads_on(e, side, backward) for c in members for e, side, _ in self.lifted.ends[c]}
         pulls = [self._pull(e, side, self.prices[e][side]) for (e, side), on in ends.items() if not on]
-        # Where both ends are here, the prices at the other one have just changed; elsewhere `paid` is still what it was.
-        pulls += [self._pull(e, side, None) for (e, side), on in ends.items() if on and len(set(self.lifted.edge_groups[e])) == 1]
+        # Where both ends are here, the prices at the other one have just changed; elsewhere `paid` is still what it
+        # was.
+        pulls += [
+            self._pull(e, side, None)
+            for (e, side), on in ends.items()
+            if on and len(set(self.lifted.edge_groups[e])) == 1
+        ]
         shares, nodes_of = [], dict[tuple[int, int], list[int]]()
         for number, c in enumerate(members):
             met = self.lifted.ends[c]
@@ -139,11 +157,16 @@ class Ascent:
             for e, side, _ in met:
                 if ends[e, side]:
                     nodes_of.setdefault((e, side), []).append(number)
-        pushes = [_Push(self.prices[e][side], self.paid[e][side], tuple(nodes)) for (e, side), nodes in nodes_of.items()]
+        pushes = [
+            _Push(self.prices[e][side], self.paid[e][side], tuple(nodes)) for (e, side), nodes in nodes_of.items()
+        ]
         return _Visit(pulls, shares, pushes)
 
     def _leads_on(self, e: int, side: int, backward: bool) -> bool:
-        """Says whether an edge leads from its end at `side` to where a pass comes later; among equals, u comes first."""
+        """Says whether an edge leads from its end at `side` to where a pass comes later.
+
+        Among equals, u comes first.
+        """
         here, there = self.lifted.edge_groups[e][side], self.lifted.edge_groups[e][1 - side]
         return (here < there if here != there else side == 0) != backward
 
@@ -166,7 +189,9 @@ class Ascent:
         """Sets `paid` to what edges can charge at the present prices."""
         for pair, prices, paid in zip(self.tables, self.prices, self.paid, strict=True):
             for side, table in enumerate(pair):
-                np.minimum.reduce(np.subtract(table, prices[1 - side][:, None], self._rooms[table.shape]), out=paid[side])
+                np.minimum.reduce(
+                    np.subtract(table, prices[1 - side][:, None], self._rooms[table.shape]), out=paid[side]
+                )
 
     # What prices prove
 
@@ -189,7 +214,10 @@ class Ascent:
         return total
 
     def run(self, passes: int, enough: float = np.inf) -> float:
-        """Makes at least so many passes, or until the bound is `enough`; returns the best bound so far, which the prices then prove."""
+        """Makes at least so many passes, or until the bound is `enough`.
+
+        Returns the best bound so far, which the prices then prove.
+        """
         for _ in range(0, passes, _PERIOD):
             if self.bound >= enough:
                 break
@@ -212,7 +240,10 @@ class Ascent:
         self._pull_all()
 
     def excess(self) -> list[Floats]:
-        """Returns by class of nodes what each state costs more than the bound: no choice with one node in it costs less [states]."""
+        """Returns by class of nodes what each state costs more than the bound.
+
+        No choice with one node in it costs less [states].
+        """
         above = []
         for prices, paid in zip(self.prices, self.paid, strict=True):
             least = [can - price for can, price in zip(paid, prices, strict=True)]

@@ -1,10 +1,11 @@
 """Memory by prices: a bound by Lagrangian duality, choices by the prices that reach it.
 
-For prices l_t >= 0 the problem cost + sum_t l_t (memory_t - budget) has no memory rows, so the solver takes it as it stands, and its value
-is a lower bound on the constrained optimum. The best prices are the duals of a small LP over the choices found so far (Dantzig-Wolfe):
-every solve adds a choice, every violated time a row. Prices move alike tensors together, so choices on either side of the budget are
-recombined part by part, and cut at seams (`rhino.strategies.solver.repair.graph_cut_repair`). What is left between the answer and the bound
-is reported; a problem small enough is finished by MILP.
+For prices l_t >= 0 the problem cost + sum_t l_t (memory_t - budget) has no memory rows, so the solver takes it as it
+stands, and its value is a lower bound on the constrained optimum. The best prices are the duals of a small LP over the
+choices found so far (Dantzig-Wolfe): every solve adds a choice, every violated time a row. Prices move alike tensors
+together, so choices on either side of the budget are recombined part by part, and cut at seams
+(`rhino.strategies.solver.repair.graph_cut_repair`). What is left between the answer and the bound is reported; a
+problem small enough is finished by MILP.
 """
 
 from __future__ import annotations
@@ -28,31 +29,48 @@ _REFINED = 8
 """How many times in turn the best answer is refined by all columns at most."""
 
 _BASES = 3
-"""From how many of the cheapest columns that fit seams are tried: what another column gave the best may be in the way of a better one."""
+"""From how many of the cheapest columns that fit seams are tried.
+
+What another column gave the best may prevent a better one.
+"""
 
 _LADDER = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0, 256.0)
-"""First prices tried, in units of the whole cost for the whole budget: what memory is worth when all of it buys the whole step. Of scanned
-GPTs whose memory binds, prices end at 0.2 to 0.4 of it, near the least budget at 1.2: steps of two take a quarter fewer solves in all than
-steps of four, for too high a price teaches little."""
+"""First prices tried, in units of the whole cost for the whole budget.
+
+That unit is what memory is worth when all of it buys the whole step. Of scanned GPTs whose memory binds, prices end at
+0.2 to 0.4 of it, near the least budget at 1.2: steps of two take a quarter fewer solves in all than steps of four, for
+too high a price teaches little.
+"""
 
 _PEAKS = 4
-"""How many of the times at which a choice or a mixture is over the budget become rows: the worst of those that are worse than all about
-them."""
+"""How many of the times at which a choice or a mixture is over the budget become rows.
+
+They are the worst of those that are worse than all about them.
+"""
 
 _HOLDS = 1e-6
-"""By which share of the budget a mixture may be over it before that makes a row: more than the tolerance of the solver."""
+"""By which share of the budget a mixture may be over it before that makes a row.
+
+It is more than the tolerance of the solver.
+"""
 
 _LEFT = 0.25
 """Prices are good enough once they can raise the bound by no more than this share of the gap that they cannot close."""
 
 
 Column = tuple[Ints, float, Floats]
-"""A choice that was found [nodes], what it costs, and what it keeps at every time [times]; all this under any budget."""
+"""A choice that was found [nodes], what it costs, and what it keeps at every time [times].
+
+All of this is valid under any budget.
+"""
 
 
 @dataclass(eq=False)
 class PricedSearch:
-    """The search for prices, from the optimum without a budget. `columns` may hold what was found under another budget."""
+    """The search for prices, from the optimum without a budget.
+
+    `columns` may hold what was found under another budget.
+    """
 
     solver: Solver
     budget: float
@@ -65,7 +83,7 @@ class PricedSearch:
     tried: dict[tuple[int, int], Answer] = field(default_factory=dict)
 
     def run(self) -> Outcome:
-        """Returns the best answer under the budget with the bound that the prices prove, or the proof that nothing fits."""
+        """Returns the best answer under the budget with the bound that prices prove, or the proof that nothing fits."""
         self.bound, self.highest = self.first.bound, Solved(self.first.states, self.first.bound, self.first.bound)
         for states, cost, memory in self.columns:
             self.consider(states, cost, memory)
@@ -130,7 +148,10 @@ class PricedSearch:
         return self.best is not None and self.best.cost - bound <= self.solver.limits.gap * abs(self.best.cost)
 
     def note(self, states: Ints) -> bool:
-        """Takes up a choice: a column, its worst times as rows, and perhaps the best answer. Returns whether it taught anything."""
+        """Takes up a choice: a column, its worst times as rows, and perhaps the best answer.
+
+        Returns whether it taught anything.
+        """
         problem = self.solver.problem
         cost = problem.cost(states)
         if cost == np.inf:
@@ -146,10 +167,15 @@ class PricedSearch:
     def consider(self, states: Ints, cost: float, memory: Floats) -> None:
         """Makes a column the best answer if it fits and is cheaper."""
         if memory.max() <= self.budget and (self.best is None or cost < self.best.cost):
-            self.best = make_answer(self.solver.problem, states, self.bound, f"{self.solver.method} at memory prices, recombined")
+            self.best = make_answer(
+                self.solver.problem, states, self.bound, f"{self.solver.method} at memory prices, recombined"
+            )
 
     def seek_feasible(self) -> Infeasible | None:
-        """Finds choices of which a mixture fits, or the proof that none does: at rising prices first, then by memory alone."""
+        """Finds choices of which a mixture fits, or the proof that none does.
+
+        It tries rising prices first, and then memory alone.
+        """
         unit, least_peak = self.first.cost / max(self.budget, 1.0), 0.0
         for number in range(self.solver.limits.prices):
             excess, weights = self.least_excess()
@@ -171,12 +197,17 @@ class PricedSearch:
         return None
 
     def least_excess(self) -> tuple[float, Prices]:
-        """Returns the least worst excess that mixing the columns reaches, and the weights of the times that stand against less."""
+        """Returns the least worst excess that mixing the columns reaches.
+
+        It comes with the weights of the times that stand against less.
+        """
         count = len(self.columns)
         while True:
             rows = self.excess_rows()
             times = len(rows)
-            least = float(rows.min()) - 1.0  # the worst excess of a mixture is this and the variable after the columns, which is never zero
+            least = (
+                float(rows.min()) - 1.0
+            )  # the worst excess of a mixture is this and the variable after the columns, which is never zero
             found = solve_small(
                 np.append(np.zeros(count), 1.0),
                 np.vstack([np.hstack([rows, -np.ones((times, 1))]), np.append(np.ones(count), 0.0)]),
@@ -193,11 +224,19 @@ class PricedSearch:
         return {t: -dual for t, dual in zip(self.times, duals.tolist(), strict=False) if dual < -1e-12}
 
     def excess_rows(self) -> Floats:
-        """Returns how far each column exceeds the budget at each row's time, as a fraction of the budget [times, columns]."""
-        return np.array([[(memory[t] - self.budget) / max(self.budget, 1.0) for _, _, memory in self.columns] for t in self.times])
+        """Returns how far each column exceeds the budget at each row's time [times, columns].
+
+        The excess is a fraction of the budget.
+        """
+        return np.array(
+            [[(memory[t] - self.budget) / max(self.budget, 1.0) for _, _, memory in self.columns] for t in self.times]
+        )
 
     def adds_rows(self, shares: Floats, excess: float) -> bool:
-        """Takes up as rows the times at which a mixture is more over the budget than by the share `excess`; returns whether any is new."""
+        """Takes up as rows the times at which a mixture is more over the budget than by the share `excess`.
+
+        Returns whether any is new.
+        """
         memory: Floats = shares @ np.array([column[2] for column in self.columns])
         return self.take_times(memory, self.budget + (excess + _HOLDS) * max(self.budget, 1.0))
 
@@ -208,7 +247,10 @@ class PricedSearch:
         return bool(fresh)
 
     def master(self) -> tuple[float, Prices]:
-        """Returns the best mixture's cost and the prices at which no column beats it; high prices where no mixture fits."""
+        """Returns the best mixture's cost and the prices at which no column beats it.
+
+        The prices are high where no mixture fits.
+        """
         costs = np.array([cost for _, cost, _ in self.columns])
         scale = float(np.abs(costs).max()) or 1.0
         unit = scale / max(self.budget, 1.0)
@@ -227,7 +269,10 @@ class PricedSearch:
                 return found.cost * scale, {t: price * unit for t, price in self.prices_of(found.duals).items()}
 
     def tighten(self) -> None:
-        """Proves the bound that prices of edges only come near, where it is highest, and takes up the choice that comes with the proof."""
+        """Proves the bound that prices of edges only come near, where it is highest.
+
+        It takes up the choice that comes with the proof.
+        """
         solved = self.solver.tighten(self.highest)
         self.bound = max(self.bound, solved.bound)
         if solved is not self.highest:
@@ -247,14 +292,16 @@ class PricedSearch:
                 self.note(better)
 
     def refine(self) -> None:
-        """Improves the best answer by what columns do differently, in whole parts and up to seams, as long as that helps."""
+        """Improves the best answer by what columns do differently, in whole parts and up to seams, while that helps."""
         for _ in range(_REFINED):
             before = self.best
             if before is None or self.is_near(self.bound):
                 return
             self.recombine()
             columns = list(self.columns)
-            fitting = sorted((cost, number) for number, (_, cost, memory) in enumerate(columns) if memory.max() <= self.budget)
+            fitting = sorted(
+                (cost, number) for number, (_, cost, memory) in enumerate(columns) if memory.max() <= self.budget
+            )
             for _, base in fitting[:_BASES]:
                 for states, *_ in columns:
                     mixed = seamed(self.solver.problem, columns[base][0], states, self.budget, self.times)
@@ -268,7 +315,9 @@ class PricedSearch:
         order = sorted(range(len(self.columns)), key=lambda number: float(self.columns[number][2].max()))
         for first, second in combinations(order[:_MIXED], 2):
             for mix in (recombination, seamed):
-                mixed = mix(self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget, self.times)
+                mixed = mix(
+                    self.solver.problem, self.columns[first][0], self.columns[second][0], self.budget, self.times
+                )
                 if mixed is not None:
                     self.note(mixed)
 
@@ -277,7 +326,7 @@ class PricedSearch:
         problem, best = self.solver.problem, self.best
         open_gap = best is None or best.cost - self.bound > self.solver.limits.gap * abs(best.cost)
         if open_gap and int(problem.num_states().sum()) <= self.solver.limits.exact_below_states:
-            from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads another solver, and is for small problems
+            from rhino.strategies.solver.lp.solve_lp import solve_milp  # noqa: PLC0415 - loads one more solver
 
             outcome = solve_milp(problem, self.budget)
             if not isinstance(outcome, Unsolved):

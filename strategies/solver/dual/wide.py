@@ -1,9 +1,10 @@
 """The best choice of a problem on which elimination is too wide, with a bound: by prices, and by sweeps over mesh axes.
 
-The prices of an ascent (`rhino.strategies.solver.dual.dual_ascent`) prove a bound and say which states can be in a good choice; among
-those, elimination finds one (`rhino.strategies.solver.dual.bounded_elimination`). On most models both meet. Where a gap is left: sweeps
-improve the choice, states are dropped that cost more than the gap allows, and if elimination can do the rest, what it finds is the optimum.
-More rounds of refinement tell more places apart, which can only raise the bound.
+The prices of an ascent (`rhino.strategies.solver.dual.dual_ascent`) prove a bound and say which states can be in a good
+choice; among those, elimination finds one (`rhino.strategies.solver.dual.bounded_elimination`). On most models both
+meet. Where a gap is left: sweeps improve the choice, states are dropped that cost more than the gap allows, and if
+elimination can do the rest, what it finds is the optimum. More rounds of refinement tell more places apart, which can
+only raise the bound.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ _LEG = 30
 """Passes of an ascent between looks at what they are worth, at most."""
 
 _FIRST, _LONGER = 3, 3
-"""Passes of the first leg of an ascent that begins with the prices of one on a problem nearly the same, and how much longer each leg is
-than the one before it. For two of three such problems the first leg is enough."""
+"""Passes of the first leg of an ascent, and how much longer each leg is than the one before it.
+
+Such an ascent begins with the prices of one on a problem nearly the same. For two of three such problems the first leg
+is enough.
+"""
 
 _PROGRESS = 0.05
 """An ascent goes on while a leg closes this share of the gap."""
@@ -45,7 +49,9 @@ _NEAR_ENTRIES = 1 << 20
 
 @dataclass(eq=False)
 class Wide:
-    """The search on one problem. `bound` is proven for it; `states` is the best choice so far, and `cost` what it costs.
+    """The search on one problem.
+
+    `bound` is proven for it; `states` is the best choice so far, and `cost` what it costs.
 
     It ends where the bound reaches `cutoff`.
     """
@@ -75,7 +81,10 @@ class Wide:
         return self.is_over or (self.cost < np.inf and self.cost - self.bound <= self.gap * abs(self.cost))
 
     def lifted(self, rounds: Sequence[int]) -> Iterator[Lifted]:
-        """Yields the problem with alike places as one, after so many rounds each; not where the next rounds make few more classes."""
+        """Yields the problem with alike places as one, after so many rounds each.
+
+        A refinement is left out where the next one makes few more classes.
+        """
         found = [lift(self.problem, classes) for classes in refinements(self.problem, rounds)]
         for one, finer in pairwise(found):
             if len(finer.edge) > _FEW_MORE * len(one.edge):
@@ -95,7 +104,14 @@ class Wide:
             if self.is_over:
                 return
             if not self.is_done:
-                self.take(best_near(ascent, self.store, min(self.max_entries, _NEAR_ENTRIES), self.bound + self.gap * abs(self.bound)))
+                self.take(
+                    best_near(
+                        ascent,
+                        self.store,
+                        min(self.max_entries, _NEAR_ENTRIES),
+                        self.bound + self.gap * abs(self.bound),
+                    )
+                )
             stalls = self.cost < np.inf and self.bound - before < _PROGRESS * (self.cost - self.bound)
             if self.is_done or stalls:
                 return
@@ -108,7 +124,9 @@ class Wide:
 
     def sweep(self) -> None:
         """Improves the choice one axis at a time."""
-        self.take(Sweep(self.problem, self.store, self.max_entries).best(self.states if np.isfinite(self.cost) else None))
+        self.take(
+            Sweep(self.problem, self.store, self.max_entries).best(self.states if np.isfinite(self.cost) else None)
+        )
 
     def finish(self) -> None:
         """Finds the optimum, if that can be done without the states that cost more than the best choice so far."""

@@ -1,12 +1,14 @@
 """Exact solution by eliminating nodes: dynamic programming over the graph, with equal work done once.
 
-A node is removed by minimising over its states: with one neighbour that is a message to it (the cone DP of Rhino 4.3.2, level 1), with
-two a new edge between them (level 3, where the node is a critical node between segments), with more a table over all of them. Every
-removal is exact, so what comes out is the optimum; only the size of the tables limits it. Before that, states that can never win are
-dropped: state p of a node loses to q if p costs more by itself than q could ever cost more on all edges together.
+A node is removed by minimising over its states: with one neighbour that is a message to it (the cone DP of Rhino 4.3.2,
+level 1), with two a new edge between them (level 3, where the node is a critical node between segments), with more a
+table over all of them. Every removal is exact, so what comes out is the optimum; only the size of the tables limits it.
+Before that, states that can never win are dropped: state p of a node loses to q if p costs more by itself than q could
+ever cost more on all edges together.
 
-Tables are interned by content and every operation is remembered by its operands, so the k-th equal layer costs some dictionary look-ups:
-TAP's folding without a notion of layers. The order is by size of the table made, then by node number: no order depends on hashing.
+Tables are interned by content and every operation is remembered by its operands, so the k-th equal layer costs some
+dictionary look-ups: TAP's folding without a notion of layers. The order is by size of the table made, then by node
+number: no order depends on hashing.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class TableStore(Tables):
         key = ("scale", a, factor)
         if key not in self.memo:
             table = self.tables[a]
-            self.memo[key] = self.intern(np.where(np.isinf(table), table, np.where(np.isinf(table), 0.0, table) * factor))
+            self.memo[key] = self.intern(
+                np.where(np.isinf(table), table, np.where(np.isinf(table), 0.0, table) * factor)
+            )
         return self.memo[key]  # type: ignore[return-value]
 
     def row(self, a: int) -> int:
@@ -78,7 +82,10 @@ class TableStore(Tables):
         return self.memo[key]  # type: ignore[return-value]
 
     def undominated(self, unary: int, tables: tuple[int, ...]) -> Mask:
-        """Returns the states of a node that can win, by its costs and the tables of its edges [states, states of the other end]."""
+        """Returns the states of a node that can win, by its costs and its edges' tables.
+
+        A table is [states, states of the other end].
+        """
         key = ("kept", unary, tables)
         if key not in self.memo:
             self.memo[key] = self._undominated(self.tables[unary], tables)
@@ -108,7 +115,10 @@ class TableStore(Tables):
         """Returns the state of position 0 at which the sum of `least` is least, given those of the other positions."""
         key = ("best", parts, index)
         if key not in self.memo:
-            aligned = [self.tables[number][tuple([slice(None) if p == 0 else index[p - 1] for p in at])] for number, at in parts]
+            aligned = [
+                self.tables[number][tuple([slice(None) if p == 0 else index[p - 1] for p in at])]
+                for number, at in parts
+            ]
             costs: Floats = np.zeros(len(aligned[0]))
             for column in aligned:
                 costs = costs + column
@@ -148,7 +158,10 @@ def align(table: Floats, positions: tuple[int, ...], count: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One removed node: its factors then, over itself (position 0) and its neighbours (positions 1, 2, ...), and everyone's states then."""
+    """One removed node: its factors at that time, and everyone's states then.
+
+    The factors are over the node itself (position 0) and its neighbours (positions 1, 2, ...).
+    """
 
     node: int
     neighbours: tuple[int, ...]
@@ -186,13 +199,17 @@ class Elimination:
         self.problem = problem
         self.store = store
         base = [store.intern(table) for table in problem.tables] if node_costs is None or edge_costs is None else []
-        self.unary = np.asarray(node_costs).tolist() if node_costs is not None else [base[t] for t in problem.node_table]
+        self.unary = (
+            np.asarray(node_costs).tolist() if node_costs is not None else [base[t] for t in problem.node_table]
+        )
         edges = np.asarray(edge_costs).tolist() if edge_costs is not None else [base[t] for t in problem.edge_table]
         self.pairs: list[dict[int, int]] = [{} for _ in range(problem.num_nodes)]
         for u, v, table in zip(problem.edge_u.tolist(), problem.edge_v.tolist(), edges, strict=True):
             self.pairs[u][v] = table
             self.pairs[v][u] = store.transpose(table)
-        self.masks: list[Mask] = list(masks) if masks is not None else [tuple(range(len(store.tables[t]))) for t in self.unary]
+        self.masks: list[Mask] = (
+            list(masks) if masks is not None else [tuple(range(len(store.tables[t]))) for t in self.unary]
+        )
         if masks is not None:
             self._keep(masks)
         self.wide: list[dict[tuple[int, ...], int]] = [{} for _ in range(problem.num_nodes)]
@@ -310,7 +327,10 @@ class Elimination:
                     self.wide[n][scope] = total
 
     def remove_chains(self) -> None:
-        """Removes nodes of at most two neighbours until none is left, in rounds over the whole graph: alike places at the same time."""
+        """Removes nodes of at most two neighbours until none is left, in rounds over the whole graph.
+
+        Alike places are removed at the same time.
+        """
         work = [node for node, alive in enumerate(self.alive) if alive]
         while work:
             touched: dict[int, None] = {}
@@ -402,13 +422,21 @@ class Elimination:
     def copy(self) -> Elimination:
         """Returns an elimination in the same state, on the same store."""
         twin = copy.copy(self)
-        twin.unary, twin.masks, twin.alive, twin.steps = list(self.unary), list(self.masks), list(self.alive), list(self.steps)
+        twin.unary, twin.masks, twin.alive, twin.steps = (
+            list(self.unary),
+            list(self.masks),
+            list(self.alive),
+            list(self.steps),
+        )
         twin.pairs = [dict(pairs) for pairs in self.pairs]
         twin.wide = [dict(wide) for wide in self.wide]
         return twin
 
     def read_back(self, rest: dict[int, int] | None = None) -> Ints:
-        """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive (none, after a whole run)."""
+        """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive.
+
+        After a whole run none is alive.
+        """
         picked = [0] * len(self.alive)
         for node, state in (rest or {}).items():
             picked[node] = self.masks[node][state]

@@ -1,9 +1,12 @@
-"""States of a node that can never win: state p loses to q if p costs more by itself than q could ever cost more on all edges together.
+"""States of a node that can never win.
 
-By how much q can cost more than p on an edge is the largest difference of two rows of its table. Comparing all pairs of rows takes rows x
-rows x columns, which was most of a search on three axes. So pairs are first held against a lower bound on that difference: the one in the
-column where row p is least. Where a table holds what it takes to bring a tensor from spec to spec, that column is mostly the spec that p
-has already, and few pairs are left to compare. Rounding is monotone, so the bound rules out no pair that the comparison would not.
+State p loses to q if p costs more by itself than q could ever cost more on all edges together.
+
+By how much q can cost more than p on an edge is the largest difference of two rows of its table. Comparing all pairs of
+rows takes rows x rows x columns, which was most of a search on three axes. So pairs are first held against a lower
+bound on that difference: the one in the column where row p is least. Where a table holds what it takes to bring a
+tensor from spec to spec, that column is mostly the spec that p has already, and few pairs are left to compare. Rounding
+is monotone, so the bound rules out no pair that the comparison would not.
 """
 
 from __future__ import annotations
@@ -19,13 +22,19 @@ _ENTRIES_AT_ONCE = 1 << 16
 """Differences of rows that are held at the same time: they then stay in a processor's cache."""
 
 _ILLEGAL_Q, _ILLEGAL_P = 1e200, 1e250
-"""What stands for an illegal entry of row q, and of row p: finite, so that no difference is undefined. Where only q is illegal, the
-difference is above half of the first; where both are or only p is, it is below all that can be paid."""
+"""What stands for an illegal entry of row q, and of row p: finite, so that no difference is undefined.
+
+Where only q is illegal, the difference is above half of the first; where both are or only p is, it is below all that
+can be paid.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound from below on how much more a row of a table can cost than row p: that in column `column[p]`, where p costs `least[p]`."""
+    """A bound from below on how much more a row of a table can cost than row p.
+
+    It is the difference in column `column[p]`, where p costs `least[p]`.
+    """
 
     column: Ints
     least: Floats
@@ -55,7 +64,9 @@ def undominated(cost: Floats, tables: Sequence[Floats], bounds: Sequence[Bound])
     with np.errstate(invalid="ignore"):
         for bound, table in zip(bounds, tables, strict=True):
             bound.add_to(at_least, table)
-        may_lose = ~(cost - cost[:, None] < at_least)  # where a row is illegal nothing is said, and the comparison is to tell
+        may_lose = ~(
+            cost - cost[:, None] < at_least
+        )  # where a row is illegal nothing is said, and the comparison is to tell
     may_lose &= np.isfinite(cost)[:, None]
     np.fill_diagonal(may_lose, False)
     p, q = may_lose.T.nonzero()

@@ -1,10 +1,11 @@
 """Elimination of alike nodes in batches: what `by_node` does node by node, a round at a time over the whole graph.
 
-Nodes and tables are arrays of numbers. What is done to a node hangs on a few of them: its costs, the tables about it, and how their sides
-lie. Equal rows of such numbers are found by sorting, and work is done once for each that is not. In one round, nodes that do not touch each
-other are removed, those first that make the smallest tables, and of a chain of alike nodes every other one: a chain of a thousand layers is
-halved ten times, with one new table each time. So Python's work, and the tables, hang on how many kinds of places there are and on the
-logarithm of the layers; that of the arrays is sorting.
+Nodes and tables are arrays of numbers. What is done to a node hangs on a few of them: its costs, the tables about it,
+and how their sides lie. Equal rows of such numbers are found by sorting, and work is done once for each that is not. In
+one round, nodes that do not touch each other are removed, those first that make the smallest tables, and of a chain of
+alike nodes every other one: a chain of a thousand layers is halved ten times, with one new table each time. So Python's
+work, and the tables, hang on how many kinds of places there are and on the logarithm of the layers; that of the arrays
+is sorting.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from rhino.strategies.solver.elimination.by_node import (
 from rhino.strategies.solver.problem import Problem, starts
 
 _NEAR, _SHARE = 2.0, 1 / 16
-"""What goes in the same round: what makes a table of at most so many times the entries of the smallest one, and this share of the nodes. So
-the end of a chain, whose tables are smaller, does not go before all else, layer by layer; and tables are as wide as one by one."""
+"""What goes in the same round.
+
+That is what makes a table of at most so many times the entries of the smallest one, and this share of the nodes. So the
+end of a chain, whose tables are smaller, does not go before all else, layer by layer; and tables are as wide as one by
+one.
+"""
 
 _FEW: Final = 3
 """Rows that are not worth sorting."""
@@ -40,12 +45,18 @@ _TABLE: Final = 4
 """Up to how many times as large as they are many numbers are looked up instead of sorted."""
 
 _MANY: Final = 4000
-"""Nodes from which on batches are faster: 970 took 0.15 s in batches and 0.08 s one by one, 36,000 0.33 s and 0.75 s, 129,000 0.84 s and
-2.7 s (AMD EPYC, 2026-11-22)."""
+"""Nodes from which on batches are faster.
+
+970 took 0.15 s in batches and 0.08 s one by one, 36,000 0.33 s and 0.75 s, 129,000 0.84 s and 2.7 s (AMD EPYC,
+2026-11-22).
+"""
 
 _ROUNDS: Final = 16
-"""Rounds of dropping dominated states at once. GPTs on several devices take up to six. On one device what one node loses lets the next one
-lose, layer by layer: 2,915 rounds for 40 layers (2026-11-22). Node by node, such a step is a look-up."""
+"""Rounds of dropping dominated states at once. GPTs on several devices take up to six.
+
+On one device what one node loses lets the next one lose, layer by layer: 2,915 rounds for 40 layers (2026-11-22). Node
+by node, such a step is a look-up.
+"""
 
 _HALF: Final = 31
 """Bits of each of two numbers that are one. Division would take ten times as long as a shift."""
@@ -57,11 +68,15 @@ Group = tuple[Ints, Ints]
 class _Graph:
     """Who shares a factor with whom, while nodes are removed, without any table; arrays shrink with it.
 
-    Shapes: `nodes`, `alive`, `size`, `kind` [nodes]; `pairs` [pairs] holds every pair of neighbours both ways, as one number, ascending.
+    Shapes: `nodes`, `alive`, `size`, `kind` [nodes]; `pairs` [pairs] holds every pair of neighbours both ways, as one
+    number, ascending.
     """
 
     def __init__(self, nodes: Ints, size: Floats, kind: Ints, scopes: Iterable[Ints]) -> None:
-        """`size` says how many states nodes have, `kind` which are alike, and `scopes` who shares factors, by places in `nodes`."""
+        """`size` says how many states nodes have, `kind` which are alike, and `scopes` who shares factors.
+
+        `scopes` are by places in `nodes`.
+        """
         self.nodes, self.size, self.kind = nodes, size, kind
         self.alive = np.ones(len(nodes), dtype=bool)
         self.pairs = distinct(np.concatenate([np.zeros(0, dtype=np.int64), *map(self._pairs_of, scopes)]))
@@ -82,7 +97,12 @@ class _Graph:
         """Numbers what is left anew, in its order."""
         left, number = np.flatnonzero(self.alive), np.cumsum(self.alive) - 1
         self.pairs = pair(number[self.pairs >> _HALF], number[self.pairs & ((1 << _HALF) - 1)])
-        self.nodes, self.size, self.kind, self.alive = self.nodes[left], self.size[left], self.kind[left], self.alive[left]
+        self.nodes, self.size, self.kind, self.alive = (
+            self.nodes[left],
+            self.size[left],
+            self.kind[left],
+            self.alive[left],
+        )
 
     def chains(self) -> Iterator[list[Group]]:
         """Removes nodes of at most two neighbours until none is left; yields what goes at once."""
@@ -94,7 +114,10 @@ class _Graph:
             yield self._removed(self._apart(few, self.size, node, near), node, near)
 
     def smallest_first(self, max_entries: int) -> Iterator[list[Group]]:
-        """Removes every node, those first that make the smallest tables; yields what goes at once. Raises TooWideError as `run` does."""
+        """Removes every node, those first that make the smallest tables; yields what goes at once.
+
+        Raises TooWideError as `run` does.
+        """
         while self.alive.any():
             node, near = self._near()
             degree = np.bincount(node, minlength=len(self.nodes))
@@ -105,7 +128,9 @@ class _Graph:
             np.minimum(entries, np.finfo(np.float64).max, out=entries)
             ascending = np.sort(entries[self.alive])
             least = float(ascending[0])
-            small = entries <= min(max(_NEAR * least, float(ascending[int(_SHARE * len(ascending))])), max(least, max_entries))
+            small = entries <= min(
+                max(_NEAR * least, float(ascending[int(_SHARE * len(ascending))])), max(least, max_entries)
+            )
             chosen = self._apart(self.alive & (small | (degree <= 1)), entries, node, near)
             self.widest = max(self.widest, int(entries[chosen].max()))
             if self.widest > max_entries or degree[chosen].max() > MOST_NEIGHBOURS:
@@ -113,7 +138,10 @@ class _Graph:
             yield self._removed(chosen, node, near)
 
     def _apart(self, candidates: Bools, entries: Floats, node: Ints, near: Ints) -> Bools:
-        """Returns which of the candidates [nodes] go at once: none beside another. Alike ones go alike, and every other one of a chain."""
+        """Returns which of the candidates [nodes] go at once: none beside another.
+
+        Alike ones go alike, and every other one of a chain.
+        """
         places = np.flatnonzero(candidates)
         kind = self.kind[places]
         turn = np.full(len(candidates), len(candidates), dtype=np.int64)
@@ -183,7 +211,10 @@ class BatchElimination:
         self._kind_numbers: dict[tuple[int, ...], int] = {}
         self._batches: list[_Batch] = []
         if masks is not None:
-            every, kept = np.ones(len(edges), dtype=bool), np.array([self._number(mask) for mask in masks], dtype=np.int64)
+            every, kept = (
+                np.ones(len(edges), dtype=bool),
+                np.array([self._number(mask) for mask in masks], dtype=np.int64),
+            )
             self._restrict(self.alive, kept, every)
 
     @property
@@ -243,7 +274,10 @@ class BatchElimination:
         return each(self._sizes()[:, None], lambda size: self._number(tuple(range(size))))
 
     def _keep(self, kept: Ints) -> tuple[int, Bools]:
-        """Leaves nodes the states `kept` (numbers of masks [nodes]); returns how many went, and which nodes that may matter to [nodes]."""
+        """Leaves nodes the states `kept` (numbers of masks [nodes]).
+
+        Returns how many went, and which nodes that may matter to [nodes].
+        """
         sizes, left = self._sizes(), self._lengths()[kept]
         changed: Bools = left < sizes
         scopes, _ = self.factors[2]
@@ -291,9 +325,14 @@ class BatchElimination:
         self.factors[2] = scopes[left], table[left]
 
     def _restrict(self, changed: Bools, kept: Ints, touched: Bools) -> None:
-        """Leaves nodes the states `kept` (numbers of masks [nodes]); `changed` [nodes] and `touched` [edges] say where that is not all."""
+        """Leaves nodes the states `kept` (numbers of masks [nodes]).
+
+        `changed` [nodes] and `touched` [edges] say where that is not all.
+        """
         store, masks = self.store, self._masks
-        self.unary[changed] = each(np.column_stack([self.unary, kept])[changed], lambda t, k: store.take(t, (masks[k],)))
+        self.unary[changed] = each(
+            np.column_stack([self.unary, kept])[changed], lambda t, k: store.take(t, (masks[k],))
+        )
         rows = np.column_stack([self.mask, kept])[changed]
         self.mask[changed] = each(rows, lambda mask, k: self._number(tuple([masks[mask][state] for state in masks[k]])))
         scopes, table = self.factors[2]
@@ -326,7 +365,12 @@ class BatchElimination:
     def _graph(self) -> _Graph:
         nodes, number = np.flatnonzero(self.alive), np.cumsum(self.alive) - 1
         _, kind = alike(self.unary[nodes][:, None])
-        return _Graph(nodes, self._sizes()[nodes].astype(np.float64), kind, [number[scopes] for scopes, _ in self.factors.values()])
+        return _Graph(
+            nodes,
+            self._sizes()[nodes].astype(np.float64),
+            kind,
+            [number[scopes] for scopes, _ in self.factors.values()],
+        )
 
     def remove_chains(self) -> None:
         """Removes nodes of at most two neighbours until none is left."""
@@ -337,7 +381,8 @@ class BatchElimination:
         """Removes every node, those that make the smallest tables first.
 
         Raises:
-            TooWideError: where a table would have more than `max_entries` entries, or too many sides; then nothing has been removed.
+            TooWideError: where a table would have more than `max_entries` entries, or too many sides; then nothing has
+                been removed.
         """
         graph = self._graph()
         rounds = [*graph.chains(), *graph.smallest_first(max_entries)]
@@ -361,7 +406,10 @@ class BatchElimination:
         self.alive[chosen] = False
 
     def _taken(self, chosen: Bools, groups: Sequence[Group]) -> tuple[Ints, Ints]:
-        """Takes out the factors of chosen nodes; returns for each factor the node, in ascending order, and the part that it is of it."""
+        """Takes out the factors of chosen nodes.
+
+        Returns for each factor the node, in ascending order, and the part that it is of it.
+        """
         num = len(chosen)
         keys = np.concatenate([(nodes[:, None] * num + around).ravel() for nodes, around in groups])
         places = np.concatenate([np.tile(np.arange(1, around.shape[1] + 1), len(around)) for _, around in groups])
@@ -400,7 +448,7 @@ class BatchElimination:
         return self._kind_numbers[row]
 
     def _attach(self, scopes: Ints, tables: Ints) -> None:
-        """Takes up factors: `scopes` [factors, arity] says over which nodes they are, `tables` [factors] are their numbers."""
+        """Takes up factors: `scopes` [factors, arity] are their nodes, `tables` [factors] their tables' numbers."""
         arity = scopes.shape[1]
         if arity == 0:
             self.constant += float(sum(float(self.store.tables[table]) for table in tables.tolist()))
@@ -433,7 +481,10 @@ class BatchElimination:
         return nodes, Problem(every, tables[: len(at)], u, v, tables[len(at) :], coordinates=coordinates)
 
     def read_back(self, rest: dict[int, int] | None = None) -> Ints:
-        """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive (none, after a whole run)."""
+        """Returns the best states [nodes], as numbered in the problem, given those of the nodes still alive.
+
+        After a whole run none is alive.
+        """
         states = np.zeros((len(self._masks), max(map(len, self._masks), default=0)), dtype=np.int64)
         places = np.zeros((len(self._masks), 1 + max(map(max, self._masks), default=0)), dtype=np.int64)
         for number, mask in enumerate(self._masks):
@@ -444,7 +495,9 @@ class BatchElimination:
             picked[node] = self.left(node)[state]
         for batch in reversed(self._batches):
             index = places[batch.mask[:, 1:], picked[batch.around]]
-            best = each(np.column_stack([batch.kind, index]), lambda kind, *index: self.store.best(self._kinds[kind], index))
+            best = each(
+                np.column_stack([batch.kind, index]), lambda kind, *index: self.store.best(self._kinds[kind], index)
+            )
             picked[batch.nodes] = states[batch.mask[:, 0], best]
         return picked
 
@@ -455,9 +508,9 @@ def pair(first: Ints, second: Ints) -> Ints:
 
 
 def alike(rows: Ints) -> tuple[Ints, Ints]:
-    """Returns the first of each kind of rows, and the number of each row's kind; of rows [n, columns] of numbers from 0 on.
+    """Returns the first of each kind of rows, and the number of each row's kind.
 
-    Kinds are numbered in ascending order, column by column.
+    Rows are [n, columns], of numbers from 0 on. Kinds are numbered in ascending order, column by column.
     """
     first, code = _kinds(rows[:, 0])
     for column in rows.T[1:]:
@@ -469,7 +522,7 @@ def alike(rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _kinds(numbers: Ints) -> tuple[Ints, Ints]:
-    """Returns the first place of each number that there is, and for each place which of these numbers it has, in ascending order.
+    """Returns the first place of each number that there is, and each place's index among these in ascending order.
 
     Small numbers are looked up in a table, in a tenth of the time of sorting them.
     """
@@ -507,7 +560,10 @@ def each(rows: Ints, make: Callable[..., int]) -> Ints:
 
 
 def _ragged(nodes: Ints, owner: Ints, value: Ints) -> list[tuple[Ints, Ints]]:
-    """Returns nodes of which as many values are owned, as places in `nodes`, with those values [nodes, values]; `owner` ascends."""
+    """Returns nodes of which as many values are owned, as places in `nodes`, with those values [nodes, values].
+
+    `owner` ascends.
+    """
     owned = np.bincount(owner, minlength=int(nodes.max(initial=-1)) + 1)
     count, first = owned[nodes], starts(owned)[nodes]
     groups = [np.flatnonzero(count == number) for number in np.unique(count).tolist()]
@@ -524,6 +580,9 @@ def elimination_of(
     edge_costs: Sequence[int] | Ints | None = None,
     masks: Sequence[Mask] | None = None,
 ) -> AnyElimination:
-    """Returns an elimination on a problem, in batches if it is large; with other tables than its own, or some states, where given."""
+    """Returns an elimination on a problem, in batches if it is large.
+
+    It has other tables than the problem's own, or some states only, where given.
+    """
     kind = BatchElimination if problem.num_nodes >= _MANY else Elimination
     return kind(problem, store, node_costs, edge_costs, masks)

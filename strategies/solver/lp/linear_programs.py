@@ -2,17 +2,18 @@
 
     minimise  cost @ z   such that  low <= matrix @ z <= high,  0 <= z <= 1,  the first `num_integer` of z whole
 
-Host: HiGHS through OR-tools' MathOpt. Measured 2026-11-21 on one shared core, a random ladder (3,000 nodes of 5 states, 6,000 edges:
-62,970 rows, 151,000 variables) with frustrated costs; seconds, building + solving:
+Host: HiGHS through OR-tools' MathOpt. Measured 2026-11-21 on one shared core, a random ladder (3,000 nodes of 5 states,
+6,000 edges: 62,970 rows, 151,000 variables) with frustrated costs; seconds, building + solving:
 
     LP    MathOpt/HiGHS 0.4 + 3.9   ModelBuilder/HIGHS_LP 0.1 + 2.7   highspy 0.1 + 2.5   SciPy/HiGHS 0.2 + 3.0
           MathOpt/GLOP 0.4 + 7.4    ModelBuilder/GLOP 0.1 + 6.4       ModelBuilder/PDLP 0.1 + 6.2 (6 digits)
     MILP  MathOpt/HiGHS 0.4 + 4.7   ModelBuilder/HIGHS 0.1 + 7.4      highspy 0.1 + 4.6   SciPy/HiGHS 0.1 + 4.7
           MathOpt/SCIP 0.4 + 25.2   ModelBuilder/SCIP 0.1 + 25.2
 
-(the MILP row: costs whose LP is whole; GLOP took 38 s for that LP, HiGHS 2.4 s). ModelBuilder cannot limit HiGHS's nodes and prints its
-banner to stdout, where IR belongs; highspy cannot be imported beside OR-tools, as both load a `libhighs.so.1` of their own version.
-Limits are steps, not seconds, the seed is fixed and there is one thread, so that the same rows give the same point.
+(the MILP row: costs whose LP is whole; GLOP took 38 s for that LP, HiGHS 2.4 s). ModelBuilder cannot limit HiGHS's
+nodes and prints its banner to stdout, where IR belongs; highspy cannot be imported beside OR-tools, as both load a
+`libhighs.so.1` of their own version. Limits are steps, not seconds, the seed is fixed and there is one thread, so that
+the same rows give the same point.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from scipy import sparse
 from rhino.ir.arrays import Floats
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 
-# A step is a node of branch and bound or this many simplex iterations: about as long, where a node's LP starts from its parent's.
+# A step is a node of branch and bound or this many simplex iterations: about as long, where a node's LP starts from its
+# parent's.
 ITERATIONS_PER_STEP = 1000
 
-# Finer than HiGHS's own 1e-7 and 1e-6: with those, 2 of 1,500 random problems lost their optimum, with this 1 of 2,500 (2026-11-21). Their
-# budgets bind to the byte, and tensors of a byte stand next to tensors of a gigabyte.
+# Finer than HiGHS's own 1e-7 and 1e-6: with those, 2 of 1,500 random problems lost their optimum, with this 1 of 2,500
+# (2026-11-21). Their budgets bind to the byte, and tensors of a byte stand next to tensors of a gigabyte.
 FEASIBILITY_TOLERANCE = 1e-9
 
 
@@ -71,7 +73,10 @@ class Point:
 
 
 def to_proto(rows: Rows, integer: bool) -> model_pb2.ModelProto:
-    """Returns the rows as a MathOpt model, filled column by column: its Python objects would take longer than the solver."""
+    """Returns the rows as a MathOpt model, filled column by column.
+
+    Its Python objects would take longer than the solver.
+    """
     model = model_pb2.ModelProto()
     num_rows, num_variables = rows.matrix.shape
     variables, costs = model.variables, model.objective.linear_coefficients
@@ -93,10 +98,13 @@ def to_proto(rows: Rows, integer: bool) -> model_pb2.ModelProto:
 
 
 def parameters(integer: bool, step_limit: int, rounds: bool = True) -> mathopt.SolveParameters:
-    """Returns the solver's settings: no gap is left on purpose, and nothing depends on the clock or the number of cores.
+    """Returns the solver's settings.
 
-    Without `rounds` it leaves out the search for a point among the roundings of the relaxation (RENS): where a good one is known already,
-    that takes longer than the proof (stages of a GPT of 72 layers, tolerance 0.02: 20 s with it, 9 s without, 2026-11-22).
+    No gap is left on purpose, and nothing depends on the clock or the number of cores.
+
+    Without `rounds` it leaves out the search for a point among the roundings of the relaxation (RENS): where a good one
+    is known already, that takes longer than the proof (stages of a GPT of 72 layers, tolerance 0.02: 20 s with it, 9 s
+    without, 2026-11-22).
     """
     highs = highs_pb2.HighsOptionsProto()
     highs.string_options["parallel"] = "off"
@@ -114,8 +122,8 @@ def parameters(integer: bool, step_limit: int, rounds: bool = True) -> mathopt.S
 def run_host(rows: Rows, integer: bool, step_limit: int, rounds: bool = True) -> mathopt.SolveResult:
     """Returns HiGHS's result, or where the host fails on it, GLOP's or SCIP's.
 
-    MathOpt 9.15 takes some LPs that are infeasible by a hair for an internal error (HiGHS has both a ray and an almost feasible point), and
-    fails again while it raises that error, with an AttributeError (2026-11-21).
+    MathOpt 9.15 takes some LPs that are infeasible by a hair for an internal error (HiGHS has both a ray and an almost
+    feasible point), and fails again while it raises that error, with an AttributeError (2026-11-21).
     """
     model, settings = mathopt.Model.from_model_proto(to_proto(rows, integer)), parameters(integer, step_limit, rounds)
     try:
@@ -129,8 +137,8 @@ def run_host(rows: Rows, integer: bool, step_limit: int, rounds: bool = True) ->
 def silent_stdout() -> Iterator[None]:
     """Keeps what C prints in the meantime out of stdout, where IR belongs.
 
-    HiGHS in OR-tools 9.15 prints a line of its debugging there, whatever the log is set to, where a point of its presolved problem is not
-    quite one of the whole (2026-11-22).
+    HiGHS in OR-tools 9.15 prints a line of its debugging there, whatever the log is set to, where a point of its
+    presolved problem is not quite one of the whole (2026-11-22).
     """
     libc = ctypes.CDLL(None)
     libc.fflush(None)
@@ -157,10 +165,12 @@ def to_point(rows: Rows, result: mathopt.SolveResult, steps: int, is_optimal: bo
 
 
 def solve_rows(rows: Rows, *, integer: bool, step_limit: int, rounds: bool = True) -> Point | Infeasible | Unsolved:
-    """Returns the best point found within the steps, a proof that there is none, or neither; `rounds` as in `parameters`.
+    """Returns the best point found within the steps, a proof that there is none, or neither.
 
-    The four cases of a solver's status: proven best, a point at the limit (`is_optimal` is false), infeasible, no answer. Trouble with
-    numbers counts as no answer.
+    `rounds` is as in `parameters`.
+
+    The four cases of a solver's status: proven best, a point at the limit (`is_optimal` is false), infeasible, no
+    answer. Trouble with numbers counts as no answer.
     """
     result = run_host(rows, integer, step_limit, rounds)
     stats, reason = result.solve_stats, result.termination.reason

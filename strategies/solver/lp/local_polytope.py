@@ -1,15 +1,16 @@
 """The local polytope of a choice problem, as sparse rows.
 
-Variables: `x[u, s]`, node u takes state s; `y[e, s, t]`, edge e = (u, v) sees states s and t. Only legal states and pairs have one.
+Variables: `x[u, s]`, node u takes state s; `y[e, s, t]`, edge e = (u, v) sees states s and t. Only legal states and
+pairs have one.
 
     (1) choose_rows   sum_s x[u, s] = 1                                         for every node
     (2) edge_rows     sum_t y[e, s, t] = x[u, s],  sum_s y[e, s, t] = x[v, t]   for every edge that has y
     (3) memory_row    base[t] + sum of x * bytes + sum of y * bytes <= budget   for every time given
-    (4) cover_row     sum of x[u, s_u] <= (number of them) - 1                  for every choice given that is known not to fit
+    (4) cover_row     sum of x[u, s_u] <= (number of them) - 1                  for every choice known not to fit
 
-With x whole, y follows. An edge table that is a sum M[a, b] = f[a] + g[b] goes into the node costs and its edge needs no y, unless it
-decides the size of something alive at a given time in a way that is no such sum. Costs are divided by their mean and memory rows by the
-room that they leave, for a solver's tolerances are absolute.
+With x whole, y follows. An edge table that is a sum M[a, b] = f[a] + g[b] goes into the node costs and its edge needs
+no y, unless it decides the size of something alive at a given time in a way that is no such sum. Costs are divided by
+their mean and memory rows by the room that they leave, for a solver's tolerances are absolute.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from rhino.strategies.solver.problem import Problem, Residents, as_sum, spread, 
 class Flat:
     """A problem with one entry for every state of every node and every pair of states of every edge, sums folded away.
 
-    Shapes: `cost`, `node` [states]; `first_state` [nodes]; `pair_cost`, `edge`, `pair_u`, `pair_v` [pairs], the last two index states;
-    `first_pair`, `folded` [edges]. A cost is infinite where the state or the pair is not legal.
+    Shapes: `cost`, `node` [states]; `first_state` [nodes]; `pair_cost`, `edge`, `pair_u`, `pair_v` [pairs], the last
+    two index states; `first_pair`, `folded` [edges]. A cost is infinite where the state or the pair is not legal.
     """
 
     problem: Problem
@@ -49,7 +50,9 @@ class Flat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """The rows, and which state or pair each variable stands for: `x_flat` and `y_flat` index `Flat`'s states and pairs, x comes first.
+    """The rows, and which state or pair each variable stands for.
+
+    `x_flat` and `y_flat` index `Flat`'s states and pairs, x comes first.
 
     `scale`: seconds per unit of the rows' objective.
     """
@@ -64,7 +67,8 @@ class Model:
 def add_each(total: Floats, first: Ints, values: Floats) -> None:
     """Adds the values to `total` from each of the places `first` on; the places may repeat.
 
-    Index and values are written out: NumPy 2.4.6's `add.at` reads past the end of values that it has to broadcast (2026-11-21).
+    Index and values are written out: NumPy 2.4.6's `add.at` reads past the end of values that it has to broadcast
+    (2026-11-21).
     """
     np.add.at(total, np.add.outer(first, np.arange(len(values))).ravel(), np.tile(values, len(first)))
 
@@ -89,7 +93,10 @@ def flatten(problem: Problem) -> Flat:
     pair_cost = pool[spread(table_first[problem.edge_table], pairs)]
     edge = np.repeat(np.arange(problem.num_edges), pairs)
     local, width = np.arange(len(edge)) - first_pair[edge], sizes[problem.edge_v[edge]]
-    pair_u, pair_v = first_state[problem.edge_u[edge]] + local // width, first_state[problem.edge_v[edge]] + local % width
+    pair_u, pair_v = (
+        first_state[problem.edge_u[edge]] + local // width,
+        first_state[problem.edge_v[edge]] + local % width,
+    )
     folded = np.zeros(problem.num_edges, dtype=np.bool_)
     for table, places in alike(problem.edge_table):
         if (parts := as_sum(problem.tables[table])) is not None:
@@ -110,10 +117,15 @@ def alive(residents: Residents, times: Sequence[int]) -> Ints:
 
 
 def carrying(problem: Problem, times: Sequence[int]) -> Ints:
-    """Returns the edges that need y for memory: they own something alive at these times whose bytes are no sum over both ends."""
+    """Returns the edges that need y for memory.
+
+    They own something alive at these times whose bytes are no sum over both ends.
+    """
     residents = problem.edge_residents
     used = alive(residents, times)
-    needed = [residents.owner[used[places]] for t, places in alike(residents.table[used]) if as_sum(problem.tables[t]) is None]
+    needed = [
+        residents.owner[used[places]] for t, places in alike(residents.table[used]) if as_sum(problem.tables[t]) is None
+    ]
     return np.unique(np.concatenate(needed)) if needed else np.zeros(0, dtype=np.int64)
 
 
@@ -144,8 +156,10 @@ def least(values: Floats, groups: Ints) -> tuple[Floats, Ints]:
     return smallest, np.diff(first, append=len(groups))
 
 
-def memory_row(flat: Flat, x_flat: Ints, y_flat: Ints, time: int, budget_bytes: float) -> tuple[Floats, float] | Infeasible:
-    """Returns constraint (3) at a time as (coefficients [variables], high), without the bytes that every choice takes alike."""
+def memory_row(
+    flat: Flat, x_flat: Ints, y_flat: Ints, time: int, budget_bytes: float
+) -> tuple[Floats, float] | Infeasible:
+    """Returns constraint (3) at a time as (coefficients [variables], high), without the bytes common to all choices."""
     row: list[Floats] = []
     room = budget_bytes - float(flat.problem.base_bytes[time])
     for sizes, used, groups in zip(resident_bytes(flat, time), (x_flat, y_flat), (flat.node, flat.edge), strict=True):
@@ -166,7 +180,10 @@ def choose_rows(flat: Flat, x_flat: Ints) -> sparse.csr_matrix:
 
 
 def edge_rows(flat: Flat, x_flat: Ints, y_flat: Ints, ends: Ints, pair_end: Ints) -> sparse.csr_matrix:
-    """Returns constraint (2) for one side of the edges: `ends` [edges] is the node, `pair_end` [pairs] the state at that side."""
+    """Returns constraint (2) for one side of the edges.
+
+    `ends` [edges] is the node, `pair_end` [pairs] the state at that side.
+    """
     column = np.full(len(flat.cost), -1)
     column[x_flat] = np.arange(len(x_flat))
     legal = np.bincount(flat.node[x_flat], minlength=flat.problem.num_nodes)
@@ -196,11 +213,15 @@ def limit_rows(
 ) -> tuple[sparse.csr_matrix, Floats]:
     """Returns constraints (3), already built, and (4) as (matrix, high [rows])."""
     cover_rows = [np.concatenate([np.isin(x_flat, cover), np.zeros(len(y_flat))]) for cover in covers]
-    rows = np.array([row for row, _ in memory] + cover_rows).reshape(len(memory) + len(covers), len(x_flat) + len(y_flat))
+    rows = np.array([row for row, _ in memory] + cover_rows).reshape(
+        len(memory) + len(covers), len(x_flat) + len(y_flat)
+    )
     return sparse.csr_matrix(rows), np.array([high for _, high in memory] + [len(cover) - 1.0 for cover in covers])
 
 
-def build_model(flat: Flat, budget_bytes: float = np.inf, times: Sequence[int] = (), covers: Sequence[Ints] = ()) -> Model | Infeasible:
+def build_model(
+    flat: Flat, budget_bytes: float = np.inf, times: Sequence[int] = (), covers: Sequence[Ints] = ()
+) -> Model | Infeasible:
     """Returns the local polytope with memory rows at `times`, or what shows at once that it is empty.
 
     `covers`: sets of states (indices into `Flat`'s) that do not fit together.
@@ -228,7 +249,9 @@ def build_model(flat: Flat, budget_bytes: float = np.inf, times: Sequence[int] =
 
 
 def dual_bound(model: Model, duals: Floats) -> float:
-    """Returns the lower bound (seconds) that these row prices prove for every choice; any prices do, so no solver has to be believed.
+    """Returns the lower bound (seconds) that these row prices prove for every choice.
+
+    Any prices do, so no solver has to be believed.
 
     The rows are paid for, then every node and every edge takes its cheapest entry on its own.
     """

@@ -3,8 +3,8 @@
     minimise  cost @ x   such that  low <= matrix @ x <= high,  0 <= x <= most,  x whole where asked for
 
 Host: GLOP and SCIP through OR-tools' linear solver, which loads in 0.03 s; SciPy's takes 0.5 s, MathOpt
-(`rhino.strategies.solver.lp.linear_programs`, for large ones) 0.3 s (processor, 2026-11-22), and a search solves a few dozen of these in
-0.1 s.
+(`rhino.strategies.solver.lp.linear_programs`, for large ones) 0.3 s (processor, 2026-11-22), and a search solves a few
+dozen of these in 0.1 s.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ _NODE_LIMIT: Final = 20_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmallPoint:
-    """The best point, and what it costs. Shapes: `values` [variables]; `duals` [rows], zero where variables are whole."""
+    """The best point, and what it costs.
+
+    Shapes: `values` [variables]; `duals` [rows], zero where variables are whole.
+    """
 
     cost: float
     values: Floats
     duals: Floats
 
 
-def solve_small(cost: Floats, matrix: Floats, low: Floats, high: Floats, most: Floats, *, whole: bool = False) -> SmallPoint | None:
+def solve_small(
+    cost: Floats, matrix: Floats, low: Floats, high: Floats, most: Floats, *, whole: bool = False
+) -> SmallPoint | None:
     """Returns the best point found, or None if there is none.
 
     Shapes: `cost`, `most` [variables]; `matrix` [rows, variables]; `low`, `high` [rows].

@@ -1,8 +1,8 @@
 """LP and MILP over the local polytope, with memory rows added where an answer does not fit.
 
-Most problems' LP is whole, and then it is the proven optimum; branch and bound is for the rest. Memory is one row for each time of the
-schedule, of which few bind: start with none, solve, add the time that is over budget the most, until the answer fits. Leaving rows out
-can only lower the optimum, so every round's bound holds.
+Most problems' LP is whole, and then it is the proven optimum; branch and bound is for the rest. Memory is one row for
+each time of the schedule, of which few bind: start with none, solve, add the time that is over budget the most, until
+the answer fits. Leaving rows out can only lower the optimum, so every round's bound holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import numpy as np
 from rhino.ir.arrays import Floats, Ints
 from rhino.strategies.solver.answer import Answer, Infeasible, Outcome, Unsolved, fits, make_answer
 from rhino.strategies.solver.lp.linear_programs import Point, solve_rows
-from rhino.strategies.solver.lp.local_polytope import Flat, Model, alike, alive, build_model, dual_bound, flatten, node_values
+from rhino.strategies.solver.lp.local_polytope import (
+    Flat,
+    Model,
+    alike,
+    alive,
+    build_model,
+    dual_bound,
+    flatten,
+    node_values,
+)
 from rhino.strategies.solver.problem import Problem, Residents
 
 STEP_LIMIT = 2000
@@ -26,7 +35,8 @@ WHOLE_TOLERANCE = 1e-6
 class Relaxed:
     """The optimum of the LP with memory rows at `times`, which may split a node between states.
 
-    Shapes: `x` [nodes, most states of a node]. Units: `bound` in seconds; proven, whatever the solver's tolerances. `steps`: spent.
+    Shapes: `x` [nodes, most states of a node]. Units: `bound` in seconds; proven, whatever the solver's tolerances.
+    `steps`: spent.
     """
 
     x: Floats
@@ -45,7 +55,10 @@ def sharers(problem: Problem, residents: Residents, x: Floats) -> Floats:
 
 
 def edge_sharers(problem: Problem, residents: Residents, x: Floats) -> Floats:
-    """Returns the expected bytes of each edge resident [residents] if both ends chose on their own: a guess, exact where x is whole."""
+    """Returns the expected bytes of each edge resident [residents] if both ends chose on their own.
+
+    It is a guess, exact where x is whole.
+    """
     sizes = np.zeros(len(residents))
     for table, places in alike(residents.table):
         width_u, width_v = problem.tables[table].shape
@@ -85,10 +98,13 @@ def does_not_fit(problem: Problem, budget: float, found: Infeasible, has_choice:
     return Infeasible(max(budget, found.peak_bytes or 0.0, float(problem.base_bytes.max(initial=0.0))))
 
 
-def solve_lp(problem: Problem, budget_bytes: float | None = None, step_limit: int = STEP_LIMIT) -> Relaxed | Infeasible | Unsolved:
+def solve_lp(
+    problem: Problem, budget_bytes: float | None = None, step_limit: int = STEP_LIMIT
+) -> Relaxed | Infeasible | Unsolved:
     """Returns the LP's optimum with memory rows where they bind, a proof that no choice exists or fits, or a bound.
 
-    Where the steps are spent or the solver gives up after some rounds: the optimum of the last round that was solved, a bound all the same.
+    Where the steps are spent or the solver gives up after some rounds: the optimum of the last round that was solved, a
+    bound all the same.
     """
     flat, budget = flatten(problem), np.inf if budget_bytes is None else budget_bytes
     times: tuple[int, ...] = ()
@@ -96,14 +112,20 @@ def solve_lp(problem: Problem, budget_bytes: float | None = None, step_limit: in
     steps = 0
     while steps < step_limit:
         model = build_model(flat, budget, times)
-        point = model if isinstance(model, Infeasible) else solve_rows(model.rows, integer=False, step_limit=step_limit - steps)
+        point = (
+            model
+            if isinstance(model, Infeasible)
+            else solve_rows(model.rows, integer=False, step_limit=step_limit - steps)
+        )
         match model, point:
             case Infeasible(), _:
                 return does_not_fit(problem, budget, model, bool(times))
             case _, Infeasible():
                 return does_not_fit(problem, budget, point, bool(times))
             case Model(), Unsolved():
-                return found if isinstance(found, Relaxed) else Unsolved(dual_bound(model, np.zeros(len(model.rows.high))))
+                return (
+                    found if isinstance(found, Relaxed) else Unsolved(dual_bound(model, np.zeros(len(model.rows.high))))
+                )
             case Model(), Point():
                 bound, steps = max(found.bound, dual_bound(model, point.duals)), steps + point.steps
                 x = node_values(model, point)
@@ -117,7 +139,10 @@ def solve_lp(problem: Problem, budget_bytes: float | None = None, step_limit: in
 
 
 def neighbours(problem: Problem) -> list[list[tuple[int, Floats]]]:
-    """Returns for every node its neighbours, each with the cost table turned to [states of the node, states of the neighbour]."""
+    """Returns for every node its neighbours, each with the cost table.
+
+    The table is turned to [states of the node, states of the neighbour].
+    """
     found: list[list[tuple[int, Floats]]] = [[] for _ in range(problem.num_nodes)]
     for table, u, v in zip(problem.edge_table, problem.edge_u, problem.edge_v, strict=True):
         found[u].append((int(v), problem.tables[table]))
@@ -126,10 +151,11 @@ def neighbours(problem: Problem) -> list[list[tuple[int, Floats]]]:
 
 
 def round_lp(problem: Problem, x: Floats) -> Ints | None:
-    """Returns a legal choice [nodes] near x [nodes, most states of a node], or None if the order of nodes leads into a dead end.
+    """Returns a legal choice [nodes] near x [nodes, most states of a node], or None at a dead end.
 
-    In node order, each node takes the state that is legal with the decided neighbours, leaves the least of the others' probability
-    without a legal pair, has some probability itself, and costs least: exactly for decided neighbours, expected for the others.
+    In node order, each node takes the state that is legal with the decided neighbours, leaves the least of the others'
+    probability without a legal pair, has some probability itself, and costs least: exactly for decided neighbours,
+    expected for the others. That order may lead into a dead end.
     """
     states = np.full(problem.num_nodes, -1, dtype=np.int64)
     for u, around in enumerate(neighbours(problem)):
@@ -179,11 +205,16 @@ def cover(flat: Flat, states: Ints, time: int) -> Ints:
 def solve_milp(problem: Problem, budget_bytes: float | None = None, step_limit: int = STEP_LIMIT) -> Outcome:
     """Returns the optimum, by the LP alone where that is whole, else by branch and bound.
 
-    At the step limit: the cheaper of what branch and bound and rounding found, with the bound proven so far, or `Unsolved`.
+    At the step limit: the cheaper of what branch and bound and rounding found, with the bound proven so far, or
+    `Unsolved`.
     """
     if not problem.num_nodes:
         empty = np.zeros(0, dtype=np.int64)
-        return make_answer(problem, empty, 0.0, "LP") if fits(problem, empty, budget_bytes) else Infeasible(float(problem.base_bytes.max()))
+        return (
+            make_answer(problem, empty, 0.0, "LP")
+            if fits(problem, empty, budget_bytes)
+            else Infeasible(float(problem.base_bytes.max()))
+        )
     relaxed = solve_lp(problem, budget_bytes, step_limit)
     if not isinstance(relaxed, Relaxed):
         return relaxed
@@ -199,7 +230,10 @@ def solve_milp(problem: Problem, budget_bytes: float | None = None, step_limit: 
 
 
 def branch(problem: Problem, relaxed: Relaxed, budget_bytes: float | None, step_limit: int) -> Outcome:
-    """Returns the MILP's optimum, or its best choice at the step limit, adding memory rows to the LP's until the choice fits."""
+    """Returns the MILP's optimum, or its best choice at the step limit.
+
+    Memory rows are added to the LP's until the choice fits.
+    """
     flat, budget = flatten(problem), np.inf if budget_bytes is None else budget_bytes
     covers: list[Ints] = []
     times, bound, steps = relaxed.times, relaxed.bound, 0

@@ -1,11 +1,14 @@
-"""Variables of an integer program that have one value in every point below a cost, told by minimum cuts under the relaxation's prices.
+"""Variables of an integer program with one value in every point below a cost, found by minimum cuts.
 
-Most rows of a problem of stages say that one switch is on only if another is. With the other rows priced into the costs, each at what the
-relaxation pays for it, what is left is the least closed set: a minimum cut, whose value is a bound on every point of the rows. The same
-with one variable held at its other value is a bound on all points that have it so; where that is over the cost, none of them matters. So
-much more is told than by reduced costs, which are of one of the many cuts that cost as little (2026-11-22, GPT of 72 layers in 8 stages:
-2,262 of 3,931 switches in place of some 300). What is forced together is told together, and a cut that is cheap enough shows other values
-of all that it moves, so few cuts are needed.
+The cuts are under the relaxation's prices.
+
+Most rows of a problem of stages say that one switch is on only if another is. With the other rows priced into the
+costs, each at what the relaxation pays for it, what is left is the least closed set: a minimum cut, whose value is a
+bound on every point of the rows. The same with one variable held at its other value is a bound on all points that have
+it so; where that is over the cost, none of them matters. So much more is told than by reduced costs, which are of one
+of the many cuts that cost as little (2026-11-22, GPT of 72 layers in 8 stages: 2,262 of 3,931 switches in place of some
+300). What is forced together is told together, and a cut that is cheap enough shows other values of all that it moves,
+so few cuts are needed.
 
 Costs are rounded down to whole numbers for the cuts, so bounds hold as they are.
 """
@@ -30,9 +33,10 @@ _INFINITE: Final = 2**30
 
 
 def fixed_values(rows: Rows, duals: Floats, most_cost: float) -> Ints:
-    """Returns the value that each variable has in every whole point of at most this cost, `OPEN` where none is told [variables].
+    """Returns the value that each variable has in every whole point of at most this cost, else `OPEN` [variables].
 
-    `duals` [rows] are prices of the rows, at best those of the relaxation's optimum: any are right. No row has a lower limit.
+    `duals` [rows] are prices of the rows, at best those of the relaxation's optimum: any are right. No row has a lower
+    limit.
     """
     matrix, num = rows.matrix, rows.matrix.shape[1]
     is_order, lower, upper = _orders(rows)
@@ -60,7 +64,9 @@ def _orders(rows: Rows) -> tuple[Bools, Ints, Ints]:
     ends = matrix.indices[at], matrix.indices[at + 1]
     is_order = np.zeros(len(rows.high), dtype=bool)
     is_order[candidates] = True
-    lower, upper = np.unique(np.stack([np.where(is_lower, *ends), np.where(is_lower, *ends[::-1])]).astype(np.int64), axis=1)
+    lower, upper = np.unique(
+        np.stack([np.where(is_lower, *ends), np.where(is_lower, *ends[::-1])]).astype(np.int64), axis=1
+    )
     return is_order, lower, upper
 
 
@@ -93,7 +99,9 @@ class _Cut:
         every = np.arange(size)
         start = np.concatenate([np.full(size, self.source), every, self.lower])
         end = np.concatenate([every, np.full(size, self.sink), self.upper])
-        widths = np.concatenate([np.where(own < 0, width, 0), np.where(own > 0, width, 0), np.full(len(lower), _INFINITE, dtype=np.int32)])
+        widths = np.concatenate(
+            [np.where(own < 0, width, 0), np.where(own > 0, width, 0), np.full(len(lower), _INFINITE, dtype=np.int32)]
+        )
         arcs = sparse.coo_matrix((np.arange(len(start)) + 1, (start, end)), shape=(size + 2, size + 2)).tocsr()
         place = np.argsort(arcs.data)  # of each arc, in the order in which they were given
         self.turned_on, self.turned_off = place[:size], place[size : 2 * size]
@@ -121,7 +129,10 @@ class _Cut:
             self.arcs.data[at] = kept
 
     def fixed(self, spare: float) -> Ints:
-        """Returns the value of each variable that would cost more than `spare` to turn, else `OPEN` [variables of the group]."""
+        """Returns the value of each variable that would cost more than `spare` to turn, else `OPEN`.
+
+        The variables are those of the group.
+        """
         size = len(self.nodes)
         above: list[list[int]] = [[] for _ in range(size)]
         below: list[list[int]] = [[] for _ in range(size)]

@@ -1,8 +1,9 @@
 """Mix two choices: where they differ in parts that do not touch, each part may follow either.
 
-Parts (`rhino.strategies.solver.repair.difference`) change cost and memory each by itself, so the best mixture under a budget is a knapsack
-over them, solved exactly by MILP (equal parts are one integer variable; a time becomes a row when a mixture breaks the budget at it). A
-part that is too large to be taken over whole may be cut in two: `rhino.strategies.solver.repair.graph_cut_repair`.
+Parts (`rhino.strategies.solver.repair.difference`) change cost and memory each by itself, so the best mixture under a
+budget is a knapsack over them, solved exactly by MILP (equal parts are one integer variable; a time becomes a row when
+a mixture breaks the budget at it). A part that is too large to be taken over whole may be cut in two:
+`rhino.strategies.solver.repair.graph_cut_repair`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from rhino.strategies.solver.repair.difference import Difference
 
 
 def recombination(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
-    """Returns the cheapest mixture of two choices, by the parts in which they differ, that fits; None if only `base` does.
+    """Returns the cheapest mixture of two choices, by the parts in which they differ, that fits.
 
-    `times` are those at which memory is likely to bind.
+    The result is None if only `base` fits. `times` are those at which memory is likely to bind.
     """
     parts = Difference.of(problem, base, other)
     if not parts.count:
@@ -39,7 +40,8 @@ def recombination(problem: Problem, base: Ints, other: Ints, budget: float, time
         if memory[worst] <= budget:
             return mixed
         change = float(memory[worst] - before[worst])
-        # A mixture that the solver's tolerance let through: leave it less room than it took, and twice as much less each time.
+        # A mixture that the solver's tolerance let through: leave it less room than it took, and twice as much less
+        # each time.
         room[worst] = 3 * room[worst] - 2 * change if worst in room else budget - float(before[worst])
 
 
@@ -57,7 +59,14 @@ def _knapsack(parts: Difference, gain: Floats, room: dict[int, float]) -> NDArra
     # In units of each row's largest change: small tensors under a large budget are far below the solver's tolerance.
     unit = np.maximum(np.abs(kinds[1:]).max(axis=1, initial=0.0), 1.0)
     most = np.array(list(room.values())) / unit
-    found = solve_small(kinds[0] / scale, kinds[1:] / unit[:, None], np.full(len(most), -np.inf), most, size.astype(np.float64), whole=True)
+    found = solve_small(
+        kinds[0] / scale,
+        kinds[1:] / unit[:, None],
+        np.full(len(most), -np.inf),
+        most,
+        size.astype(np.float64),
+        whole=True,
+    )
     if found is None:
         return None
     taken = np.round(found.values).astype(np.int64)

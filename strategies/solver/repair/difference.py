@@ -1,7 +1,7 @@
 """The parts in which two choices differ.
 
-The nodes in which two choices differ fall into parts that no edge joins. Taking a part over changes the cost and the memory by amounts
-that do not depend on the others.
+The nodes in which two choices differ fall into parts that no edge joins. Taking a part over changes the cost and the
+memory by amounts that do not depend on the others.
 """
 
 from __future__ import annotations
@@ -50,11 +50,18 @@ class Difference:
         return self._changes(nodes.table[of_nodes], nodes.owner[of_nodes], edges.table[of_edges], edges.owner[of_edges])
 
     def _changes(self, node_tables: Ints, nodes: Ints, edge_tables: Ints, edges: Ints) -> Floats:
-        """Returns what changes in tables of nodes and of edges [parts]. The two ends of an edge are never in different parts."""
+        """Returns what changes in tables of nodes and of edges [parts].
+
+        The two ends of an edge are never in different parts.
+        """
         problem, base, other, change = self.problem, self.base, self.other, np.zeros(self.count)
         mine = self.label[nodes] >= 0
         tables, nodes = node_tables[mine], nodes[mine]
-        np.add.at(change, self.label[nodes], problem.node_entries(tables, nodes, other) - problem.node_entries(tables, nodes, base))
+        np.add.at(
+            change,
+            self.label[nodes],
+            problem.node_entries(tables, nodes, other) - problem.node_entries(tables, nodes, base),
+        )
         part = np.maximum(self.label[problem.edge_u[edges]], self.label[problem.edge_v[edges]])
         tables, edges, part = edge_tables[part >= 0], edges[part >= 0], part[part >= 0]
         gained = problem.edge_entries(tables, edges, other, other) - problem.edge_entries(tables, edges, base, base)

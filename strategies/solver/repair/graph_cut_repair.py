@@ -1,12 +1,13 @@
 """Mix two choices that differ in one piece: one of them on this side of a seam through the graph, the other beyond it.
 
-Prices of memory find choices that no mixture of others beats. Of a hundred alike layers these are two: all layers as one choice has them,
-or as the other, for at any price what is good for one layer is good for all, and each seam between two layers costs something. The best
-choice under a budget has as many layers of the cheaper choice as there is room for, and one seam.
+Prices of memory find choices that no mixture of others beats. Of a hundred alike layers these are two: all layers as
+one choice has them, or as the other, for at any price what is good for one layer is good for all, and each seam between
+two layers costs something. The best choice under a budget has as many layers of the cheaper choice as there is room
+for, and one seam.
 
-Nodes are ordered by how much nearer they are to one end of the graph than to the other, counted in edges. What hangs on a layer, as the
-update of its weights, is as far along as the layer itself, for all ways there pass it. Then every prefix of this order is tried, from both
-ends: what it costs and what it keeps is known for all of them at once.
+Nodes are ordered by how much nearer they are to one end of the graph than to the other, counted in edges. What hangs on
+a layer, as the update of its weights, is as far along as the layer itself, for all ways there pass it. Then every
+prefix of this order is tried, from both ends: what it costs and what it keeps is known for all of them at once.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _MOST: Final = 4
 
 
 def seamed(problem: Problem, base: Ints, other: Ints, budget: float, times: Sequence[int] = ()) -> Ints | None:
-    """Returns the cheapest choice found that fits, with parts of `other` in `base` that end at a seam; None if it is none but `base`.
+    """Returns the cheapest choice found that fits, with parts of `other` in `base` that end at a seam.
 
-    `times` are those at which memory is likely to bind.
+    The result is None if there is none but `base`. `times` are those at which memory is likely to bind.
     """
     parts, best = Difference.of(problem, base, other), base
     for part in _worth_most(parts):
@@ -48,7 +49,9 @@ def orders(problem: Problem, nodes: Ints) -> tuple[Ints, Ints]:
 def _worth_most(parts: Difference) -> list[int]:
     """Returns the parts of several nodes in which there is most to gain, and of those that look alike one."""
     gain, size = parts.cost_changes(), np.bincount(parts.label[parts.label >= 0], minlength=parts.count)
-    kinds = {(float(f"{gain[part]:.9g}"), int(size[part])): part for part in reversed(range(parts.count)) if size[part] > 1}
+    kinds = {
+        (float(f"{gain[part]:.9g}"), int(size[part])): part for part in reversed(range(parts.count)) if size[part] > 1
+    }
     return [kinds[kind] for kind in sorted(kinds)[:_MOST]]
 
 
@@ -95,7 +98,10 @@ class Prefixes:
         return self.base
 
     def cheaper(self) -> Ints:
-        """Returns how many nodes follow `other` in those that cost less than all that follow it for fewer, in ascending order."""
+        """Returns the lengths of the prefixes that cost less than all shorter ones, in ascending order.
+
+        The nodes of a prefix follow `other`.
+        """
         cost = self.cost_changes()
         least = np.minimum.accumulate(cost)
         result: Ints = np.flatnonzero(cost[1:] < least[:-1]) + 1
@@ -110,7 +116,9 @@ class Prefixes:
     def cost_changes(self) -> Floats:
         """Returns what each costs more than `base` [n + 1], in seconds."""
         problem = self.problem
-        return self.changes(problem.node_table, np.arange(problem.num_nodes), problem.edge_table, np.arange(problem.num_edges))
+        return self.changes(
+            problem.node_table, np.arange(problem.num_nodes), problem.edge_table, np.arange(problem.num_edges)
+        )
 
     def forbid(self, cost: Floats, time: int, room: float) -> None:
         """Sets the cost [n + 1] of all that add more bytes than `room` at a time to infinity."""
@@ -120,7 +128,10 @@ class Prefixes:
         cost[added > room] = np.inf
 
     def changes(self, node_tables: Ints, nodes: Ints, edge_tables: Ints, edges: Ints) -> Floats:
-        """Returns what each has more than `base` [n + 1], by tables of nodes and edges; infinite where a pair is not legal."""
+        """Returns what each has more than `base` [n + 1], by tables of nodes and edges.
+
+        It is infinite where a pair is not legal.
+        """
         problem, base, other, size = self.problem, self.base, self.other, len(self.order)
         steps, barred = np.zeros(size + 1), np.zeros(size + 1)
         mine = self.position[nodes] < size
@@ -131,7 +142,11 @@ class Prefixes:
         mine = np.minimum(at_u, at_v) < size
         tables, edges, at_u, at_v = edge_tables[mine], edges[mine], at_u[mine], at_v[mine]
         before = problem.edge_entries(tables, edges, base, base)
-        between = np.where(at_u < at_v, problem.edge_entries(tables, edges, other, base), problem.edge_entries(tables, edges, base, other))
+        between = np.where(
+            at_u < at_v,
+            problem.edge_entries(tables, edges, other, base),
+            problem.edge_entries(tables, edges, base, other),
+        )
         legal: NDArray[np.bool_] = np.isfinite(between)
         between = np.where(legal, between, before)
         first, second = np.minimum(at_u, at_v) + 1, np.maximum(at_u, at_v) + 1
@@ -145,7 +160,7 @@ class Prefixes:
 
 
 def _along(problem: Problem, nodes: Ints) -> Ints:
-    """Returns how much farther each of some connected nodes is from one end of these than from the other [n], in edges."""
+    """Returns how much farther each of some connected nodes is from one end than from the other [n], in edges."""
     near = _Neighbours.of(problem, nodes)
     start = int(near.distances(0).argmax())
     from_start = near.distances(start)
@@ -155,7 +170,10 @@ def _along(problem: Problem, nodes: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Neighbours:
-    """Who is next to whom: the neighbours of node u are `ends[begin[u] : begin[u + 1]]`, all numbered among the nodes in question."""
+    """Who is next to whom: the neighbours of node u are `ends[begin[u] : begin[u + 1]]`.
+
+    All are numbered among the nodes in question.
+    """
 
     begin: Ints
     ends: Ints

@@ -11,10 +11,16 @@ from rhino import keywords
 @pytest.mark.parametrize(
     ("shell", "python"),
     [
-        ("name the batch with --batch=NAME:DIM, or leave --stages out", "name the batch with batch='NAME:DIM', or leave stages out"),
+        (
+            "name the batch with --batch=NAME:DIM, or leave --stages out",
+            "name the batch with batch='NAME:DIM', or leave stages out",
+        ),
         ("leave --micro-batches out", "leave micro_batches out"),
         ("pin it (--pin='w=[{}, {x}]')", "pin it (pins=['w=[{}, {x}]'])"),
-        ("at most 8 devices, e.g. --mesh=2x4, or a larger cluster", "at most 8 devices, e.g. mesh='2x4', or a larger cluster"),
+        (
+            "at most 8 devices, e.g. --mesh=2x4, or a larger cluster",
+            "at most 8 devices, e.g. mesh='2x4', or a larger cluster",
+        ),
         ("run rhino-opt --rhino-normalize", "run rhino-opt --rhino-normalize"),
     ],
 )

@@ -1,4 +1,7 @@
-"""A parallelized function gives the answer of one device, is called as the function is, and says so where it cannot be."""
+"""A parallelized function gives the answer of one device and is called as the function is.
+
+Where it cannot be, the error says so.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -54,7 +57,9 @@ def make_batch(key: jax.Array, size: int = 16) -> dict[str, jax.Array]:
     return {"x": jax.random.normal(key, (size, 32)), "y": jnp.arange(size) % 16}
 
 
-def step(state: State, batch: dict[str, jax.Array], key: jax.Array, rate: float = 0.1) -> tuple[State, dict[str, jax.Array]]:
+def step(
+    state: State, batch: dict[str, jax.Array], key: jax.Array, rate: float = 0.1
+) -> tuple[State, dict[str, jax.Array]]:
     def loss(params: Any) -> jax.Array:
         first, second = params["layers"]
         h = jax.nn.gelu(batch["x"].astype(first["up"].dtype) @ first["up"])
@@ -140,7 +145,9 @@ def test_a_donated_state_is_not_taken_twice():
     batch, key = make_batch(jax.random.key(1)), jax.random.key(2)
     state, _ = fast(make_state(jax.random.key(0)), batch, key)  # whose moments are one array, at first
     after, _ = fast(state, batch, key)
-    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-007.*state\.params\['layers'\]\[0\]\['up'\] of step is gone.*state = step"):
+    with pytest.raises(
+        RhinoError, match=r"(?s)RHI-JAX-007.*state\.params\['layers'\]\[0\]\['up'\] of step is gone.*state = step"
+    ):
         fast(state, batch, key)
     with pytest.raises(RhinoError, match="RHI-JAX-007"):
         fast(dataclasses.replace(state), batch, key)
@@ -154,10 +161,14 @@ def test_what_is_kept_beside_the_new_state_counts_as_memory():
     def scale(w: jax.Array, x: jax.Array) -> jax.Array:
         return w * x.sum()
 
-    donated, kept = (rhino.parallelize(scale, cluster="cpu8", mesh="8", donate_argnums=given).plan(*shapes) for given in (0, ()))
+    donated, kept = (
+        rhino.parallelize(scale, cluster="cpu8", mesh="8", donate_argnums=given).plan(*shapes) for given in (0, ())
+    )
     assert kept.facts.predicted.largest_peak_bytes == donated.facts.predicted.largest_peak_bytes + 1024 * 1024 * 4 // 8
     with pytest.raises(RhinoError, match="RHI-SOLVE-001"):
-        rhino.parallelize(scale, cluster="cpu8", mesh="8", budget=donated.facts.predicted.largest_peak_bytes).plan(*shapes)
+        rhino.parallelize(scale, cluster="cpu8", mesh="8", budget=donated.facts.predicted.largest_peak_bytes).plan(
+            *shapes
+        )
 
 
 def test_as_a_decorator_with_constants_and_keywords():
@@ -213,7 +224,7 @@ def gradient_step(params: dict[str, jax.Array], batch: jax.Array) -> tuple[dict[
 
 
 def test_a_state_stays_where_it_lies_when_another_batch_size_is_planned_for():
-    """The best plan for the large batch has the parameters lie otherwise than that for the small one, as shapes alone show."""
+    """The best plan for the large batch would place the parameters otherwise, as plans for shapes alone show."""
     params = {"up": jnp.ones((128, 512)) / 23, "down": jnp.ones((512, 128)) / 45}
     small, large = jnp.ones((8, 128)), jnp.ones((4096, 128))
     free = rhino.parallelize(gradient_step, cluster="cpu8")
@@ -248,7 +259,9 @@ def test_a_pin_of_a_result_leaves_out_dims_at_its_end_that_are_whole(name):
 
 
 def test_a_pin_of_results_of_several_ranks_is_written_for_each():
-    plan = rhino.parallelize(lambda x: [x, x[0], x[:, 0]], cluster="cpu8", pins={"result:*": PartitionSpec("x")}).plan(jnp.ones((8, 8)))
+    plan = rhino.parallelize(lambda x: [x, x[0], x[:, 0]], cluster="cpu8", pins={"result:*": PartitionSpec("x")}).plan(
+        jnp.ones((8, 8))
+    )
     assert [one.spec[0] for one in plan.out_shardings] == ["x"] * 3
 
 
@@ -270,7 +283,9 @@ def test_other_shapes_are_refused_where_that_is_asked():
     fast = rhino.parallelize(step, cluster="cpu8", on_new_shapes="error")
     state, key = make_state(jax.random.key(0)), jax.random.key(1)
     fast(state, make_batch(key), key)
-    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-003.*batch\['x'\] was float32\[16,32\], and is float32\[24,32\]"):
+    with pytest.raises(
+        RhinoError, match=r"(?s)RHI-JAX-003.*batch\['x'\] was float32\[16,32\], and is float32\[24,32\]"
+    ):
         fast(state, make_batch(key, 24), key)
     fast(state, make_batch(key), key)
 
@@ -298,7 +313,11 @@ def test_state_is_made_where_it_lies_with_the_bits_of_one_device():
 
 
 def test_plans_need_no_devices():
-    shapes = (jax.eval_shape(make_state, jax.random.key(0)), jax.eval_shape(make_batch, jax.random.key(0)), jax.random.key(0))
+    shapes = (
+        jax.eval_shape(make_state, jax.random.key(0)),
+        jax.eval_shape(make_batch, jax.random.key(0)),
+        jax.random.key(0),
+    )
     fast = rhino.parallelize(step, cluster="v100x8x2", mesh="16")
     plan = fast.plan(*shapes)
     assert plan.facts.mesh.axes == (("x", 16),)
@@ -325,15 +344,21 @@ def test_sharding_constraints_in_the_function_are_honoured(is_named: bool):
 @pytest.mark.parametrize("given", [None, "mesh", "x=8"])
 def test_parts_that_are_parallel_by_hand_are_kept(given: str | None):
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
+    by_hand = jax.shard_map(
+        lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec()
+    )
     x = jnp.arange(64.0).reshape(16, 4)
-    fast = rhino.parallelize(lambda x, rate: jnp.sin(by_hand(x)) * rate, cluster="cpu8", mesh=mesh if given == "mesh" else given)
+    fast = rhino.parallelize(
+        lambda x, rate: jnp.sin(by_hand(x)) * rate, cluster="cpu8", mesh=mesh if given == "mesh" else given
+    )
     same(fast(x, 2.0), jnp.sin(x.reshape(8, 2, 4).sum(0)) * 2)
 
 
 def test_one_micro_batch_is_the_whole_batch_to_a_part_by_hand_and_several_are_refused():
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec())
+    by_hand = jax.shard_map(
+        lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec()
+    )
     x = jnp.arange(64.0).reshape(16, 4)
     same(rhino.parallelize(by_hand, cluster="cpu8", micro_batches=1, batch="x")(x), x.reshape(8, 2, 4).sum(0))
     words = r"(?s)RHI-BATCH-006.*parallel by hand \(shard_map\).*to fix: leave micro_batches and stages out"
@@ -344,14 +369,25 @@ def test_one_micro_batch_is_the_whole_batch_to_a_part_by_hand_and_several_are_re
 def test_a_part_by_hand_on_a_mesh_of_other_axes_is_planned_where_only_their_types_differ():
     mesh = jax.make_mesh((4, 2), ("x", "y"))  # of explicit axes
     by_hand = jax.shard_map(
-        lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec(), axis_names={"x"}
+        lambda x: jax.lax.psum(x, "x"),
+        mesh=mesh,
+        in_specs=PartitionSpec("x"),
+        out_specs=PartitionSpec(),
+        axis_names={"x"},
     )
     x = jnp.arange(64.0).reshape(16, 4)
-    same(rhino.parallelize(lambda x: jnp.sin(by_hand(x)), cluster="cpu8", mesh="x=4,y=2")(x), jnp.sin(x.reshape(4, 4, 4).sum(0)))
-    with pytest.raises(RhinoError, match=r"(?s)RHI-MESH-002.*mesh x=2,y=4, and a shard_map in it is of another: x=4,y=2.*AxisType.Auto"):
+    same(
+        rhino.parallelize(lambda x: jnp.sin(by_hand(x)), cluster="cpu8", mesh="x=4,y=2")(x),
+        jnp.sin(x.reshape(4, 4, 4).sum(0)),
+    )
+    with pytest.raises(
+        RhinoError, match=r"(?s)RHI-MESH-002.*mesh x=2,y=4, and a shard_map in it is of another: x=4,y=2.*AxisType.Auto"
+    ):
         rhino.parallelize(by_hand, cluster="cpu8", mesh="2x4").plan(x)
     strict = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))
-    with pytest.raises(RhinoError, match=r"(?s)RHI-MESH-002.*mesh x=4,y=2.*axis_types=\(Explicit, Explicit\).*in_specs"):
+    with pytest.raises(
+        RhinoError, match=r"(?s)RHI-MESH-002.*mesh x=4,y=2.*axis_types=\(Explicit, Explicit\).*in_specs"
+    ):
         rhino.parallelize(strict, cluster="cpu8", mesh="4x2").plan(x)
 
 
@@ -433,42 +469,77 @@ def test_without_a_cluster_the_host_devices_are_one():
 
 
 BAD = {
-    "leaf": (lambda: rhino.parallelize(step, cluster="cpu8")({"w": "text"}, {}, 0), r"RHI-JAX-001\] state\['w'\] of step is a str"),
+    "leaf": (
+        lambda: rhino.parallelize(step, cluster="cpu8")({"w": "text"}, {}, 0),
+        r"RHI-JAX-001\] state\['w'\] of step is a str",
+    ),
     "object": (lambda: rhino.parallelize(jnp.sin, cluster="cpu8")(object()), r"RHI-JAX-001.*is an object"),
     "traced": (lambda: jax.jit(rhino.parallelize(lambda x: x, cluster="cpu8"))(1.0), r"RHI-JAX-005.*inside jit"),
     "pin": (
-        lambda: rhino.parallelize(lambda weight: weight, cluster="cpu8", pins={"wieght": PartitionSpec("x")}).plan(jnp.ones(8)),
+        lambda: rhino.parallelize(lambda weight: weight, cluster="cpu8", pins={"wieght": PartitionSpec("x")}).plan(
+            jnp.ones(8)
+        ),
         r"(?s)RHI-PIN-002.*did you mean weight",
     ),
-    "axis": (lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": PartitionSpec("q")}).plan(jnp.ones(8)), "RHI-PIN-002"),
-    "spec": (lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": 3}).plan(jnp.ones(8)), r"(?s)RHI-JAX-002.*PartitionSpec"),
+    "axis": (
+        lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": PartitionSpec("q")}).plan(jnp.ones(8)),
+        "RHI-PIN-002",
+    ),
+    "spec": (
+        lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": 3}).plan(jnp.ones(8)),
+        r"(?s)RHI-JAX-002.*PartitionSpec",
+    ),
     "entry": (
         lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={"w": PartitionSpec(3)}).plan(jnp.ones(8)),
         "RHI-JAX-002.*entry 3",
     ),
-    "donated number": (lambda: rhino.parallelize(step, donate_argnums=7), r"RHI-JAX-002.*argument 7 of step, which takes 4"),
+    "donated number": (
+        lambda: rhino.parallelize(step, donate_argnums=7),
+        r"RHI-JAX-002.*argument 7 of step, which takes 4",
+    ),
     "donated name": (lambda: rhino.parallelize(step, donate_argnames="sate"), r"(?s)RHI-JAX-002.*'sate'.*state, batch"),
-    "donated constant": (lambda: rhino.parallelize(step, donate_argnums=0, static_argnames="state"), "RHI-JAX-002.*both"),
-    "unhashable": (lambda: rhino.parallelize(lambda x, s: x, cluster="cpu8", static_argnums=1)(1.0, [2]), "RHI-JAX-002.*no hash"),
+    "donated constant": (
+        lambda: rhino.parallelize(step, donate_argnums=0, static_argnames="state"),
+        "RHI-JAX-002.*both",
+    ),
+    "unhashable": (
+        lambda: rhino.parallelize(lambda x, s: x, cluster="cpu8", static_argnums=1)(1.0, [2]),
+        "RHI-JAX-002.*no hash",
+    ),
     "no function": (lambda: rhino.parallelize(3), "RHI-JAX-002.*an int"),
-    "unhashable array": (lambda: rhino.parallelize(lambda x, s: x, static_argnums=1)(1.0, jnp.ones(2)), "s of <lambda> is an array, which"),
+    "unhashable array": (
+        lambda: rhino.parallelize(lambda x, s: x, static_argnums=1)(1.0, jnp.ones(2)),
+        "s of <lambda> is an array, which",
+    ),
     "a device twice": (
         lambda: rhino.parallelize(step, devices=jax.devices()[:1] * 8),
         "RHI-RUN-004.*devices has .* more than once",
     ),
-    "no device": (lambda: rhino.parallelize(step, devices=["a"] * 8), r"(?s)RHI-JAX-002.*'a', which is a str.*jax\.devices"),
+    "no device": (
+        lambda: rhino.parallelize(step, devices=["a"] * 8),
+        r"(?s)RHI-JAX-002.*'a', which is a str.*jax\.devices",
+    ),
     "pad": (lambda: rhino.parallelize(step, pad=3), r"(?s)RHI-JAX-002\] pad is an int: 3.*names of arguments"),
     "pinned number": (
         lambda: rhino.parallelize(lambda w: w, cluster="cpu8", pins={0: PartitionSpec("x")}).plan(jnp.ones(8)),
         r"RHI-JAX-002\] a name of pins is an int, no text: 0",
     ),
     "cluster number": (lambda: rhino.parallelize(step, cluster=8), r"RHI-JAX-002\] cluster is an int, no path: 8"),
-    "forbid": (lambda: rhino.parallelize(step, forbid="w=x"), r"(?s)RHI-JAX-002\] forbid is the text 'w=x'.*give a list"),
+    "forbid": (
+        lambda: rhino.parallelize(step, forbid="w=x"),
+        r"(?s)RHI-JAX-002\] forbid is the text 'w=x'.*give a list",
+    ),
     "no mesh": (lambda: rhino.parallelize(step, mesh=""), "RHI-CLI-001.*mesh: got ''"),
-    "negative budget": (lambda: rhino.parallelize(step, budget=-5), r"(?s)RHI-JAX-002\] budget is -5, no memory size.*16GiB"),
+    "negative budget": (
+        lambda: rhino.parallelize(step, budget=-5),
+        r"(?s)RHI-JAX-002\] budget is -5, no memory size.*16GiB",
+    ),
     "part of a byte": (lambda: rhino.parallelize(step, budget=1.5), r"RHI-JAX-002\] budget is 1\.5, no memory size"),
     "more than all": (lambda: rhino.parallelize(step, remat=1.5), r"RHI-RECOMPUTE-001\] remat is 1\.5, not between"),
-    "shares": (lambda: rhino.parallelize(step, remat="0;0;0", stages=2), "RHI-RECOMPUTE-001.*3 shares, and stages is 2"),
+    "shares": (
+        lambda: rhino.parallelize(step, remat="0;0;0", stages=2),
+        "RHI-RECOMPUTE-001.*3 shares, and stages is 2",
+    ),
     "constraints": (
         lambda: rhino.parallelize(lambda x: x, cluster="cpu8", constraints="/nope.toml")(1.0),
         "(?s)RHI-CLI-002.*No such file.*to fix: give a TOML file",
@@ -485,7 +556,10 @@ BAD = {
         lambda: rhino.parallelize(lambda k: k, cluster="cpu8", mesh="auto")(jax.random.key(0)),
         "RHI-MESH-002.*typed keys",
     ),
-    "init first": (lambda: rhino.parallelize(step, cluster="cpu8").init(make_state, jax.random.key(0)), r"(?s)RHI-JAX-006.*step\.plan"),
+    "init first": (
+        lambda: rhino.parallelize(step, cluster="cpu8").init(make_state, jax.random.key(0)),
+        r"(?s)RHI-JAX-006.*step\.plan",
+    ),
 }
 
 
@@ -508,7 +582,9 @@ def test_state_of_another_kind_is_refused():
     fast = rhino.parallelize(step, cluster="cpu8")
     key = jax.random.key(0)
     fast.plan(jax.eval_shape(make_state, key), jax.eval_shape(make_batch, key), key)
-    with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-004.*state\.params\['scale'\]: .* gives bfloat16\[\], step takes float32\[\]"):
+    with pytest.raises(
+        RhinoError, match=r"(?s)RHI-JAX-004.*state\.params\['scale'\]: .* gives bfloat16\[\], step takes float32\[\]"
+    ):
         fast.init(partial(make_state, dtype=jnp.bfloat16), key)
     with pytest.raises(RhinoError, match=r"(?s)RHI-JAX-004.*tuple of 2"):
         fast.init(make_state, key, argnums=(0, 1))

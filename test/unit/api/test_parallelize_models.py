@@ -1,4 +1,7 @@
-"""Models of flax and optimizers of optax train under `rhino.parallelize` as under jit: same losses, state where the plan wants it."""
+"""Models of flax and optimizers of optax train under `rhino.parallelize` as under jit.
+
+Losses are the same, and state is where the plan wants it.
+"""
 
 import warnings
 from typing import Any

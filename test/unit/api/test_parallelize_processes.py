@@ -1,6 +1,7 @@
-"""Under jax.distributed each process plans for itself, and they train as one: the same plan, losses and state as on one device.
+"""Under jax.distributed each process plans for itself, and they train as one.
 
-In stages each holds some of them, and the losses are those of one process, bit for bit; when one ends, the other says so and ends.
+Plan, losses and state are those of one device. In stages each holds some of them, and the losses are those of one
+process, bit for bit; when one ends, the other says so and ends.
 """
 
 import os
@@ -30,13 +31,20 @@ def free_address() -> str:
 
 
 def launched(folder: Path, part: str, *options: Sequence[str]) -> list[int]:
-    """Runs two processes, each with options of its own, and returns their exit codes; what they say goes to `said-N`."""
+    """Runs two processes, each with options of its own, and returns their exit codes.
+
+    What they say goes to `said-N`.
+    """
     address = free_address()
     parts = []
     for process, own in enumerate(options):
         with (folder / f"said-{process}").open("wb") as said:
             command = [sys.executable, part, address, str(process), *own]
-            parts.append(subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
+            parts.append(
+                subprocess.Popen(
+                    command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+                )
+            )
     try:
         return [part.wait(LIMIT_S) for part in parts]
     finally:
@@ -48,7 +56,10 @@ def launched(folder: Path, part: str, *options: Sequence[str]) -> list[int]:
 def test_two_processes_that_plan_differently_say_so(tmp_path: Path):
     assert launched(tmp_path, front_part.__file__, ("2", str(tmp_path)), ("2", str(tmp_path), "up=[{x}, {}]")) != [0, 0]
     for process in range(2):
-        assert "[RHI-JAX-008] process 1 has another plan of step than process 0" in (tmp_path / f"said-{process}").read_text()
+        assert (
+            "[RHI-JAX-008] process 1 has another plan of step than process 0"
+            in (tmp_path / f"said-{process}").read_text()
+        )
 
 
 def test_two_processes_train_as_one_device_does(tmp_path: Path):
@@ -73,7 +84,13 @@ def test_two_processes_train_as_one_device_does(tmp_path: Path):
     ("model", "plans", "end", "words"),
     [
         ("cut", "kept", "killed", f"process 1 has ended, or sent no sign of life for {staged_part.HEARTBEAT_S} s"),
-        pytest.param("gpt", "own", "raised", "process 1 has ended after 8 steps, and this one has begun 9", marks=pytest.mark.long),
+        pytest.param(
+            "gpt",
+            "own",
+            "raised",
+            "process 1 has ended after 8 steps, and this one has begun 9",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, plans: str, end: str, words: str):
@@ -94,7 +111,9 @@ def test_two_processes_train_in_stages_as_one_does(tmp_path: Path, model: str, p
         spread, moved = (tmp_path / f"refused-{process}").read_text().split("error: ")[1:]
         assert "[RHI-RUN-004] rank 0 is spread over processes 0 and 1" in spread
         assert "[RHI-JAX-009] state['" in moved
-        assert f"lies in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
+        assert (
+            f"lies in process {1 - process}, and the plan has it on rank {1 - process}, in process {process}:" in moved
+        )
     assert codes[0] == 1
     assert f"error: [RHI-RUN-007] {words}\n  note: seen by process 0" in said[0]
 

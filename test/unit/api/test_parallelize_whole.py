@@ -1,4 +1,7 @@
-"""Micro-batches, recomputation, stages and whole plans behind the same call: the answer of one device, state where its rank is."""
+"""Micro-batches, recomputation, stages and whole plans behind the same call.
+
+The answer is that of one device, and state is where its rank is.
+"""
 
 import re
 from dataclasses import replace
@@ -20,7 +23,10 @@ Shape = jax.ShapeDtypeStruct
 
 
 def init(key: jax.Array) -> dict[str, Any]:
-    params = {f"w{number}": jax.random.normal(one, (WIDTH, WIDTH)) / 6 for number, one in enumerate(jax.random.split(key, LAYERS))}
+    params = {
+        f"w{number}": jax.random.normal(one, (WIDTH, WIDTH)) / 6
+        for number, one in enumerate(jax.random.split(key, LAYERS))
+    }
     return {
         "params": params,
         "mean": jax.tree.map(jnp.zeros_like, params),
@@ -95,7 +101,9 @@ def staged() -> Any:
 
 
 @pytest.mark.parametrize("said", [{"micro_batches": np.int64(4), "remat": 1, "batch": "batch"}, {"remat": 0.75}])
-def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(said: dict[str, Any], expected: Any, tmp_path: Path):
+def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(
+    said: dict[str, Any], expected: Any, tmp_path: Path
+):
     fast = rhino.parallelize(step, cluster="cpu4", mesh="4", donate_argnums=0, **said)
     plan = fast.plan(*SHAPES)
     state = fast.init(init, KEY)
@@ -112,7 +120,7 @@ def test_micro_batches_and_recomputation_without_stages_are_one_program_of_jit(s
 
 
 def test_stages_that_recompute_leave_originals_to_earlier_stages(expected: Any):
-    """What a residual stream carries is read by the last stage, which turns back, and again, behind barriers, by the first one's."""
+    """The last stage, which turns back, reads the residual stream; so does the first one, again and behind barriers."""
     fast = rhino.parallelize(step, cluster="cpu4", stages=4, mesh="1", micro_batches=4, remat=1)
     same(train(fast, init(KEY)), expected)
 
@@ -125,7 +133,9 @@ def test_a_step_in_stages_is_that_of_one_device_and_its_state_stays_where_it_is(
         assert plain(one).tobytes() == plain(other).tobytes()
     places = jax.tree.map(lambda array: array.sharding, state)
     assert places == plan.in_shardings[0]
-    assert {frozenset(one.device_set) for one in jax.tree.leaves(places)} == {frozenset(jax.devices()[n : n + 2]) for n in (0, 2)}
+    assert {frozenset(one.device_set) for one in jax.tree.leaves(places)} == {
+        frozenset(jax.devices()[n : n + 2]) for n in (0, 2)
+    }
     first = jax.tree.leaves(state)
     state, losses = train(staged, state)
     same((state, losses), expected)
@@ -155,7 +165,9 @@ def test_a_plan_in_stages_is_a_folder_that_runs_the_same(staged: Any, tmp_path: 
     loaded = rhino.parallelize(step, plan=kept, donate_argnums=0)
     assert loaded.plan(*SHAPES) == plan == kept
     same(train(loaded, loaded.init(init, KEY), 2), train(staged, staged.init(init, KEY), 2), 0)
-    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*argument batch was float32\[16,32\], and is float32\[8,32\]"):
+    with pytest.raises(
+        RhinoError, match=r"(?s)RHI-PLAN-004.*argument batch was float32\[16,32\], and is float32\[8,32\]"
+    ):
         loaded.plan(SHAPES[0], SHAPES[1][:8])
     with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*another cluster"):
         rhino.parallelize(step, plan=kept, cluster="cpu8").plan(*SHAPES)
@@ -170,7 +182,9 @@ def test_state_that_is_not_donated_stays_the_callers():
     assert plan.in_shardings[0] == plan.out_shardings[0]
     state = fast.init(init, KEY)
     same(train(fast, state, 1), train(fast, state, 1), 0)
-    budget = max(plan.facts.predicted.peak_bytes) - max(plan.facts.predicted.kept_bytes) + 1024  # not enough for 16 KiB of old state
+    budget = (
+        max(plan.facts.predicted.peak_bytes) - max(plan.facts.predicted.kept_bytes) + 1024
+    )  # not enough for 16 KiB of old state
     with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.* of it to keep old state"):
         rhino.parallelize(cut, budget=budget, **said).plan(*SHAPES)
 
@@ -186,7 +200,9 @@ def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_pl
 
 
 def test_what_is_said_is_kept_by_the_search():
-    found = rhino.parallelize(step, cluster="cpu2", stages=2, remat=0.75, jobs=1).plan(SHAPES[0], Shape((3, WIDTH), jnp.float32))
+    found = rhino.parallelize(step, cluster="cpu2", stages=2, remat=0.75, jobs=1).plan(
+        SHAPES[0], Shape((3, WIDTH), jnp.float32)
+    )
     facts = found.facts
     assert (facts.num_micro_batches, facts.num_stages, facts.options["remat"]) == (3, 2, "0.75")
     assert sum(facts.autotuning.num_planned.values()) >= 1
@@ -210,7 +226,9 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         return w + x.T @ h, h.sum()
 
     with pytest.raises(RhinoError, match=r"RHI-STAGE-003.*in a loop of the model"):
-        rhino.parallelize(looped, cluster="cpu2", mesh="1", stages=2, micro_batches=2).plan(*(Shape((8, 8), jnp.float32),) * 2)
+        rhino.parallelize(looped, cluster="cpu2", mesh="1", stages=2, micro_batches=2).plan(
+            *(Shape((8, 8), jnp.float32),) * 2
+        )
 
     def early(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         h = jnp.tanh(x @ rhino.stage_boundary(w))
@@ -229,7 +247,10 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
         ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
         ({"schedule": "fast"}, r"RHI-SCHED-001"),
-        ({"search": "whole", "remat": "0;0.5"}, r"RHI-RECOMPUTE-001.*2 values, one for each stage, and plans that are searched for"),
+        (
+            {"search": "whole", "remat": "0;0.5"},
+            r"RHI-RECOMPUTE-001.*2 values, one for each stage, and plans that are searched for",
+        ),
         ({"search": "whole", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
@@ -272,10 +293,14 @@ def test_a_plan_in_stages_says_why(staged: Any, tmp_path: Path):
     said, pinned = plan.why("result:[0].params.w0"), plan.why_not(pin)  # its next value lies where the argument does
     rank = plan.rank_of()["state['params']['w0']"]
     assert f"state['params']['w0'], argument f32[32,32] on rank {rank}\n" in said
-    assert re.search(rf"in stage {1 - rank} instead of {rank}: transfers [+-]\S+ \S+ in a step, the stage with most work [+-]", said)
+    assert re.search(
+        rf"in stage {1 - rank} instead of {rank}: transfers [+-]\S+ \S+ in a step, the stage with most work [+-]", said
+    )
     assert re.search(r'\+\S+ us .*exact +\[\{"x"\}, \{\}\]', said)
     assert pinned.startswith(f"with {pin}:\n")
-    assert re.search(r"argument state\['params'\]\['w.*: rank . \S+ \[\{\}, \{\}\] -> rank . \S+ \[\{\"x\"\}, \{\}\]", pinned)
+    assert re.search(
+        r"argument state\['params'\]\['w.*: rank . \S+ \[\{\}, \{\}\] -> rank . \S+ \[\{\"x\"\}, \{\}\]", pinned
+    )
     assert "collectives: 0 B in 0 -> " in pinned
     assert "not asked" not in pinned
     assert "nothing else was looked at" in plan.why("plan")
@@ -294,12 +319,15 @@ def test_plans_of_both_kinds_compare(staged: Any):
     options = {**plan.facts.options, "pin": "w0=[{}, {}]"}
     pinned = replace(plan, facts=replace(plan.facts, options=options, predicted=predicted))
     assert plan.diff(pinned) == "pin: not asked -> w0=[{}, {}]"
-    assert "made for different programs: step and sin" in plan.diff(rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2)))
+    assert "made for different programs: step and sin" in plan.diff(
+        rhino.parallelize(jnp.sin, cluster="cpu2").plan(jnp.ones(2))
+    )
 
 
 def test_what_a_step_in_stages_hands_back_lives_on() -> None:
-    """Donated state that comes back as it was, a key too; the old count; a result given twice, of which one is donated later; and one that
-    is weakly typed."""
+    """Donated state that comes back as it was lives on, a key too.
+
+    So do the old count, a result given twice of which one is donated later, and one that is weakly typed."""
 
     def handing(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], Any]:
         new, loss = step(state, batch)

@@ -1,4 +1,4 @@
-"""A plan is a file that says what it is of, runs elsewhere as it did here, and is refused where it is of something else by now."""
+"""A plan is a file that says what it is of, runs elsewhere as it did here, and is refused where that has changed."""
 
 import io
 import json
@@ -157,7 +157,9 @@ def plan_in(text: str) -> rhino.Plan:
         ({"predicted": {}}, "malformed"),
     ],
 )
-def test_what_is_no_plan_is_refused_when_it_is_read(plan: rhino.Plan, tmp_path: Path, changes: dict[str, Any], words: str):
+def test_what_is_no_plan_is_refused_when_it_is_read(
+    plan: rhino.Plan, tmp_path: Path, changes: dict[str, Any], words: str
+):
     (tmp_path / "plan.json").write_text(forged(text_of(plan), **changes))
     with pytest.raises(RhinoError, match=rf"RHI-PLAN-001.*{words}"):
         rhino.Plan.load(tmp_path / "plan.json")
@@ -172,7 +174,9 @@ def test_what_is_no_plan_is_refused_when_it_is_read(plan: rhino.Plan, tmp_path: 
         (['{evil = "x"}'], "{count}x0", "is no annotation"),
     ],
 )
-def test_what_is_no_annotation_is_refused_when_it_is_used(plan: rhino.Plan, annotations: list[str], ops: str, words: str):
+def test_what_is_no_annotation_is_refused_when_it_is_used(
+    plan: rhino.Plan, annotations: list[str], ops: str, words: str
+):
     count = str(len(plan.facts.sharding.annotations.ops))
     sharding = {**json.loads(text_of(plan))["sharding"], "annotations": annotations}
     other = plan_in(forged(text_of(plan), sharding={**sharding, "annotation_of_op": ops.replace("{count}", count)}))
@@ -223,7 +227,9 @@ def test_diff_says_what_lies_otherwise_and_what_that_costs(plan: rhino.Plan):
     other = planned(pins={"up": PartitionSpec("x"), "down": PartitionSpec()})
     text = plan.diff(other)
     assert "pin: not asked -> " in text
-    moved = [one.path for one, new in zip(plan.facts.arguments, other.facts.arguments, strict=True) if one.dims != new.dims]
+    moved = [
+        one.path for one, new in zip(plan.facts.arguments, other.facts.arguments, strict=True) if one.dims != new.dims
+    ]
     assert moved
     assert all(f"argument {path}: " in text for path in moved)
     slower = other.facts.predicted.step_s - plan.facts.predicted.step_s
@@ -275,7 +281,9 @@ def test_the_plan_of_a_deep_model_is_small():
     sizes = []
     for layers in (2, 4):
         model = gpt.model(gpt.GPTConfig(layers=layers, hidden=64, heads=8, ffn=128, vocab=128, seq=32, batch=8))
-        found = rhino.parallelize(make_step(model), cluster="v100x8", donate_argnums=0).plan(abstract_state(model), model.batch)
+        found = rhino.parallelize(make_step(model), cluster="v100x8", donate_argnums=0).plan(
+            abstract_state(model), model.batch
+        )
         sizes.append(len(text_of(found)))
         if layers == 4:
             assert "[*]" in found.explain()

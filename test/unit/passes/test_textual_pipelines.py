@@ -21,9 +21,11 @@ from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline, p
 
 RULES, NO_RULES = "func.func(sdy-populate-op-sharding-rules)", "func.func(sdy-drop-sharding-rules)"
 
-# A step with everything that an annotating pass meets: a call, a loop, a reduction, a dead op, a scalar, and an argument fed back.
+# A step with everything that an annotating pass meets: a call, a loop, a reduction, a dead op, a scalar, and an
+# argument fed back.
 STEP = """
-func.func @main(%x: tensor<64x32xf32> loc("x"), %w: tensor<32x32xf32> {tf.aliasing_output = 0 : i32} loc("w"), %n: tensor<i32>)
+func.func @main(%x: tensor<64x32xf32> loc("x"), %w: tensor<32x32xf32>\
+ {tf.aliasing_output = 0 : i32} loc("w"), %n: tensor<i32>)
     -> (tensor<32x32xf32>, tensor<f32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
@@ -39,14 +41,16 @@ func.func @main(%x: tensor<64x32xf32> loc("x"), %w: tensor<32x32xf32> {tf.aliasi
     %u = stablehlo.tanh %v : tensor<64x32xf32>
     stablehlo.return %j, %u : tensor<i32>, tensor<64x32xf32>
   }
-  %grad = stablehlo.dot_general %x, %end#1, contracting_dims = [0] x [0] : (tensor<64x32xf32>, tensor<64x32xf32>) -> tensor<32x32xf32>
+  %grad = stablehlo.dot_general %x, %end#1, contracting_dims = [0] x [0]\
+ : (tensor<64x32xf32>, tensor<64x32xf32>) -> tensor<32x32xf32>
   %new = stablehlo.subtract %w, %grad : tensor<32x32xf32>
   %loss = stablehlo.reduce(%end#1 init: %fzero) applies stablehlo.add across dimensions = [0, 1]
       : (tensor<64x32xf32>, tensor<f32>) -> tensor<f32>
   return %new, %loss : tensor<32x32xf32>, tensor<f32>
 }
 func.func private @layer(%x: tensor<64x32xf32>, %w: tensor<32x32xf32>) -> tensor<64x32xf32> {
-  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x32xf32>, tensor<32x32xf32>) -> tensor<64x32xf32>
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<64x32xf32>, tensor<32x32xf32>) -> tensor<64x32xf32>
   return %y : tensor<64x32xf32>
 }
 """
@@ -86,7 +90,9 @@ def shape_of(module: ir.Module) -> list[object]:
     return seen
 
 
-@pytest.mark.parametrize("annotate", ["auto-shard{cluster=cpu4}", "rhino-annotate-work", "rhino-annotate-candidates{cluster=cpu4}"])
+@pytest.mark.parametrize(
+    "annotate", ["auto-shard{cluster=cpu4}", "rhino-annotate-work", "rhino-annotate-candidates{cluster=cpu4}"]
+)
 def test_annotating_changes_attributes_alone(annotate: str):
     before, after = run(STEP, "rhino-normalize"), run(STEP, f"rhino-normalize,{annotate}")
     assert shape_of(before) == shape_of(after)
@@ -99,10 +105,17 @@ def test_annotating_keeps_the_attributes_that_were_there():
 
 
 def test_strip_leaves_nothing_of_ours():
-    text = str(run(STEP, "rhino-normalize,rhino-annotate-work,rhino-annotate-candidates,func.func(sdy-populate-op-sharding-rules)"))
+    text = str(
+        run(
+            STEP,
+            "rhino-normalize,rhino-annotate-work,rhino-annotate-candidates,func.func(sdy-populate-op-sharding-rules)",
+        )
+    )
     assert "rhino.work" in text
     assert "sdy.sharding_rule" in text
-    stripped = str(run(STEP, "rhino-normalize,rhino-annotate-work,func.func(sdy-populate-op-sharding-rules),rhino-strip"))
+    stripped = str(
+        run(STEP, "rhino-normalize,rhino-annotate-work,func.func(sdy-populate-op-sharding-rules),rhino-strip")
+    )
     assert stripped == str(run(STEP, "rhino-normalize"))
 
 
@@ -165,7 +178,11 @@ def test_every_option_round_trips():
         ("qqqq", "unknown pass 'qqqq'", "--list-passes"),
         ("func.func(qqqq)", "unknown pass 'qqqq'", "--list-passes"),
         ("rhino-strip{deep=true}", "'rhino-strip' has no option 'deep'; its options: none", "name=value"),
-        ("auto-shard{deep=true}", "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, level", "name=value"),
+        (
+            "auto-shard{deep=true}",
+            "'auto-shard' has no option 'deep'; its options: cluster, mesh, budget, ranks, level",
+            "name=value",
+        ),
         ("auto-shard{cluster}", "'cluster' is no option of 'auto-shard'", "name=value"),
         ("auto-shard{level=two}", "option 'level' of 'auto-shard' takes a whole number, not 'two'", "name=value"),
         ("cse,,cse", "a pass is missing between two commas", ""),

@@ -1,4 +1,7 @@
-"""Every measurement of bench/ answers on a small case: rows on stdout, the same in JSON, and nothing wrong that is not about speed."""
+"""Every measurement of bench/ answers on a small case.
+
+It writes rows to stdout and the same to JSON, and has no fault but in speed.
+"""
 
 import gc
 import json
@@ -89,7 +92,9 @@ def test_predicted_seconds_are_compared_with_measured_ones(tmp_path):
 
 
 def test_a_fault_makes_the_exit_code_one(capsys):
-    wrong = report.Question("", lambda _: [{"n": 1}, {"n": None}], {"n": report.key("n")}, faults=lambda rows: [f"{len(rows)} rows"])
+    wrong = report.Question(
+        "", lambda _: [{"n": 1}, {"n": None}], {"n": report.key("n")}, faults=lambda rows: [f"{len(rows)} rows"]
+    )
     assert report.run("", wrong, []) == 1
     said = capsys.readouterr()
     assert said.out == "| n |\n| --- |\n| 1 |\n|  |\n"

@@ -1,4 +1,7 @@
-"""The run over programs that others wrote: what it says of each ending, and that a worker that dies costs the run no other program."""
+"""The run over programs that others wrote.
+
+It names each ending, and a worker that dies costs it no other program.
+"""
 
 import argparse
 import signal
@@ -13,7 +16,9 @@ GOOD = function("%y = stablehlo.negate %x : tensor<4xf32>", {"x": tensor((4,))},
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "several.mlir").write_text(f"{GOOD}\n// -----\nfunc.func @bad(%x: tensor<?xf32>) {{ return }}\n", encoding="utf-8")
+    (tmp_path / "several.mlir").write_text(
+        f"{GOOD}\n// -----\nfunc.func @bad(%x: tensor<?xf32>) {{ return }}\n", encoding="utf-8"
+    )
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""One module gives one output, whatever Python's hashes are seeded with, and whatever was planned before it in the process."""
+"""One module gives one output, whatever the seed of Python's hashes and whatever the process planned before."""
 
 import os
 import subprocess
@@ -16,7 +16,8 @@ NUM_SEEDS = 20
 PERCEPTRON = mlp.model(mlp.MLPConfig(sizes=(16, 16), batch=8, dropout=0.0, task="regress"))
 STEPS = {**ZOO, "perceptron": PERCEPTRON}
 
-# A search by elimination alone; one that prices memory and ends in integer programs; each device's program; and two axes.
+# A search by elimination alone; one that prices memory and ends in integer programs; each device's program; and two
+# axes.
 SMALL = (
     ("perceptron", "auto-shard{cluster=v100x8}"),
     ("perceptron", "auto-shard{cluster=v100x8 budget=2KiB}"),
@@ -49,7 +50,9 @@ for file, pipeline in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
 def outputs(seed: int, words: list[str]) -> list[str]:
     """The sha256 of what each pipeline in `words` (file, pipeline, ...) writes and remarks; in a process of its own."""
     environ = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], env=environ, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], env=environ, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

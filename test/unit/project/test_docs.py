@@ -12,8 +12,14 @@ from rhino.passes.base import option_texts
 from rhino.passes.registry import PASSES, PIPELINES
 
 PAGES = {
-    "README.md": "# Start\n\n[one](docs/one.md#twice-1) [gone](docs/gone.md) [no](docs/one.md#three) [away](https://x.org) [f](LICENSE)\n",
-    "docs/one.md": "# One, `two`\n\n## Twice\n\n## Twice\n\n<a name='x'></a>Set\n\n[top](#one-two) [up](../README.md#start) [x](#y)\n",
+    "README.md": (
+        "# Start\n\n[one](docs/one.md#twice-1) [gone](docs/gone.md) [no](docs/one.md#three) [away](https://x.org) "
+        "[f](LICENSE)\n"
+    ),
+    "docs/one.md": (
+        "# One, `two`\n\n## Twice\n\n## Twice\n\n<a name='x'></a>Set\n\n"
+        "[top](#one-two) [up](../README.md#start) [x](#y)\n"
+    ),
     "docs/alone.md": "# Alone\n\n```sh\n[not a link](nowhere.md)\n```\n",
     "LICENSE": "",
 }
@@ -76,7 +82,10 @@ def test_a_pipeline_without_a_recomputation_pass_keeps_everything_as_its_page_sa
     assert "rhino-remat" not in names
 
 
-FIGURES = "# One\n\n<!-- from: printf 'a | b\\n'; printf '| c |\\n' -->\nold\n<!-- end -->\n\nText\n\n<!-- from: echo d -->\n<!-- end -->\n"
+FIGURES = (
+    "# One\n\n<!-- from: printf 'a | b\\n'; printf '| c |\\n' -->\nold\n<!-- end -->\n\nText\n\n"
+    "<!-- from: echo d -->\n<!-- end -->\n"
+)
 
 
 def test_figures_are_what_their_commands_print(tmp_path: Path):

@@ -188,7 +188,9 @@ def test_a_random_plan_of_a_transformer_gives_the_answer_of_one_device():
         pytest.param("gpt-sixes", "2x3", 0, "near", marks=pytest.mark.long),
     ],
 )
-def test_a_random_plan_on_a_mesh_of_several_axes_gives_the_answer_of_one_device(name: str, mesh: str, seed: int, mood: str):
+def test_a_random_plan_on_a_mesh_of_several_axes_gives_the_answer_of_one_device(
+    name: str, mesh: str, seed: int, mood: str
+):
     """Also on six devices, where what does not divide is not split."""
     check_random_plan(name, seed, mood, mesh)
 

@@ -1,4 +1,7 @@
-"""Every op of StableHLO and CHLO: planned or refused with a reason, and the same answer in every way that a plan can run it."""
+"""Every op of StableHLO and CHLO is planned, or refused with a reason.
+
+The answer is the same in every way that a plan can run it.
+"""
 
 import io
 from functools import cache
@@ -35,20 +38,28 @@ def expected(name: str) -> OneDevice:
 def auto_shard(case: Case, mesh: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of rhino-opt."""
     out, err = io.BytesIO(), io.StringIO()
-    code = tool.run(["--auto-shard", "--localize", "--cluster=cpu8", f"--mesh={mesh}"], io.BytesIO(case.text.encode()), out, err)
+    code = tool.run(
+        ["--auto-shard", "--localize", "--cluster=cpu8", f"--mesh={mesh}"], io.BytesIO(case.text.encode()), out, err
+    )
     return code, out.getvalue().decode(), err.getvalue()
 
 
 @pytest.mark.parametrize(("dialect", "table"), [(stablehlo, STABLEHLO), (chlo, CHLO)], ids=["stablehlo", "chlo"])
 def test_every_op_of_the_dialect_has_a_case(dialect, table):
     classes = (getattr(dialect, name) for name in dir(dialect))
-    names = {cls.OPERATION_NAME.split(".", 1)[1] for cls in classes if isinstance(cls, type) and hasattr(cls, "OPERATION_NAME")}
+    names = {
+        cls.OPERATION_NAME.split(".", 1)[1]
+        for cls in classes
+        if isinstance(cls, type) and hasattr(cls, "OPERATION_NAME")
+    }
     assert names == table.keys()
     for name, case in table.items():
         assert f"{dialect.__name__.split('.')[-1]}.{name}" in case.text or name == "return"
 
 
-@pytest.mark.parametrize(("name", "mesh"), [(name, mesh) for name in CASES for mesh in (["4"] if name in LONG else ["4", "2x2"])])
+@pytest.mark.parametrize(
+    ("name", "mesh"), [(name, mesh) for name in CASES for mesh in (["4"] if name in LONG else ["4", "2x2"])]
+)
 def test_every_op_is_planned_or_refused_with_a_reason(name, mesh):
     case = CASES[name]
     code, out, err = auto_shard(case, mesh)
@@ -74,7 +85,10 @@ def test_every_split_of_an_op_gives_the_answer_of_one_device(name):
     """Sums that flow on have to come from somewhere: they are in the random programs."""
     nodes = drawable(CASES[name].text, "4").choice.nodes
     for number, split in [
-        (number, state) for number, node in enumerate(nodes) for state in node.states if max(state.strategy, default=-1) >= 0
+        (number, state)
+        for number, node in enumerate(nodes)
+        for state in node.states
+        if max(state.strategy, default=-1) >= 0
     ]:
         drawn = drawable(CASES[name].text, "4")
         op = nodes[number].number
@@ -124,7 +138,10 @@ def test_a_call_with_a_side_effect_is_planned_by_the_word_of_its_owner_alone():
     a, rule = {"a": tensor((8,))}, ", sdy.sharding_rule = #sdy.op_sharding_rule<([i])->([i]) {i=8}>"
     code, _, err = auto_shard(Case(function(call.format(rule=""), a, {"0": tensor((8,))})), "4")
     assert code == 1
-    assert "error: [RHI-READ-003] 'stablehlo.custom_call' of act has a side effect: each of several devices would have it" in err
+    assert (
+        "error: [RHI-READ-003] 'stablehlo.custom_call' of act has a side effect: each of several devices would have it"
+        in err
+    )
     assert auto_shard(Case(function(call.format(rule=rule), a, {"0": tensor((8,))})), "4")[0] == 0
 
 
@@ -132,7 +149,8 @@ GATHERED = """
 sdy.mesh @mesh = <["x"=8]>
 func.func @main(%x: tensor<4x8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}, {}]>}) -> tensor<4x8x5xf32> {
   %0 = stablehlo.tanh %x {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>} : tensor<4x8x8xf32>
-  %1 = stablehlo.fft %0, type = RFFT, length = [8, 8] {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
+  %1 = stablehlo.fft %0, type = RFFT, length = [8, 8]\
+ {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
     : (tensor<4x8x8xf32>) -> tensor<4x8x5xcomplex<f32>>
   %2 = stablehlo.real %1 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {"x"}, {}]>]>}
     : (tensor<4x8x5xcomplex<f32>>) -> tensor<4x8x5xf32>

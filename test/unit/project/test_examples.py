@@ -35,7 +35,9 @@ from training import Adam, init_state, jit_step, lower_step
 from rhino.ir.mlir.bindings import ir, make_context, stablehlo
 
 GPT = gpt.GPTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=8, batch=4)
-TOWERS = two_tower.TwoTowerConfig(features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8)
+TOWERS = two_tower.TwoTowerConfig(
+    features=8, feature_sizes=(16,), vocab=32, seq=6, layers=1, hidden=16, heads=2, ffn=32, embed=8, batch=8
+)
 LLAMA = llama.LlamaConfig(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=32, seq=8, batch=4)
 T5 = t5.T5Config(layers=1, hidden=16, heads=2, head_dim=4, ffn=32, vocab=32, encoder_seq=12, decoder_seq=8, batch=4)
 CLIP = clip.CLIPConfig(
@@ -57,7 +59,9 @@ VIT = vit.ViTConfig(image=8, patch=4, layers=1, hidden=16, heads=2, ffn=32, clas
 UNET = unet.UNetConfig(channels=4, multipliers=(1, 2), blocks=1, groups=2, image=8, batch=4)
 MODELS = {
     "bert": bert.model(bert.BERTConfig(layers=1, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4)),
-    "bert-scan-convs": bert.model(bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)),
+    "bert-scan-convs": bert.model(
+        bert.BERTConfig(layers=2, hidden=16, heads=2, ffn=32, vocab=32, seq=32, batch=4, scan=True, convs=1)
+    ),
     "forward-forward": forward_forward.model(FORWARD),
     "gpt": gpt.model(GPT),
     "gpt-scan-dropout": gpt.model(dataclasses.replace(GPT, scan=True, fused_qkv=True, dropout=0.1)),
@@ -67,7 +71,9 @@ MODELS = {
     "llama": llama.model(LLAMA),
     "llama-scan-fused": llama.model(dataclasses.replace(LLAMA, layers=2, scan=True, fused_gate_up=True)),
     "moe": moe.model(moe.MoEConfig(layers=2, hidden=16, heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4)),
-    "resnet": resnet.model(resnet.ResNetConfig(blocks=(1, 1), channels=4, width_factor=2, classes=6, image=16, batch=4)),
+    "resnet": resnet.model(
+        resnet.ResNetConfig(blocks=(1, 1), channels=4, width_factor=2, classes=6, image=16, batch=4)
+    ),
     "t5": t5.model(T5),
     "t5-scan-dropout": t5.model(dataclasses.replace(T5, layers=2, scan=True, dropout=0.1)),
     "two-tower": two_tower.model(TOWERS),
@@ -111,7 +117,9 @@ def test_twenty_steps_on_one_batch_learn_it(model):
 
 
 def test_every_leaf_of_the_state_is_donated_and_named(model):
-    main = next(line for line in lower_step(model).as_text(debug_info=True).splitlines() if "func.func public @main" in line)
+    main = next(
+        line for line in lower_step(model).as_text(debug_info=True).splitlines() if "func.func public @main" in line
+    )
     num_leaves = len(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
     assert main.count("tf.aliasing_output") == 3 * num_leaves + 1
     assert main.count(' loc("state.params') == num_leaves
@@ -195,7 +203,9 @@ def test_a_text_is_what_its_end_has_seen():
     """Nothing after the largest token counts, everything before it does."""
     key = jax.random.key(16)
     tokens = jnp.array([[3, 5, 31, 7, 2, 1], [4, 5, 31, 7, 2, 1], [3, 5, 31, 8, 2, 1]])
-    first, other_start, other_rest = jax.jit(lambda: clip.encode_text(CLIP, clip.init(CLIP, key)["text"], tokens, key))()
+    first, other_start, other_rest = jax.jit(
+        lambda: clip.encode_text(CLIP, clip.init(CLIP, key)["text"], tokens, key)
+    )()
     assert (first != other_start).any()
     np.testing.assert_allclose(first, other_rest, atol=1e-6)
 
@@ -220,7 +230,9 @@ def test_fused_and_separate_gates_agree():
 
 
 def test_queries_of_a_group_share_their_keys_and_values():
-    q, k, v = (jax.random.normal(jax.random.key(seed), (2, 6, *heads, 4)) for seed, heads in enumerate([(2, 3), (2,), (2,)]))
+    q, k, v = (
+        jax.random.normal(jax.random.key(seed), (2, 6, *heads, 4)) for seed, heads in enumerate([(2, 3), (2,), (2,)])
+    )
     shared = transformer.attend(q, k, v, transformer.causal_mask(6))
     repeated = transformer.attend(
         q.reshape(2, 6, 6, 4), jnp.repeat(k, 3, axis=2), jnp.repeat(v, 3, axis=2), mask=transformer.causal_mask(6)
@@ -262,7 +274,10 @@ def test_a_decoder_sees_all_of_its_source_and_nothing_of_its_future():
     inputs, previous = batch["inputs"], batch["targets"][:, :-1]
     predict = jax.jit(lambda inputs, previous: t5.predict(T5, params, inputs, previous, key)[0])
     logits = predict(inputs, previous)
-    other_source, other_token = inputs.at[0, -1].set((inputs[0, -1] + 1) % 32), previous.at[0, 3].set((previous[0, 3] + 1) % 32)
+    other_source, other_token = (
+        inputs.at[0, -1].set((inputs[0, -1] + 1) % 32),
+        previous.at[0, 3].set((previous[0, 3] + 1) % 32),
+    )
     assert (predict(other_source, previous) != logits).any(-1).all()
     assert (predict(inputs, other_token) != logits).any(-1).tolist() == [False] * 3 + [True] * 5
 
@@ -356,7 +371,11 @@ def read_back(fmt, blob):
     with make_context() as context:
         if fmt == "jax-export":
             blob = jax.export.deserialize(bytearray(blob)).mlir_module_serialized
-        read = ir.Module.parse if fmt in ("text", "bytecode") else functools.partial(stablehlo.deserialize_portable_artifact, context)
+        read = (
+            ir.Module.parse
+            if fmt in ("text", "bytecode")
+            else functools.partial(stablehlo.deserialize_portable_artifact, context)
+        )
         return read(blob).operation.get_asm(enable_debug_info=True)
 
 
@@ -387,7 +406,9 @@ def test_a_jax_export_blob_runs_without_the_class_of_the_state(tmp_path):
 
 
 def test_fields_override_the_preset(tmp_path):
-    text = export_to(tmp_path / "step", "gpt", "--preset=gpt-large", "--batch=3", "--scan=true", "--fused-qkv=true").decode()
+    text = export_to(
+        tmp_path / "step", "gpt", "--preset=gpt-large", "--batch=3", "--scan=true", "--fused-qkv=true"
+    ).decode()
     assert "tensor<3x1025xi32>" in text
     assert "tensor<24x1536x4608xf32>" in text
 
@@ -427,11 +448,17 @@ def test_an_unwritable_file_is_an_error_of_one_line(tmp_path, capsys):
 
 def test_the_list_names_every_model_and_preset():
     assert list(listed()) == [name for model, entry in export.MODELS.items() for name in (model, *entry.presets)]
-    assert listed()["gpt-xl"] == f"{'gpt-xl':22} {'1,315.4':>10} M  --layers=24 --hidden=2048 --heads=32 --ffn=8192 --batch=64"
+    assert (
+        listed()["gpt-xl"]
+        == f"{'gpt-xl':22} {'1,315.4':>10} M  --layers=24 --hidden=2048 --heads=32 --ffn=8192 --batch=64"
+    )
 
 
 def test_the_script_writes_to_stdout_and_is_deterministic():
     script = Path(export.__file__)
-    runs = [subprocess.run([sys.executable, script, *ARGS, "-o", "-"], capture_output=True, check=True).stdout for _ in range(2)]
+    runs = [
+        subprocess.run([sys.executable, script, *ARGS, "-o", "-"], capture_output=True, check=True).stdout
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
     assert b"func.func public @main" in runs[0]

@@ -38,7 +38,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def boundary(entry: func.FuncOp) -> list[str]:
     """The shardings of arguments and results, as text."""
-    return [str(ir.DictAttr(one)[SHARDING]) for side in ("arg_attrs", "res_attrs") for one in ir.ArrayAttr(entry.attributes[side])]
+    return [
+        str(ir.DictAttr(one)[SHARDING])
+        for side in ("arg_attrs", "res_attrs")
+        for one in ir.ArrayAttr(entry.attributes[side])
+    ]
 
 
 class TestPipeline:
@@ -91,7 +95,11 @@ class TestPublicNames:
     def declared(self) -> dict[str, str]:
         """What type checkers see: each name with the module that it is imported from."""
         tree = ast.parse((ROOT / "rhino" / "__init__.py").read_text())
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rhino.")]
+        imports = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rhino.")
+        ]
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def test_every_name_that_type_checkers_see_is_there(self):

@@ -1,7 +1,8 @@
 """The folders depend on one another in one direction only, and MLIR comes in through one door.
 
-ir -> strategies -> passes -> tools and ir -> runtime -> tools: the right may import the left, nothing else. `rhino/`, what users call,
-may import all of them and is imported by none. Within a folder rooms stand in an order, too: docs/rooms.py has it.
+ir -> strategies -> passes -> tools and ir -> runtime -> tools: the right may import the left, nothing else. `rhino/`,
+what users call, may import all of them and is imported by none. Within a folder rooms stand in an order, too:
+docs/rooms.py has it.
 """
 
 import ast
@@ -72,7 +73,9 @@ def violations(source: str, module: str) -> list[str]:
 def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
     """The modules of `sources` that each imports, whether as a module or for a name in it."""
     return {
-        module: {known for name in imports(source, module) for known in (name, name.rpartition(".")[0]) if known in sources}
+        module: {
+            known for name in imports(source, module) for known in (name, name.rpartition(".")[0]) if known in sources
+        }
         for module, source in sources.items()
     }
 
@@ -83,7 +86,9 @@ def test_imports_go_left(module: str):
 
 
 def test_no_cycles():
-    TopologicalSorter(import_graph({module: path.read_text(encoding="utf-8") for module, path in FILES.items()})).prepare()
+    TopologicalSorter(
+        import_graph({module: path.read_text(encoding="utf-8") for module, path in FILES.items()})
+    ).prepare()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,9 @@ def test_every_room_has_a_place_in_the_order():
         assert sorted(path.parent.name for path in (ROOT / folder).glob("*/__init__.py")) == sorted(names)
 
 
-@pytest.mark.parametrize(("folder", "room"), [(folder, room) for folder, names in rooms.ROOMS.items() for room in names])
+@pytest.mark.parametrize(
+    ("folder", "room"), [(folder, room) for folder, names in rooms.ROOMS.items() for room in names]
+)
 def test_rooms_import_from_rooms_before_them(folder: str, room: str):
     before = rooms.ROOMS[folder][: rooms.ROOMS[folder].index(room)]
     assert rooms.neighbours(folder)[room] <= set(before)

@@ -1,6 +1,7 @@
-"""Every lit test checks something, and says what; every pass has a test that passes and, if it has errors, one that fails.
+"""Every lit test checks something, and says what.
 
-A CHECK line that no run reads, or an `expected-error` that nothing verifies, is a test that cannot fail.
+Every pass has a test that passes and, if it has errors, one that fails. A CHECK line that no run reads, or an
+`expected-error` that nothing verifies, is a test that cannot fail.
 """
 
 import re
@@ -17,7 +18,8 @@ LIT = Path(__file__).resolve().parents[2] / "lit"
 TESTS = sorted(path for suffix in (".mlir", ".test") for path in LIT.rglob(f"*{suffix}") if "Inputs" not in path.parts)
 
 RUN = re.compile(r"^\s*(?://|#)\s*RUN:(.*)$")
-# A prefix is any capitalised word that a colon follows in a comment, so that a misspelt `CHECK-NXT:` counts as one that nobody reads.
+# A prefix is any capitalised word that a colon follows in a comment, so that a misspelt `CHECK-NXT:` counts as one that
+# nobody reads.
 PREFIX = re.compile(
     r"(?://|#)\s*(?!RUN:|REQUIRES:|UNSUPPORTED:|XFAIL:)([A-Z][A-Z0-9_-]*?)(?:-(?:LABEL|NEXT|SAME|DAG|NOT|EMPTY|COUNT-\d+))?(?:\{LITERAL\})?:"
 )
@@ -57,7 +59,9 @@ def has_sentence(text: str) -> bool:
         if not re.match(r"^\s*(?://|#) ", line):
             break
         comment.append(line.rstrip())
-    return bool(comment) and SENTENCE.match(comment[0]) is not None and any(line.endswith((".", ".`")) for line in comment)
+    return (
+        bool(comment) and SENTENCE.match(comment[0]) is not None and any(line.endswith((".", ".`")) for line in comment)
+    )
 
 
 def violations(text: str) -> list[str]:
@@ -75,7 +79,10 @@ def violations(text: str) -> list[str]:
 
 
 def pass_violations(name: str, errors: Sequence[str], doc: str, files: dict[str, str]) -> list[str]:
-    """What a pass lacks: `errors` are the ids it declares, `doc` its module's docstring, `files` the texts in its lit folder by name."""
+    """What a pass lacks.
+
+    `errors` are the ids that it declares, `doc` is its module's docstring, `files` the texts in its lit folder by name.
+    """
     wrong = []
     if set(ERROR_ID.findall(doc)) != set(errors):
         wrong.append(f"{name}: its docstring names other errors than its `errors`")
@@ -135,7 +142,10 @@ def test_checker_accepts(text: str):
         (GOOD.replace("RUN:", "RAN:"), "no RUN line"),
         (GOOD.replace("// An addition", "\n// An addition"), "no sentence after RUN"),
         (GOOD.replace("asked for.", "asked for"), "no sentence after RUN"),
-        (GOOD_ERRORS.replace("// A tensor without a static shape is refused.", "func.func @main()"), "no sentence after RUN"),
+        (
+            GOOD_ERRORS.replace("// A tensor without a static shape is refused.", "func.func @main()"),
+            "no sentence after RUN",
+        ),
         (GOOD_ERRORS.replace(" --verify-diagnostics", ""), "expected diagnostics without --verify-diagnostics"),
     ],
 )
@@ -151,4 +161,6 @@ def test_pass_checker_reports_what_is_missing():
         "rhino-x: it declares errors, and test/lit/rhino-x/ has no *_errors.mlir"
     ]
     assert pass_violations("rhino-x", (), "", {}) == ["rhino-x: no file with CHECK lines in test/lit/rhino-x/"]
-    assert pass_violations("rhino-x", (), doc, {"add.mlir": GOOD}) == ["rhino-x: its docstring names other errors than its `errors`"]
+    assert pass_violations("rhino-x", (), doc, {"add.mlir": GOOD}) == [
+        "rhino-x: its docstring names other errors than its `errors`"
+    ]

@@ -55,8 +55,12 @@ def test_every_change_is_made_once():
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "picked.py").write_text("def picked(a, b):\n    return max(a, b)\n")
-    (tmp_path / "test_weak.py").write_text("from picked import picked\n\ndef test_it():\n    assert picked(2, 2) == 2\n")
-    (tmp_path / "test_strong.py").write_text("from picked import picked\n\ndef test_it():\n    assert picked(2, 3) == 3\n")
+    (tmp_path / "test_weak.py").write_text(
+        "from picked import picked\n\ndef test_it():\n    assert picked(2, 2) == 2\n"
+    )
+    (tmp_path / "test_strong.py").write_text(
+        "from picked import picked\n\ndef test_it():\n    assert picked(2, 3) == 3\n"
+    )
     (tmp_path / "test_other.py").write_text("def test_it():\n    pass\n")
     return tmp_path
 

@@ -29,7 +29,10 @@ def planned(data: bytes, *options: str) -> bytes | None:
 @functools.cache
 def models() -> dict[str, bytes]:
     """Dropout's draws are functions that are called, in loops; layers in a loop keep stacks."""
-    return {"mlp": export_step(mlp.model(MLP)).encode(), "gpt": export_step(gpt.model(replace(GPT, scan=True))).encode()}
+    return {
+        "mlp": export_step(mlp.model(MLP)).encode(),
+        "gpt": export_step(gpt.model(replace(GPT, scan=True))).encode(),
+    }
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

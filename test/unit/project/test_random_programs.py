@@ -26,7 +26,18 @@ def test_a_random_program_under_a_random_plan_gives_the_answer_of_one_device(ste
 def test_programs_are_made_of_many_ops():
     """So that one in which nothing fits together is the exception."""
     text = "".join(program(random_steps(seed, 12)) for seed in range(20))
-    wanted = ["dot_general", "convolution", "reduce", "gather", "scatter", "while", "case", "sort", "reduce_window", "dynamic_slice"]
+    wanted = [
+        "dot_general",
+        "convolution",
+        "reduce",
+        "gather",
+        "scatter",
+        "while",
+        "case",
+        "sort",
+        "reduce_window",
+        "dynamic_slice",
+    ]
     assert [name for name in wanted if f"stablehlo.{name}" not in text] == []
 
 

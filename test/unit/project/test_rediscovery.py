@@ -1,4 +1,7 @@
-"""Plans that people found by hand come out of the search unasked, where they are the cheapest: asserted by how tensors lie and ops run."""
+"""Plans that people found by hand come out of the search unasked, where they are the cheapest.
+
+Asserted are the shardings of tensors and the strategies of ops.
+"""
 
 import re
 from collections import Counter
@@ -49,7 +52,10 @@ class Found:
         return [op for op in range(graph.num_ops) if graph.cls(op).name == name]
 
     def readers(self, pattern, name=DOT):
-        """How the ops of that name run that read a matching argument: what they need (it last) and how their results come."""
+        """How the ops of that name run that read a matching argument.
+
+        Returned is what they need, the argument last, and how their results come.
+        """
         graph = self.plan.graph
         found = []
         for op in self.ops(name):
@@ -91,7 +97,10 @@ def without_layer(name):
 
 @pytest.mark.parametrize("target", [TARGET, "v100x8:2x4"])
 def test_a_loop_over_layers_gets_the_plan_of_the_layers(target):
-    """A GPT with its layers in a loop: its plan, given to the layers one by one, is as good as theirs (what is split by layers is open)."""
+    """The plan of a GPT with its layers in a loop, given to the layers one by one, is as good as theirs.
+
+    What is split by layers is left open.
+    """
     sizes = gpt.GPTConfig(layers=4, hidden=1024, heads=16, ffn=4096, vocab=8192, seq=512, batch=8)
     plain, scanned = found(gpt.model(sizes), target=target), found(gpt.model(replace(sizes, scan=True)), target=target)
     graph, num_axes = scanned.plan.graph, len(scanned.plan.sizes)
@@ -127,11 +136,13 @@ def test_few_parameters_and_a_large_batch_are_data_parallel():
     best = found(model)
     assert set(best.specs("batch.*").values()) == {S0}
     assert set(best.readers("*.weight")) == {(S0, REPLICATED, S0)}
-    assert max(best.plan.graph.type_of(t.value).num_bytes for t in best.plan.transfers()) == 4 * 64 * 64  # of activations nothing is moved
+    assert (
+        max(best.plan.graph.type_of(t.value).num_bytes for t in best.plan.transfers()) == 4 * 64 * 64
+    )  # of activations nothing is moved
 
 
 def test_the_optimizers_state_is_split_even_where_memory_is_plenty():
-    """ZeRO-2: scattering sums of gradients and gathering new parameters sends what an all-reduce does, and updates are shared."""
+    """ZeRO-2: scattered gradients and gathered parameters send what an all-reduce does, and updates are shared."""
     best = found(WIDE_BATCH)
     assert set(best.readers("*.weight")) == {(S0, REPLICATED, S0)}
     assert set(best.specs("state.mu.*.weight").values()) == {S0} == set(best.specs("state.nu.*.weight").values())
@@ -174,7 +185,10 @@ def test_parameters_are_split_one_by_one_as_memory_tightens():
 
 
 def test_splitting_the_state_of_attention_alone_is_dearer():
-    """Rhino 7.3 reports that plan for eight devices; splitting all of the optimizer's state sends no more and shares more updates."""
+    """Rhino 7.3 reports that plan for eight devices.
+
+    Splitting all of the optimizer's state sends no more and shares more updates.
+    """
     model = gpt.model(gpt.GPTConfig(layers=1, hidden=256, heads=4, ffn=1024, vocab=512, seq=128, batch=64))
     best = found(model)
     others = ("*.up", "*.down", "*.embed", "*.positions", "state.params.*")
@@ -216,7 +230,9 @@ def test_work_too_small_for_the_network_stays_in_each_machine():
 # Megatron, and sequence parallelism
 
 NUM_BLOCKS, SEQ, HIDDEN = 2, 512, 1024
-ONE_SEQUENCE = gpt.model(gpt.GPTConfig(layers=NUM_BLOCKS, hidden=HIDDEN, heads=16, ffn=4096, vocab=8192, seq=SEQ, batch=1))
+ONE_SEQUENCE = gpt.model(
+    gpt.GPTConfig(layers=NUM_BLOCKS, hidden=HIDDEN, heads=16, ffn=4096, vocab=8192, seq=SEQ, batch=1)
+)
 
 
 def test_one_sequence_is_split_as_megatron_does():
@@ -233,10 +249,10 @@ def test_one_sequence_is_split_as_megatron_does():
 
 
 def test_each_pair_of_products_is_between_two_moves():
-    """A sum is scattered after it and gathered before the next, or reduced at once; likewise in the backward pass, at the embedding, and
-    there.
+    """A sum is scattered after it and gathered before the next, or reduced at once.
 
-    So two pairs a block and way, and one each for the embedding and the logits.
+    The backward pass, the embedding and the logits have such pairs, too: two a block and way, and one each for the
+    embedding and the logits.
     """
     moved = found(ONE_SEQUENCE).moved(4 * SEQ * HIDDEN, (1, SEQ, HIDDEN))
     assert moved["all_reduce"] + moved[SCATTER] == moved["all_reduce"] + moved[GATHER] == 4 * NUM_BLOCKS + 2
@@ -282,7 +298,9 @@ def forward_convolutions(best):
 
 
 def test_the_last_layer_of_vgg_is_split_by_class_and_its_trunk_by_batch():
-    cfg = vgg.VGGConfig(channels=(64, 128), convs=(1, 2), hidden=512, classes=1_000_000, image=64, batch=256, dropout=0.0)
+    cfg = vgg.VGGConfig(
+        channels=(64, 128), convs=(1, 2), hidden=512, classes=1_000_000, image=64, batch=256, dropout=0.0
+    )
     best = found(vgg.model(cfg))
     split_by_class(best, "classifier.2.weight")
     assert forward_convolutions(best) == [(S0, REPLICATED, S0)] * 3

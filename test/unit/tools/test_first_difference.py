@@ -85,7 +85,9 @@ def test_a_pipeline_is_compared_as_well():
 def test_what_speaks_of_a_mesh_is_compared_on_it():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
-    shift = jax.shard_map(lambda x: lax.ppermute(x, "x", [(n, (n + 1) % 8) for n in range(8)]), mesh=mesh, in_specs=spec, out_specs=spec)
+    shift = jax.shard_map(
+        lambda x: lax.ppermute(x, "x", [(n, (n + 1) % 8) for n in range(8)]), mesh=mesh, in_specs=spec, out_specs=spec
+    )
     x = jnp.arange(64.0).reshape(16, 4)
     got = rhino.parallelize(lambda x: shift(x) * 2, cluster="cpu8", mesh=mesh, verify=True)(x)
     np.testing.assert_array_equal(got, 2 * jnp.roll(x, 2, 0))
@@ -113,7 +115,8 @@ sdy.mesh @mesh = <["x"=4]>
 func.func @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8xf32> {
   %0 = stablehlo.tanh %x {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}, {}]>]>} : tensor<8x8xf32>
   %z = stablehlo.constant dense<0.0> : tensor<f32>
-  %1 = stablehlo.reduce(%0 init: %z) applies stablehlo.add across dimensions = [0] : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+  %1 = stablehlo.reduce(%0 init: %z) applies stablehlo.add across dimensions = [0]\
+ : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
   return %1 : tensor<8xf32>
 }
 """
@@ -146,6 +149,8 @@ def test_verify_and_compare_are_two_things():
 
 
 def test_a_local_program_has_no_second_way():
-    code, _, err = run(ANNOTATED.replace("sdy.mesh", "module attributes {rhino.local} {\nsdy.mesh", 1) + "}", "--verify")
+    code, _, err = run(
+        ANNOTATED.replace("sdy.mesh", "module attributes {rhino.local} {\nsdy.mesh", 1) + "}", "--verify"
+    )
     assert code == 1
     assert "[RHI-LOCAL-001] the module is the program of one device already" in err

@@ -118,13 +118,22 @@ def test_pipes_and_devices_are_written_to(tmp_path: Path):
         (("--pass-pipeline=cse", "--cluster=cpu4"), "--pass-pipeline and --cluster exclude each other"),
         (("--pass-pipeline=cse", "--auto-shard"), "--pass-pipeline and --auto-shard exclude each other"),
         (("--pass-pipeline=nope",), "[RHI-PASS-001] unknown pass 'nope'"),
-        (("--pass-pipeline=func.func(cse",), "[RHI-PASS-001] the pipeline does not parse: ')' is missing at character 14 of func.func(cse"),
+        (
+            ("--pass-pipeline=func.func(cse",),
+            "[RHI-PASS-001] the pipeline does not parse: ')' is missing at character 14 of func.func(cse",
+        ),
         (
             ("--pass-pipeline=auto-shard{clutser=cpu4}",),
             "[RHI-PASS-001] 'auto-shard' has no option 'clutser'; its options: cluster, mesh, budget",
         ),
-        (("--pass-pipeline=auto-shard{level=high}",), "[RHI-PASS-001] option 'level' of 'auto-shard' takes a whole number, not 'high'"),
-        (("--pass-pipeline=func.func(rhino-strip)",), "'rhino-strip' runs on a whole module, not inside 'func.func(rhino-strip)'"),
+        (
+            ("--pass-pipeline=auto-shard{level=high}",),
+            "[RHI-PASS-001] option 'level' of 'auto-shard' takes a whole number, not 'high'",
+        ),
+        (
+            ("--pass-pipeline=func.func(rhino-strip)",),
+            "'rhino-strip' runs on a whole module, not inside 'func.func(rhino-strip)'",
+        ),
         (("--rhino-normalize=deep=1",), "'rhino-normalize' has no option 'deep'"),
     ],
 )
@@ -226,7 +235,9 @@ def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_interrupt_is_heard_at_once_and_a_second_one_ends_the_command(tmp_path: Path):
     file = tmp_path / "stderr"
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell has started in the background ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell has started in the background ignores it
 
     def work() -> int:
         with heard_at_once("in a while", stderr):
@@ -293,7 +304,8 @@ def test_expectations_name_their_lines():
 
 
 @pytest.mark.parametrize(
-    "line", ["// expected-error@next {{a}}", "// expected-error", "// expected-note {a}", "// x expected-remark@+ {{a}}"]
+    "line",
+    ["// expected-error@next {{a}}", "// expected-error", "// expected-note {a}", "// x expected-remark@+ {{a}}"],
 )
 def test_an_expectation_that_cannot_be_read_is_an_error(line: str):
     with pytest.raises(RhinoError) as caught:
@@ -339,5 +351,9 @@ def test_two_expectations_take_two_diagnostics():
 def test_an_error_without_a_line_is_expected_as_unknown():
     error = RhinoError("RHI-READ-005", "no entry", Place("f"), ("why",), "how")
     said = diagnostics_of(error)
-    assert [(one.kind, one.message) for one in said] == [("error", "[RHI-READ-005] no entry"), ("note", "why"), ("note", "to fix: how")]
+    assert [(one.kind, one.message) for one in said] == [
+        ("error", "[RHI-READ-005] no entry"),
+        ("note", "why"),
+        ("note", "to fix: how"),
+    ]
     assert compare([Expectation(kind, UNKNOWN, "", 1) for kind in ("error", "note", "note")], said, "f") == ()

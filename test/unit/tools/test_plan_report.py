@@ -26,7 +26,8 @@ from rhino.tools.plan_report import report_html
 
 BROWSER = shutil.which("chromium")
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update",
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update",
     "--disable-sync --hide-scrollbars --window-size=1280,2000 --force-color-profile=srgb",
 )
 ALONE = ("--host-resolver-rules=MAP * ~NOTFOUND",)
@@ -49,7 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "step.mlir").write_text(export_step(mlp.model(mlp.MLPConfig(sizes=(16, 32, 16), batch=8))))
     cluster = ("--cluster=v100x8", str(made / "step.mlir"))
     one = ("--auto-shard", "--mesh=auto", f"--plan={made / 'one.json'}")
-    stages = ("--auto-parallel", "--stages=2", "--mesh=2", "--jobs=1", "--strategy=aceso", "--candidates=1", f"--plan={made / 'stages'}")
+    stages = (
+        "--auto-parallel",
+        "--stages=2",
+        "--mesh=2",
+        "--jobs=1",
+        "--strategy=aceso",
+        "--candidates=1",
+        f"--plan={made / 'stages'}",
+    )
     for words in (one, stages):
         errors = io.StringIO()
         assert opt.run([*words, *cluster], io.BytesIO(), io.BytesIO(), errors) == 0, errors.getvalue()
@@ -121,7 +130,9 @@ def test_nothing_is_drawn_beyond_its_canvas(one: Plan, stages: Plan, times: floa
     curve = tuple((time, int(times * peak * (time + 1) / memory.num_times)) for time in range(memory.num_times))
     taller = replace(one.sharding, memory=replace(memory, curve=curve))
     for plan in (replace(one, sharding=taller), stages):
-        drawings = re.findall(r'<svg[^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)"[^>]*>(.*?)</svg>', report_html(plan), re.DOTALL)
+        drawings = re.findall(
+            r'<svg[^>]*viewBox="0 0 ([0-9.]+) ([0-9.]+)"[^>]*>(.*?)</svg>', report_html(plan), re.DOTALL
+        )
         assert any("polyline" in shapes for _, _, shapes in drawings)
         for width, height, shapes in drawings:
             for right, low in places(shapes):
@@ -131,7 +142,11 @@ def test_nothing_is_drawn_beyond_its_canvas(one: Plan, stages: Plan, times: floa
 
 def places(shapes: str) -> list[tuple[float, float]]:
     """The corners of the lines and boxes of a drawing."""
-    found = [tuple(map(float, one.split(","))) for points in re.findall(r' points="([^"]*)"', shapes) for one in points.split()]
+    found = [
+        tuple(map(float, one.split(",")))
+        for points in re.findall(r' points="([^"]*)"', shapes)
+        for one in points.split()
+    ]
     for tag in re.findall(r"<(?:line|rect)[^>]*>", shapes):
         at = {name: float(value) for name, value in re.findall(r' (x1|x2|y1|y2|x|y|width|height)="([-0-9.]+)"', tag)}
         if "x1" in at:
@@ -146,7 +161,10 @@ def test_a_peak_says_that_it_is_predicted(folder: Path, one: Plan, stages: Plan)
     remarks = io.StringIO()
     assert (
         opt.run(
-            ["--auto-shard", "--remarks-filter=gap", "--print-statistics", str(folder / "step.mlir")], io.BytesIO(), io.BytesIO(), remarks
+            ["--auto-shard", "--remarks-filter=gap", "--print-statistics", str(folder / "step.mlir")],
+            io.BytesIO(),
+            io.BytesIO(),
+            remarks,
         )
         == 0
     )
@@ -176,7 +194,9 @@ def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
     stages = load_plan(folder / "stages")
     for plan in ("one.json", "stages"):
         assert called("report", str(folder / plan), "-o", str(tmp_path / "plan.html")) == (0, "", "")
-        assert (tmp_path / "plan.html").read_text() == report_html(stages if plan == "stages" else load_plan(folder / plan))
+        assert (tmp_path / "plan.html").read_text() == report_html(
+            stages if plan == "stages" else load_plan(folder / plan)
+        )
         assert called("diff", str(folder / plan), str(folder / plan)) == (0, "the plans are the same\n", "")
     assert called("explain", str(folder / "stages")) == (0, explain_text(stages) + "\n", "")
     code, text, _ = called("diff", str(folder / "stages"), str(folder / "one.json"))
@@ -192,7 +212,9 @@ def test_the_command_takes_both_kinds(folder: Path, tmp_path: Path):
     assert "nothing else was looked at" in text or "alternatives:" in text
     assert called("explain", str(folder / "stages"), f"--module={folder / 'one.json'}", "--why=w")[0] == 1
     assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "no" / "plan.html"))[0] == 1
-    assert called("report", str(folder / "one.json"), "-o", str(tmp_path / "why.html"), f"--module={folder / 'step.mlir'}") == (0, "", "")
+    assert called(
+        "report", str(folder / "one.json"), "-o", str(tmp_path / "why.html"), f"--module={folder / 'step.mlir'}"
+    ) == (0, "", "")
     assert "Why not otherwise" in (tmp_path / "why.html").read_text()
 
 

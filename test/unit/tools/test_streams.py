@@ -1,4 +1,7 @@
-"""Commands without the streams that others have, and files whose names no system takes: one message, the right exit code, no traceback."""
+"""Commands without the streams that others have, and files whose names no system takes.
+
+There is one message, the right exit code, and no traceback.
+"""
 
 import io
 import subprocess
@@ -31,7 +34,12 @@ def test_a_command_without_a_stream(tool: str):
         ("explain --bogus 2>/dev/full", 2, ""),
     ]
     started = [
-        (subprocess.Popen(["sh", "-c", f"{SCRIPTS / tool} {words}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), *rest)
+        (
+            subprocess.Popen(
+                ["sh", "-c", f"{SCRIPTS / tool} {words}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ),
+            *rest,
+        )
         for words, *rest in cases
     ]
     for process, code, message in started:
@@ -87,7 +95,9 @@ def test_a_name_that_is_too_long(command: tuple[str, ...], id: str):
             code = plan.run(words, io.BytesIO(), io.StringIO(), stderr)
         case _:
             code = profile.run(words, io.BytesIO(), stderr)
-    assert (code, f"[{id}]" in stderr.getvalue(), "Traceback" in stderr.getvalue()) == (1, True, False), stderr.getvalue()
+    assert (code, f"[{id}]" in stderr.getvalue(), "Traceback" in stderr.getvalue()) == (1, True, False), (
+        stderr.getvalue()
+    )
 
 
 def test_a_name_as_long_as_names_can_be_is_written(tmp_path: Path):

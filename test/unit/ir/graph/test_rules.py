@@ -12,7 +12,10 @@ from rhino.ir.mlir.reader import walk
 
 ARGUMENTS = {"a": tensor((4, 6)), "b": tensor((6, 8)), "s": tensor((4, 4)), "i": tensor((5, 1), "i32")}
 
-DOT = "%d = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>"
+DOT = (
+    "%d = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] "
+    ": (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>"
+)
 
 
 def texts_of(body):
@@ -32,7 +35,8 @@ def named(rule, factors):
 
 def test_a_product_has_a_factor_for_each_of_its_loops():
     rule = rule_of(
-        "%0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>"
+        "%0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] "
+        ": (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>"
     )
     i, j, k = (rule.names.index(name) for name in "ijk")
     assert [rule.sizes[factor] for factor in (i, j, k)] == [4, 8, 6]
@@ -102,7 +106,8 @@ def test_a_factorization_fixes_everything():
 
 def test_a_gather_sums_over_the_rows_that_it_picks_from():
     rule = rule_of("""%0 = "stablehlo.gather"(%a, %i) {slice_sizes = array<i64: 1, 6>,
-        dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>}
+        dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0],\
+ index_vector_dim = 1>}
         : (tensor<4x6xf32>, tensor<5x1xi32>) -> tensor<5x6xf32>""")
     rows = rule.operands[0][0][0]
     assert rule.reduction == {rows}
@@ -111,7 +116,10 @@ def test_a_gather_sums_over_the_rows_that_it_picks_from():
 
 
 def test_an_op_of_scalars_has_no_factors():
-    module = parse("func.func @main(%a: tensor<f32>) -> tensor<f32> { %0 = stablehlo.negate %a : tensor<f32> return %0 : tensor<f32> }")
+    module = parse(
+        "func.func @main(%a: tensor<f32>) -> tensor<f32> { "
+        "%0 = stablehlo.negate %a : tensor<f32> return %0 : tensor<f32> }"
+    )
     run_pipeline(module, RULES)
     rule = parse_rule(str(next(op.attributes[RULE] for op in walk(module.operation) if RULE in op.attributes)))
     assert (rule.sizes, rule.operands, rule.results) == ((), ((),), ((),))
@@ -137,7 +145,13 @@ def test_a_dim_of_factors_past_z_keeps_their_order():
 
 
 def one_rule(body, kind):
-    return str(next(op.attributes[RULE] for op in walk(ruled(function(body, {"a": kind}, {})).operation) if RULE in op.attributes))
+    return str(
+        next(
+            op.attributes[RULE]
+            for op in walk(ruled(function(body, {"a": kind}, {})).operation)
+            if RULE in op.attributes
+        )
+    )
 
 
 def test_the_table_says_what_the_attribute_says():
@@ -152,16 +166,23 @@ def test_the_table_says_what_the_attribute_says():
     assert len(texts) == 3
     for text in texts:
         rule = parse_rule(text)
-        kinds = {word: named(rule, factors) for word, factors in (("reduction", rule.reduction), ("need_replication", rule.fixed))}
+        kinds = {
+            word: named(rule, factors)
+            for word, factors in (("reduction", rule.reduction), ("need_replication", rule.fixed))
+        }
         tail = "".join(f" {word}={{{', '.join(sorted(names))}}}" for word, names in kinds.items() if names)
         sizes = ", ".join(f"{name}={size}" for name, size in zip(rule.names, rule.sizes, strict=True))
-        written = f"#sdy.op_sharding_rule<({spell(rule, rule.operands)})->({spell(rule, rule.results)}) {{{sizes}}}{tail}>"
+        written = (
+            f"#sdy.op_sharding_rule<({spell(rule, rule.operands)})->({spell(rule, rule.results)}) {{{sizes}}}{tail}>"
+        )
         with context():
             assert ir.Attribute.parse(written) == ir.Attribute.parse(re.sub("permutation", "need_replication", text))
 
 
 def spell(rule, mappings):
-    return ", ".join("[" + ", ".join("".join(rule.names[f] for f in dim) for dim in mapping) + "]" for mapping in mappings)
+    return ", ".join(
+        "[" + ", ".join("".join(rule.names[f] for f in dim) for dim in mapping) + "]" for mapping in mappings
+    )
 
 
 def test_specs_are_small_integers():

@@ -1,4 +1,4 @@
-"""Parts of a program that somebody has made parallel by hand: the plan around them keeps to them, and the answer is JAX's own."""
+"""Parts of a program made parallel by hand: the plan around them keeps to them, and the answer is JAX's own."""
 
 from functools import cache
 
@@ -48,7 +48,9 @@ def program(sizes: tuple[int, ...] = (2, 2), make=by_hand) -> tuple[str, OneDevi
     random = np.random.default_rng(0)
     inputs = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
     traced = jax.jit(make(mesh))
-    return str(traced.lower(*inputs).as_text()), OneDevice(inputs, [np.asarray(r) for r in jax.tree.leaves(traced(*inputs))])
+    return str(traced.lower(*inputs).as_text()), OneDevice(
+        inputs, [np.asarray(r) for r in jax.tree.leaves(traced(*inputs))]
+    )
 
 
 @pytest.mark.parametrize(("seed", "mood"), list(enumerate(MOODS)))
@@ -79,12 +81,17 @@ def test_its_collectives_keep_channels_of_their_own():
 
 
 def over_one_axis(mesh: Mesh):
-    """A region over `x`, with a region of its own (`axis_index`) and a constraint along `y`; its gradient has two such."""
+    """A region over `x`, with a region of its own (`axis_index`) and a constraint along `y`.
+
+    Its gradient has two such regions.
+    """
     along_y = NamedSharding(mesh.abstract_mesh.update_axis_types({"x": AxisType.Manual}), P(None, "y"))
 
     def ring(a):
         a = jax.lax.with_sharding_constraint(jnp.tanh(a), along_y) * jax.lax.axis_index("x")
-        return jax.lax.ppermute(a, "x", [(i, (i + 1) % mesh.shape["x"]) for i in range(mesh.shape["x"])]) + jax.lax.psum(a, "x")
+        return jax.lax.ppermute(
+            a, "x", [(i, (i + 1) % mesh.shape["x"]) for i in range(mesh.shape["x"])]
+        ) + jax.lax.psum(a, "x")
 
     def run(a, w, v):
         h = jax.shard_map(ring, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})(a @ w)
@@ -97,18 +104,20 @@ def over_one_axis(mesh: Mesh):
 def test_a_region_over_some_axes_does_the_same_along_the_others(mood):
     text, expected = program((4, 2), over_one_axis)
     drawn = drawable(text, "4x2")
-    assert {str(axes) for op in walk(drawn.module.operation) if op.name == MANUAL for axes in [op.attributes["manual_axes"]]} == {
-        '#sdy<manual_axes{"x", "y"}>'
-    }
+    assert {
+        str(axes) for op in walk(drawn.module.operation) if op.name == MANUAL for axes in [op.attributes["manual_axes"]]
+    } == {'#sdy<manual_axes{"x", "y"}>'}
     assert expected.difference(drawn.plan(0, mood), drawn.module, own_collectives=True).passes
 
 
 INSIDE = """
     sdy.mesh @mesh = <["x"=2, "y"=2]>
     func.func @main(%a: tensor<8x16xf32>) -> tensor<8x16xf32> {
-      %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x"}, {}]>] out_shardings=[<@mesh, [{"x"}, {}]>] manual_axes={"x"}
+      %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x"}, {}]>]\
+ out_shardings=[<@mesh, [{"x"}, {}]>] manual_axes={"x"}
           (%b: tensor<4x16xf32>) {
-        %1 = sdy.manual_computation(%b) in_shardings=[<@mesh, [{}, {"y"}]>] out_shardings=[<@mesh, [{}, {"y"}]>] manual_axes={"y"}
+        %1 = sdy.manual_computation(%b) in_shardings=[<@mesh, [{}, {"y"}]>]\
+ out_shardings=[<@mesh, [{}, {"y"}]>] manual_axes={"y"}
             (%c: tensor<4x8xf32>) {
           %2 = stablehlo.tanh %c : tensor<4x8xf32>
           sdy.return %2 : tensor<4x8xf32>
@@ -119,7 +128,9 @@ INSIDE = """
     }"""
 
 
-@pytest.mark.parametrize(("prepared", "words"), [(True, 'over "y" inside another'), (False, 'over "x", on a mesh of x=2,y=2')])
+@pytest.mark.parametrize(
+    ("prepared", "words"), [(True, 'over "y" inside another'), (False, 'over "x", on a mesh of x=2,y=2')]
+)
 def test_what_is_left_over_some_axes_is_refused(prepared: bool, words: str):
     with pytest.raises(RhinoError) as caught:
         Normalize().run(parse(INSIDE).operation, Remarks()) if prepared else program_of(INSIDE, (2, 2))

@@ -14,7 +14,8 @@ from rhino.runtime.executor.executable import Host, compile_module
 from rhino.runtime.executor.steps import run_steps
 
 LOCALIZE = (
-    "func.func(sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives),canonicalize,sdy-convert-global-to-local"
+    "func.func(sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives),"
+    "canonicalize,sdy-convert-global-to-local"
 )
 MESH = 'sdy.mesh @mesh = <["x"=2, "y"=4]>\n'
 
@@ -27,7 +28,8 @@ def of_op(dims: str) -> str:
     return f"{{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{dims}]>]>}}"
 
 
-# An iota along a split dim, a matmul split on two axes, a gather before the sum, a call, an argument without a sharding.
+# An iota along a split dim, a matmul split on two axes, a gather before the sum, a call, an argument without a
+# sharding.
 PROGRAM = f"""{MESH}func.func private @twice(%a: tensor<f32>) -> tensor<f32> {{
   %0 = stablehlo.add %a, %a : tensor<f32>
   return %0 : tensor<f32>

@@ -1,4 +1,4 @@
-"""Reading a module in every format, refusing what is none, and bringing it to normal form without changing what it computes."""
+"""Modules are read in every format, refused if they are none, and normalized without changing what they compute."""
 
 import io
 
@@ -66,7 +66,8 @@ def test_a_jax_export_blob_reads_as_its_module():
 
 def test_custom_float_types_and_shardings_survive_bytecode():
     text = """sdy.mesh @mesh = <["x"=2]>
-      func.func @main(%a: tensor<2xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<2xbf16> { return %a : tensor<2xbf16> }"""
+      func.func @main(%a: tensor<2xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})\
+ -> tensor<2xbf16> { return %a : tensor<2xbf16> }"""
     assert str(read(bytecode(text))) == str(read(text))
 
 
@@ -98,7 +99,9 @@ def test_a_syntax_error_is_reported_where_it_is():
 
 
 def test_what_does_not_verify_is_reported_where_it_is():
-    error = refused(ADD.replace("return %0", "return %a, %0").replace(": tensor<2xf32>\n}", ": tensor<2xf32>, tensor<2xf32>\n}"))
+    error = refused(
+        ADD.replace("return %0", "return %a, %0").replace(": tensor<2xf32>\n}", ": tensor<2xf32>, tensor<2xf32>\n}")
+    )
     assert (error.id, error.place) == ("RHI-READ-002", Place("m.mlir", 3, 3))
 
 
@@ -134,7 +137,8 @@ def test_a_dialect_that_is_known_but_not_read_is_refused():
     "text",
     [
         "func.func @main(%a: tensor<?xf32>) { return }",
-        "func.func @main(%a: tensor<2xf32>, %n: tensor<1xi32>) {\n%0 = stablehlo.dynamic_reshape %a, %n : (tensor<2xf32>, tensor<1xi32>)"
+        "func.func @main(%a: tensor<2xf32>, %n: tensor<1xi32>) {\n"
+        "%0 = stablehlo.dynamic_reshape %a, %n : (tensor<2xf32>, tensor<1xi32>)"
         " -> tensor<?xf32>\nreturn }",
     ],
     ids=["argument", "result"],
@@ -189,7 +193,9 @@ def test_without_one_entry_there_is_no_program(text, names):
 
 def test_a_step_in_stages_is_told_apart_from_a_module_without_an_entry():
     with pytest.raises(RhinoError) as caught:
-        entry_function(read("module attributes {rhino.parts = []} { func.func private @forward_0() { return } }"), "m.mlir")
+        entry_function(
+            read("module attributes {rhino.parts = []} { func.func private @forward_0() { return } }"), "m.mlir"
+        )
     assert (caught.value.id, caught.value.place) == ("RHI-READ-005", Place("m.mlir"))
     assert "a step in stages" in caught.value.what
     assert "--plan=FOLDER" in caught.value.fix
@@ -307,9 +313,11 @@ def test_calls_in_both_regions_of_a_loop_are_inlined():
             "@main -> @main",
         ),
         (
-            "func.func private @f(%a: tensor<f32>) -> tensor<f32> {\n  %0 = call @g(%a) : (tensor<f32>) -> tensor<f32>\n"
+            "func.func private @f(%a: tensor<f32>) -> tensor<f32> {\n"
+            "  %0 = call @g(%a) : (tensor<f32>) -> tensor<f32>\n"
             "  return %0 : tensor<f32>\n}\n"
-            "func.func private @g(%a: tensor<f32>) -> tensor<f32> {\n  %0 = call @f(%a) : (tensor<f32>) -> tensor<f32>\n"
+            "func.func private @g(%a: tensor<f32>) -> tensor<f32> {\n"
+            "  %0 = call @f(%a) : (tensor<f32>) -> tensor<f32>\n"
             "  return %0 : tensor<f32>\n}\n"
             "func.func @main(%a: tensor<f32>) -> tensor<f32> {\n  %0 = call @f(%a) : (tensor<f32>) -> tensor<f32>\n"
             "  return %0 : tensor<f32>\n}",
@@ -326,11 +334,20 @@ def test_recursion_is_an_error_at_the_call_that_closes_it(text, chain):
 
 
 def chain_of_calls(length: int, calls: int) -> str:
-    """Returns a program of nested calls: each of `length` functions calls the next one `calls` times, the last one negates."""
+    """Returns `length` functions, each of which calls the next one `calls` times; the last one negates."""
     kind = "tensor<f32>"
-    lines = [f"func.func @main(%v0: {kind}) -> {kind} {{", f"  %v1 = call @f0(%v0) : ({kind}) -> {kind}", f"  return %v1 : {kind}", "}"]
+    lines = [
+        f"func.func @main(%v0: {kind}) -> {kind} {{",
+        f"  %v1 = call @f0(%v0) : ({kind}) -> {kind}",
+        f"  return %v1 : {kind}",
+        "}",
+    ]
     for number in range(length):
-        inner = f"call @f{number + 1}(%v{{}}) : ({kind}) -> {kind}" if number < length - 1 else f"stablehlo.negate %v{{}} : {kind}"
+        inner = (
+            f"call @f{number + 1}(%v{{}}) : ({kind}) -> {kind}"
+            if number < length - 1
+            else f"stablehlo.negate %v{{}} : {kind}"
+        )
         lines.append(f"func.func private @f{number}(%v0: {kind}) -> {kind} {{")
         lines += [f"  %v{count + 1} = {inner.format(count)}" for count in range(calls)]
         lines += [f"  return %v{calls} : {kind}", "}"]
@@ -371,7 +388,8 @@ CHAIN  %zero = stablehlo.constant dense<0> : tensor<i32>
 def test_calls_that_expand_to_more_ops_than_the_limit_are_refused_before_any_is_inlined():
     with pytest.raises(RhinoError) as caught:
         normalized(chain_of_calls(40, 2))
-    # @f39 negates twice; @f21 has 2 ** 19 ops, and @f20 the 2 ** 20 that are too many, at its second call: 4 lines, 5 a function.
+    # @f39 negates twice; @f21 has 2 ** 19 ops, and @f20 the 2 ** 20 that are too many, at its second call: 4 lines, 5 a
+    # function.
     assert caught.value.id == "RHI-READ-007"
     assert "@f20 has 1048576 ops" in caught.value.what
     assert caught.value.place == Place("m.mlir", 4 + 20 * 5 + 3, 9)
@@ -399,7 +417,10 @@ def test_a_composite_becomes_its_decomposition():
 
 
 def test_dead_code_goes_and_what_is_returned_stays():
-    text = ADD.replace("return", "%1 = stablehlo.negate %a : tensor<2xf32>\n  return") + "func.func private @unused() { return }"
+    text = (
+        ADD.replace("return", "%1 = stablehlo.negate %a : tensor<2xf32>\n  return")
+        + "func.func private @unused() { return }"
+    )
     assert names_in(normalized(text)) == ["builtin.module", "func.func", "stablehlo.add", "func.return"]
 
 

@@ -32,7 +32,8 @@ from rhino.tools.run_plan import signature_of
 PROGRAM = """\
 module {
   sdy.mesh @mesh = <["x"=2]>
-  func.func public @main(%a: tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %i: tensor<i32>) -> tensor<4x2xf32> {
+  func.func public @main(%a: tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %i: tensor<i32>)\
+ -> tensor<4x2xf32> {
     return %a : tensor<4x2xf32>
   }
 }
@@ -232,7 +233,9 @@ def test_forged_plans_are_run_or_refused_with_a_reason(folder: Path):
             save_plan(PLAN, folder)
             forged = mutated(whole, at, new)
             try:
-                forge(folder, json.dumps(forged).encode()) if number else forge(folder, **{key: forged.get(key, ...) for key in parts})
+                forge(folder, json.dumps(forged).encode()) if number else forge(
+                    folder, **{key: forged.get(key, ...) for key in parts}
+                )
                 plan = load_proven_plan(folder)
                 signature_of(plan)
                 costs_of(plan.execution)
@@ -270,7 +273,9 @@ def altered(folder: Path, drawn: random.Random) -> Iterator[str]:
         start()
         forge(folder, files={**hashes(folder), name: digest_of(b"")})
         yield f"the plan names {name!r}"
-    for file, target in product((program, step, folder / "plan.json"), ("../secret", "/dev/zero", "/etc/passwd", "loop", "pipe", "hole")):
+    for file, target in product(
+        (program, step, folder / "plan.json"), ("../secret", "/dev/zero", "/etc/passwd", "loop", "pipe", "hole")
+    ):
         start()
         data = file.read_bytes()
         (folder.parent / "secret").write_bytes(data)  # what it points to has the right bytes

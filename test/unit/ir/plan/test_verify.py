@@ -1,6 +1,7 @@
-"""Lists that cannot run are refused, with the instruction and the reason; lists that are not refused compute what they should.
+"""Lists that cannot run are refused, with the instruction and the reason; others compute what they should.
 
-The mutations of valid lists are judged by a machine of its own, `staged_steps.execute`, which runs the list on expressions.
+The mutations of valid lists are judged by a machine of its own, `staged_steps.execute`, which runs the list on
+expressions.
 """
 
 import random
@@ -8,7 +9,21 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from staged_steps import MESH, ROW, SMALL, WEIGHT, Expressions, UnsafeError, chain, execute, meaning, orders, play, random_step, staged
+from staged_steps import (
+    MESH,
+    ROW,
+    SMALL,
+    WEIGHT,
+    Expressions,
+    UnsafeError,
+    chain,
+    execute,
+    meaning,
+    orders,
+    play,
+    random_step,
+    staged,
+)
 
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Run, Send, Slot, Step, StepProgram, Task, Transfer, project
@@ -24,7 +39,9 @@ STEPS = {
     "skips": staged(4, 2, {1: [0], 2: [0, 1], 3: [0, 2]}, fused=True, tied=(0, 3), norm=True),
     "random": random_step(11, 4, 3),
 }
-CASES = [(name, schedule) for name, step in STEPS.items() for schedule, _ in orders(step.num_stages, step.num_micro_batches)]
+CASES = [
+    (name, schedule) for name, step in STEPS.items() for schedule, _ in orders(step.num_stages, step.num_micro_batches)
+]
 
 
 def assembled(name, schedule):
@@ -58,7 +75,9 @@ def swapped(instructions, a, b):
 def test_no_instruction_can_be_dropped(name, schedule):
     whole, step = assembled(name, schedule)
     for at in range(len(step.instructions)):
-        assert is_refused(replace(step, instructions=step.instructions[:at] + step.instructions[at + 1 :]), whole), step.instructions[at]
+        assert is_refused(replace(step, instructions=step.instructions[:at] + step.instructions[at + 1 :]), whole), (
+            step.instructions[at]
+        )
 
 
 @pytest.mark.parametrize(("name", "schedule"), CASES)
@@ -68,7 +87,9 @@ def test_no_instruction_can_be_there_twice(name, schedule):
     rng = random.Random(f"{name} {schedule}")
     for at, one in enumerate(step.instructions):
         for to in (at, rng.randrange(len(step.instructions) + 1)):
-            assert is_refused(replace(step, instructions=(*step.instructions[:to], one, *step.instructions[to:])), whole), one
+            assert is_refused(
+                replace(step, instructions=(*step.instructions[:to], one, *step.instructions[to:])), whole
+            ), one
 
 
 @pytest.mark.parametrize(("name", "schedule"), CASES)
@@ -91,11 +112,16 @@ def test_instructions_that_swap_are_independent(name, schedule):
 
 @pytest.mark.parametrize(("name", "schedule"), CASES)
 def test_a_changed_operand_is_refused_or_safe(name, schedule):
-    """One slot of each instruction is another at random. What passes may compute something else, but touches nothing that is not there."""
+    """One slot of each instruction is another at random.
+
+    What passes may compute something else, but touches nothing that is not there.
+    """
     whole, step = assembled(name, schedule)
     rng = random.Random(f"{name} {schedule}")
     for at, one in enumerate(step.instructions):
-        changed = replace(step, instructions=(*step.instructions[:at], altered(one, step, rng), *step.instructions[at + 1 :]))
+        changed = replace(
+            step, instructions=(*step.instructions[:at], altered(one, step, rng), *step.instructions[at + 1 :])
+        )
         if not is_refused(changed, whole):
             execute(changed, Expressions())
 
@@ -122,12 +148,20 @@ def altered(one, step, rng):
 
 
 def ping():
-    """Rank 0 makes a row of an argument and sends it to rank 1, which updates its own argument with it and gives a number."""
+    """Rank 0 makes a row of an argument for rank 1, which updates its own argument with it and gives a number."""
     programs = (
         StepProgram("make", "make.mlir", (WEIGHT,), (ROW,)),
         StepProgram("update", "update.mlir", (WEIGHT, ROW), (WEIGHT, SMALL), ((0, 0),)),
     )
-    slots = (Slot(0, WEIGHT), Slot(1, WEIGHT), Slot(0, ROW), Slot(1, ROW), Slot(1, WEIGHT), Slot(1, SMALL), Slot(0, WEIGHT))
+    slots = (
+        Slot(0, WEIGHT),
+        Slot(1, WEIGHT),
+        Slot(0, ROW),
+        Slot(1, ROW),
+        Slot(1, WEIGHT),
+        Slot(1, SMALL),
+        Slot(0, WEIGHT),
+    )
     instructions = (
         Feed(0, 0),
         Feed(1, 1),
@@ -173,36 +207,72 @@ MAKE, RUN = ping().instructions[2], ping().instructions[6]
 WRONG = {
     "slot": (at(4, Transfer(0, 2, 9)), "RHI-STEP-001", "instruction 4, transfer 0 from slot 2 to slot 9: slot 9 of 7"),
     "negative slot": (at(3, Free((-1,))), "RHI-STEP-001", "slot -1 of 7"),
-    "program": (at(2, Run(7, (0,), (2,), Task("apply", 0))), "RHI-STEP-001", "instruction 2, apply of stage 0, program 7: there are 2"),
+    "program": (
+        at(2, Run(7, (0,), (2,), Task("apply", 0))),
+        "RHI-STEP-001",
+        "instruction 2, apply of stage 0, program 7: there are 2",
+    ),
     "argument": (at(0, Feed(2, 0)), "RHI-STEP-001", "argument 2 of 2"),
     "result": (at(9, Fetch(5, 2)), "RHI-STEP-001", "result 2 of 2"),
     "type": (slot_is(6, Slot(0, replace(WEIGHT, dtype="text"))), "RHI-STEP-001", "an array is text[16, 16]"),
-    "axis": (slot_is(6, Slot(0, replace(WEIGHT, dims=(("z",), ())))), "RHI-STEP-001", "f32[16, 16] split [z, -], on a mesh with axes"),
+    "axis": (
+        slot_is(6, Slot(0, replace(WEIGHT, dims=(("z",), ())))),
+        "RHI-STEP-001",
+        "f32[16, 16] split [z, -], on a mesh with axes",
+    ),
     "rank": (slot_is(5, Slot(2, SMALL)), "RHI-STEP-001", "slot 5 is on rank 2 of 2"),
     "constants": (replace(ping(), constants=((7, 0),)), "RHI-STEP-001", "the constants' slots [7]"),
     "constant twice": (replace(ping(), constants=((0, 0), (0, 1))), "RHI-STEP-001", "the constants' slots [0, 0]"),
-    "takeover": (programs_are(donated=((2, 0),)), "RHI-STEP-001", "program 1 (update): [2] are not different ones of 2 inputs"),
-    "two takeovers": (programs_are(donated=((0, 0), (1, 0))), "RHI-STEP-001", "[0, 0] are not different ones of 2 outputs"),
+    "takeover": (
+        programs_are(donated=((2, 0),)),
+        "RHI-STEP-001",
+        "program 1 (update): [2] are not different ones of 2 inputs",
+    ),
+    "two takeovers": (
+        programs_are(donated=((0, 0), (1, 0))),
+        "RHI-STEP-001",
+        "[0, 0] are not different ones of 2 outputs",
+    ),
     "nothing": (at(3, Free(())), "RHI-STEP-001", "it touches no slot"),
     "early": (before(2, Transfer(1, 2, 3)), "RHI-STEP-002", "slot 2 is empty"),
     "after free": (before(6, Transfer(1, 2, 5)), "RHI-STEP-002", "slot 2 is freed since instruction 5"),
     "after takeover": (before(7, Fetch(1, 1)), "RHI-STEP-002", "slot 1 is taken over since instruction 6"),
-    "freed twice": (at(3, Free((0, 0))), "RHI-STEP-002", "instruction 3, free of slots 0, 0: slot 0 is freed since instruction 3"),
-    "write twice": (before(3, MAKE), "RHI-STEP-003", "instruction 3, forward of stage 0, micro-batch 0, program 0 (make): slot 2 is held"),
+    "freed twice": (
+        at(3, Free((0, 0))),
+        "RHI-STEP-002",
+        "instruction 3, free of slots 0, 0: slot 0 is freed since instruction 3",
+    ),
+    "write twice": (
+        before(3, MAKE),
+        "RHI-STEP-003",
+        "instruction 3, forward of stage 0, micro-batch 0, program 0 (make): slot 2 is held",
+    ),
     "fed twice": (before(1, Feed(1, 0)), "RHI-STEP-003", "slot 0 is held since instruction 0"),
     "constant written": (replace(ping(), constants=((0, 3),)), "RHI-STEP-003", "slot 0 is constant"),
     "sent and taken over": (before(6, Transfer(1, 1, 6)), "RHI-STEP-004", "slot 1 is sent by instruction 6"),
     "read twice and taken over": (twice(), "RHI-STEP-004", "it takes over slot 1, which it reads twice"),
     "constant fetched": (replace(at(1), constants=((1, 0),)), "RHI-STEP-004", "slot 1 is constant"),
-    "constant as a result": (replace(at(8, Fetch(6, 0), Free((4,))), constants=((6, 0),)), "RHI-STEP-004", "slot 6 is a constant"),
+    "constant as a result": (
+        replace(at(8, Fetch(6, 0), Free((4,))), constants=((6, 0),)),
+        "RHI-STEP-004",
+        "slot 6 is a constant",
+    ),
     "transfer twice": (before(6, Transfer(0, 1, 6)), "RHI-STEP-007", "transfer 0 is instruction 4's"),
     "fetched and freed": (before(9, Free((4,))), "RHI-STEP-004", "slot 4 is fetched since instruction 8"),
     "fetched and taken over": (before(6, Fetch(1, 0)), "RHI-STEP-004", "slot 1 is fetched since instruction 6"),
     "left over": (at(7), "RHI-STEP-005", "slot 3 is held since instruction 4: nothing frees, takes over or fetches it"),
     "no result": (at(8, Free((4,))), "RHI-STEP-005", "no instruction fetches result 0"),
-    "layout": (slot_is(2, Slot(0, WEIGHT)), "RHI-STEP-006", "output 0, slot 2, is f32[16, 16], expected f32[8, 16] split [x, -]"),
+    "layout": (
+        slot_is(2, Slot(0, WEIGHT)),
+        "RHI-STEP-006",
+        "output 0, slot 2, is f32[16, 16], expected f32[8, 16] split [x, -]",
+    ),
     "transfer's layout": (slot_is(3, Slot(1, WEIGHT)), "RHI-STEP-006", "from f32[8, 16] split [x, -] to f32[16, 16]"),
-    "transfer's type": (slot_is(3, Slot(1, replace(ROW, dtype="i32"))), "RHI-STEP-006", "split [x, -] to i32[8, 16] split [x, -]"),
+    "transfer's type": (
+        slot_is(3, Slot(1, replace(ROW, dtype="i32"))),
+        "RHI-STEP-006",
+        "split [x, -] to i32[8, 16] split [x, -]",
+    ),
     "transfer's sharding": (
         slot_is(3, Slot(1, replace(ROW, dims=((), ("x",))))),
         "RHI-STEP-006",
@@ -211,7 +281,11 @@ WRONG = {
     "transfer at home": (slot_is(3, Slot(0, ROW)), "RHI-STEP-006", "both slots are on rank 0"),
     "two ranks": (slot_is(1, Slot(0, WEIGHT)), "RHI-STEP-006", "its slots are on ranks [0, 1]"),
     "too few": (at(6, replace(RUN, inputs=(1,))), "RHI-STEP-006", "1 inputs, the program has 2"),
-    "takeover's layout": (programs_are(donated=((1, 0),)), "RHI-STEP-006", "output 0 is f32[16, 16] and takes over f32[8, 16]"),
+    "takeover's layout": (
+        programs_are(donated=((1, 0),)),
+        "RHI-STEP-006",
+        "output 0 is f32[16, 16] and takes over f32[8, 16]",
+    ),
     "argument twice": (at(1, Feed(0, 1)), "RHI-STEP-007", "argument 0 is instruction 0's"),
     "result twice": (at(9, Fetch(5, 0)), "RHI-STEP-007", "result 0 is instruction 8's"),
 }
@@ -241,28 +315,32 @@ def test_memory():
     with pytest.raises(RhinoError, match="RHI-STEP-008") as caught:
         verify(ping(), 2, 2, Limits(needed + 49, (0, 50)))
     assert str(caught.value).splitlines() == [
-        "error: [RHI-STEP-008] rank 1 has a predicted peak of 1.3 KiB on each device at instruction 6, backward of stage 1, micro-batch 0, "
+        "error: [RHI-STEP-008] rank 1 has a predicted peak of 1.3 KiB on each device at instruction 6, "
+        "backward of stage 1, micro-batch 0, "
         "program 1 (update): 1 B more than it has",
         "  note: 3 arrays are held then",
         "  note: slot 4, f32[16, 16]: 1 KiB, output 0 of update",
         "  note: slot 3, f32[8, 16] split [x, -]: 256 B, output 0 of make",
         "  note: slot 5, f32[]: 4 B, output 1 of update",
         "  note: temporaries of program update: 50 B",
-        "  note: to fix: take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
+        "  note: to fix: take more stages, more micro-batches, a schedule that holds fewer of them, "
+        "or devices with more memory",
     ]
 
 
 def shares(num_ranks):
     """Every way to give ranks to processes, each a run of neighbours; and all odd ranks to one process."""
     ways = [
-        [range(a, b) for a, b in pairwise((0, *cuts, num_ranks))] for k in range(num_ranks) for cuts in combinations(range(1, num_ranks), k)
+        [range(a, b) for a, b in pairwise((0, *cuts, num_ranks))]
+        for k in range(num_ranks)
+        for cuts in combinations(range(1, num_ranks), k)
     ]
     return [*ways, *([[range(0, num_ranks, 2), range(1, num_ranks, 2)]] if num_ranks > 1 else [])]
 
 
 @pytest.mark.parametrize(("name", "schedule"), CASES)
 def test_processes_finish_with_any_queue(name, schedule):
-    """Whatever the processes' speeds, and with queues of one launch only: the lists that are proven end, with the step's results."""
+    """Lists that are proven end with the step's results, at any speeds of processes and with queues of one launch."""
     whole, step = assembled(name, schedule)
     expression, rng = Expressions(), random.Random(f"{name} {schedule}")
     expected = meaning(whole, expression)
@@ -294,7 +372,9 @@ def test_lists_of_processes():
     with pytest.raises(RhinoError, match=r"RHI-STEP-009.* hold ranks \[0, 0\], expected each of 0 .. 1 once"):
         verify_parts(step, [parts[0], parts[0]])
     lost = tuple([one for one in parts[0][1] if not isinstance(one, Send)])
-    with pytest.raises(RhinoError, match=r"RHI-STEP-009.* instruction 3 of the process with ranks \[0\] is Free.*, expected Send"):
+    with pytest.raises(
+        RhinoError, match=r"RHI-STEP-009.* instruction 3 of the process with ranks \[0\] is Free.*, expected Send"
+    ):
         verify_parts(step, [((0,), lost), parts[1]])
     with pytest.raises(RhinoError, match=r"instruction 4 of the process with ranks \[0\] is missing, expected Free"):
         verify_parts(step, [((0,), parts[0][1][:-1]), parts[1]])

@@ -11,7 +11,10 @@ from rhino.ir.program.collectives import module_stats, tensor_bytes, trip_count
 from rhino.runtime.executor.executable import compile_module
 
 GROUPS = "replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>"
-SUM = "({ ^bb0(%p: tensor<f32>, %q: tensor<f32>):\n %s = stablehlo.add %p, %q : tensor<f32>\n stablehlo.return %s : tensor<f32> })"
+SUM = (
+    "({ ^bb0(%p: tensor<f32>, %q: tensor<f32>):\n %s = stablehlo.add %p, %q : tensor<f32>\n"
+    " stablehlo.return %s : tensor<f32> })"
+)
 
 
 def parse(text: str) -> ir.Module:
@@ -24,7 +27,10 @@ def all_reduce(name: str, operand: str, size: int = 16, groups: str = GROUPS) ->
 
 
 def entry(body: str, result: str = "%a") -> str:
-    return f"func.func public @main(%a: tensor<16xf32>, %n: tensor<i32>) -> tensor<16xf32> {{\n{body}return {result} : tensor<16xf32> }}\n"
+    return (
+        f"func.func public @main(%a: tensor<16xf32>, %n: tensor<i32>) -> tensor<16xf32> {{\n"
+        f"{body}return {result} : tensor<16xf32> }}\n"
+    )
 
 
 def loop(body: str, start: str = "%c0", bound: str = "%c5", add: str = "%i, %c1", compare: str = "LT, %i,") -> str:
@@ -57,10 +63,13 @@ def test_each_kind_counts_its_payload():
     stats = module_stats(
         parse(
             f"""func.func public @main(%a: tensor<16x8xf32>, %b: tensor<4xbf16>, %c: tensor<3xi1>) {{
-  %0:2 = "stablehlo.all_reduce"(%a, %a) <{{{GROUPS}}}> {SUM} : (tensor<16x8xf32>, tensor<16x8xf32>) -> (tensor<16x8xf32>, tensor<16x8xf32>)
+  %0:2 = "stablehlo.all_reduce"(%a, %a) <{{{GROUPS}}}> {SUM}\
+ : (tensor<16x8xf32>, tensor<16x8xf32>) -> (tensor<16x8xf32>, tensor<16x8xf32>)
   %1 = "stablehlo.all_gather"(%b) <{{all_gather_dim = 0 : i64, {GROUPS}}}> : (tensor<4xbf16>) -> tensor<32xbf16>
-  %2 = "stablehlo.reduce_scatter"(%a) <{{scatter_dimension = 0 : i64, {GROUPS}}}> {SUM} : (tensor<16x8xf32>) -> tensor<2x8xf32>
-  %3 = "stablehlo.all_to_all"(%a) <{{split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 8 : i64, {GROUPS}}}>
+  %2 = "stablehlo.reduce_scatter"(%a) <{{scatter_dimension = 0 : i64, {GROUPS}}}> {SUM}\
+ : (tensor<16x8xf32>) -> tensor<2x8xf32>
+  %3 = "stablehlo.all_to_all"(%a) <{{split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 8 : i64,\
+ {GROUPS}}}>
       : (tensor<16x8xf32>) -> tensor<128x1xf32>
   %4 = "stablehlo.collective_permute"(%c) <{{source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}}>
       : (tensor<3xi1>) -> tensor<3xi1>
@@ -121,7 +130,9 @@ def test_a_loop_counts_as_often_as_it_is_known_to_run(form: dict[str, str], trip
 
 def test_tokens_and_what_is_no_function_weigh_nothing():
     """A collective in a branch that hands a token on; a mesh beside the entry."""
-    text = 'sdy.mesh @mesh = <["x"=8]>\n' + entry(f"%t = stablehlo.create_token : !stablehlo.token\n{all_reduce('%r', '%a')}")
+    text = 'sdy.mesh @mesh = <["x"=8]>\n' + entry(
+        f"%t = stablehlo.create_token : !stablehlo.token\n{all_reduce('%r', '%a')}"
+    )
     module = parse(text)
     (token,) = [op for op in walk(module.operation) if op.name == "stablehlo.create_token"]
     assert tensor_bytes(token.results[0].type) == 0
@@ -129,11 +140,16 @@ def test_tokens_and_what_is_no_function_weigh_nothing():
 
 
 def test_an_unknown_loop_without_collectives_leaves_the_count_exact():
-    assert module_stats(parse(entry(loop("", bound="%n") + all_reduce("%r", "%a")))) == CollectiveStats({"all_reduce": Count(1, 64)})
+    assert module_stats(parse(entry(loop("", bound="%n") + all_reduce("%r", "%a")))) == CollectiveStats(
+        {"all_reduce": Count(1, 64)}
+    )
 
 
 def test_calls_are_followed_each_time():
-    callee = f"func.func private @f(%a: tensor<16xf32>) -> tensor<16xf32> {{\n{all_reduce('%r', '%a')} return %r : tensor<16xf32> }}\n"
+    callee = (
+        f"func.func private @f(%a: tensor<16xf32>) -> tensor<16xf32> {{\n"
+        f"{all_reduce('%r', '%a')} return %r : tensor<16xf32> }}\n"
+    )
     call = "func.call @f(%h) : (tensor<16xf32>) -> tensor<16xf32>"
     body = loop(f"%r = {call}\n %s = {call}")
     assert module_stats(parse(callee + entry(body))) == CollectiveStats({"all_reduce": Count(10, 640)})
@@ -152,7 +168,9 @@ def test_of_branches_the_largest_counts(op: str, kind: str):
 
 
 def test_a_table_says_each_kind_and_the_total():
-    lines = CollectiveStats({"all_reduce": Count(2, 2048), "all_gather": Count(1, 1024)}, exact=False).table().splitlines()
+    lines = (
+        CollectiveStats({"all_reduce": Count(2, 2048), "all_gather": Count(1, 1024)}, exact=False).table().splitlines()
+    )
     assert [line.split() for line in lines] == [
         ["all_reduce", "2", "2", "KiB"],
         ["all_gather", "1", "1", "KiB"],
@@ -212,19 +230,38 @@ ONE_OF_ALL = "replica_groups={{0,1,2,3,4,5,6,7}}"
 @pytest.mark.parametrize(
     ("line", "counts"),
     [
-        (f"%r = (f32[16]{{0}}, f32[2]{{0}}) all-reduce(%a, %b), {ONE_OF_ALL}, to_apply=%sum", {"all_reduce": Count(1, 72)}),
+        (
+            f"%r = (f32[16]{{0}}, f32[2]{{0}}) all-reduce(%a, %b), {ONE_OF_ALL}, to_apply=%sum",
+            {"all_reduce": Count(1, 72)},
+        ),
         (f"%r = f32[16]{{0}} all-reduce(f32[16]{{0}} %a), {ONE_OF_ALL}, to_apply=%sum", {"all_reduce": Count(1, 64)}),
         ("%r = f32[128]{0} all-gather(%a), replica_groups=[1,8]<=[8], dimensions={0}", {"all_gather": Count(1, 512)}),
-        ("%r = f32[32]{0} all-gather(%a), replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}", {"all_gather": Count(1, 128)}),
-        ("%r = f32[64]{0} all-gather(%a), replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}", {"all_gather": Count(1, 256)}),
-        ("%r = f32[32]{0} all-gather(%a), replica_groups=mesh['x'=8] {'x':(1)2}, dimensions={0}", {"all_gather": Count(1, 128)}),
-        ("%r = f32[2]{0} reduce-scatter(%a), replica_groups={}, dimensions={0}, to_apply=%sum", {"reduce_scatter": Count(1, 64)}),
+        (
+            "%r = f32[32]{0} all-gather(%a), replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}",
+            {"all_gather": Count(1, 128)},
+        ),
+        (
+            "%r = f32[64]{0} all-gather(%a), replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}",
+            {"all_gather": Count(1, 256)},
+        ),
+        (
+            "%r = f32[32]{0} all-gather(%a), replica_groups=mesh['x'=8] {'x':(1)2}, dimensions={0}",
+            {"all_gather": Count(1, 128)},
+        ),
+        (
+            "%r = f32[2]{0} reduce-scatter(%a), replica_groups={}, dimensions={0}, to_apply=%sum",
+            {"reduce_scatter": Count(1, 64)},
+        ),
         ("%r = (f32[2]{0}, f32[2]{0}) all-to-all(%b, %b), replica_groups={{0,1}}", {"all_to_all": Count(1, 16)}),
-        ("%r = f32[2]{0} collective-permute(%b), source_target_pairs={{0,1},{1,0}}", {"collective_permute": Count(1, 8)}),
+        (
+            "%r = f32[2]{0} collective-permute(%b), source_target_pairs={{0,1},{1,0}}",
+            {"collective_permute": Count(1, 8)},
+        ),
         ("%r = f32[2]{0} collective-permute(%b), source_target_pairs={{0,0},{1,1}}", {}),
         ("%r = f32[16]{0} all-reduce(%a), replica_groups=[8,1]<=[8], to_apply=%sum", {}),
         (
-            "%r = (f32[16]{0}, f32[128]{0}) all-gather-start(%a), replica_groups=[1,8]<=[8]\n  %d = f32[128]{0} all-gather-done(%r)",
+            "%r = (f32[16]{0}, f32[128]{0}) all-gather-start(%a), replica_groups=[1,8]<=[8]\n"
+            "  %d = f32[128]{0} all-gather-done(%r)",
             {"all_gather": Count(1, 512)},
         ),
         (
@@ -262,7 +299,8 @@ def test_hlo_line_that_may_run_more_or_less(line: str):
 
 # One program for both counts: XLA turns a sum over split rows into one all-reduce, in a loop of three trips.
 LOOP = """sdy.mesh @mesh = <["x"=8]>
-func.func public @main(%a: tensor<64x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %v: tensor<16xf32>) -> tensor<16xf32> {
+func.func public @main(%a: tensor<64x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %v: tensor<16xf32>)\
+ -> tensor<16xf32> {
   %c0 = stablehlo.constant dense<0> : tensor<i32>
   %c1 = stablehlo.constant dense<1> : tensor<i32>
   %c3 = stablehlo.constant dense<3> : tensor<i32>
@@ -271,8 +309,10 @@ func.func public @main(%a: tensor<64x16xf32> {sdy.sharding = #sdy.sharding<@mesh
      %p = stablehlo.compare LT, %i, %c3 : (tensor<i32>, tensor<i32>) -> tensor<i1>
      stablehlo.return %p : tensor<i1>
    } do {
-     %y = stablehlo.dot_general %a, %h, contracting_dims = [1] x [0] : (tensor<64x16xf32>, tensor<16xf32>) -> tensor<64xf32>
-     %g = stablehlo.dot_general %y, %a, contracting_dims = [0] x [0] : (tensor<64xf32>, tensor<64x16xf32>) -> tensor<16xf32>
+     %y = stablehlo.dot_general %a, %h, contracting_dims = [1] x [0]\
+ : (tensor<64x16xf32>, tensor<16xf32>) -> tensor<64xf32>
+     %g = stablehlo.dot_general %y, %a, contracting_dims = [0] x [0]\
+ : (tensor<64xf32>, tensor<64x16xf32>) -> tensor<16xf32>
      %j = stablehlo.add %i, %c1 : tensor<i32>
      stablehlo.return %j, %g : tensor<i32>, tensor<16xf32>
    }

@@ -1,4 +1,4 @@
-"""What is claimed of an op's arithmetic: by hand for each op, and held against StableHLO's reference interpreter on random values."""
+"""What is claimed of an op's arithmetic: by hand for each op, and by StableHLO's interpreter on random values."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -72,7 +72,8 @@ def scatter(body, linear=(), reduction=None):
 def gather(dtype, linear, reduction):
     kind, picked = tensor((4, 6), dtype), tensor((5, 6), dtype)
     text = f"""%0 = "stablehlo.gather"(%a, %i) {{slice_sizes = array<i64: 1, 6>,
-      dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>}}
+      dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0],\
+ index_vector_dim = 1>}}
       : ({kind}, {ROWS}) -> {picked}"""
     return Case(text, {"a": kind, "i": ROWS}, picked, linear, reduction)
 
@@ -91,7 +92,8 @@ def dot(dtype="f32"):
 
 CONVOLUTION = Case(
     """%0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], window = {}
-      {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<2x8x4xf32>, tensor<3x4x6xf32>) -> tensor<2x6x6xf32>""",
+      {batch_group_count = 1 : i64, feature_group_count = 1 : i64}\
+ : (tensor<2x8x4xf32>, tensor<3x4x6xf32>) -> tensor<2x6x6xf32>""",
     {"a": tensor((2, 8, 4)), "b": tensor((3, 4, 6))},
     tensor((2, 6, 6)),
     ({0}, {1}),
@@ -107,18 +109,31 @@ LINEAR = {
     "divide": binary("divide", ({0},)),
     "negate": unary("negate", ({0},)),
     "reshape": Case(f"%0 = stablehlo.reshape %a : ({F}) -> tensor<24xf32>", {"a": F}, "tensor<24xf32>", ({0},)),
-    "transpose": Case(f"%0 = stablehlo.transpose %a, dims = [1, 0] : ({F}) -> tensor<6x4xf32>", {"a": F}, "tensor<6x4xf32>", ({0},)),
+    "transpose": Case(
+        f"%0 = stablehlo.transpose %a, dims = [1, 0] : ({F}) -> tensor<6x4xf32>", {"a": F}, "tensor<6x4xf32>", ({0},)
+    ),
     "broadcast": Case(
-        f"%0 = stablehlo.broadcast_in_dim %a, dims = [0, 2] : ({F}) -> tensor<4x3x6xf32>", {"a": F}, "tensor<4x3x6xf32>", ({0},)
+        f"%0 = stablehlo.broadcast_in_dim %a, dims = [0, 2] : ({F}) -> tensor<4x3x6xf32>",
+        {"a": F},
+        "tensor<4x3x6xf32>",
+        ({0},),
     ),
     "reverse": Case(f"%0 = stablehlo.reverse %a, dims = [1] : {F}", {"a": F}, F, ({0},)),
     "slice": Case(f"%0 = stablehlo.slice %a [0:4, 1:3] : ({F}) -> {W}", {"a": F}, W, ({0},)),
     "concatenate": Case(
-        f"%0 = stablehlo.concatenate %a, %b, dim = 1 : ({F}, {W}) -> tensor<4x8xf32>", {"a": F, "b": W}, "tensor<4x8xf32>", ({0, 1},)
+        f"%0 = stablehlo.concatenate %a, %b, dim = 1 : ({F}, {W}) -> tensor<4x8xf32>",
+        {"a": F, "b": W},
+        "tensor<4x8xf32>",
+        ({0, 1},),
     ),
-    "select": Case(f"%0 = stablehlo.select %p, %a, %b : {BOOLEANS}, {F}", {"p": BOOLEANS, "a": F, "b": F}, F, ({1, 2},)),
+    "select": Case(
+        f"%0 = stablehlo.select %p, %a, %b : {BOOLEANS}, {F}", {"p": BOOLEANS, "a": F, "b": F}, F, ({1, 2},)
+    ),
     "dynamic_slice": Case(
-        f"%0 = stablehlo.dynamic_slice %a, %i, %i, sizes = [4, 2] : ({F}, {INDEX}, {INDEX}) -> {W}", {"a": F, "i": INDEX}, W, ({0},)
+        f"%0 = stablehlo.dynamic_slice %a, %i, %i, sizes = [4, 2] : ({F}, {INDEX}, {INDEX}) -> {W}",
+        {"a": F, "i": INDEX},
+        W,
+        ({0},),
     ),
     "dynamic_update_slice": Case(
         f"%0 = stablehlo.dynamic_update_slice %a, %b, %i, %i : ({F}, {W}, {INDEX}, {INDEX}) -> {F}",
@@ -133,7 +148,9 @@ LINEAR = {
     "convolution": CONVOLUTION,
     "reduce by add from zero": reduce(of("add"), ZERO, ({0},), "add"),
     "reduce by add, swapped": reduce(of("add", operands="%y, %x"), ZERO, ({0},), "add"),
-    "reduce integers by add": reduce(of("add", "i32"), "%zero = stablehlo.constant dense<0> : tensor<i32>\n", ({0},), "add", dtype="i32"),
+    "reduce integers by add": reduce(
+        of("add", "i32"), "%zero = stablehlo.constant dense<0> : tensor<i32>\n", ({0},), "add", dtype="i32"
+    ),
     "scatter by add": scatter(of("add"), ({0, 2},), "add"),
     "gather": gather("f32", ({0},), "add"),
     "gather integers": gather("i32", ({0},), "add"),
@@ -155,7 +172,9 @@ NOT_LINEAR = {
     "reduce by max from the least": reduce(of("maximum"), LEAST, (), "max"),
     "whether any is true": reduce(of("or", "i1"), FALSE, (), "max", dtype="i1"),
     "whether all are true": reduce(of("and", "i1"), TRUE, (), "min", dtype="i1"),
-    "reduce integers by and": reduce(of("and", "i32"), "%zero = stablehlo.constant dense<-1> : tensor<i32>\n", dtype="i32"),
+    "reduce integers by and": reduce(
+        of("and", "i32"), "%zero = stablehlo.constant dense<-1> : tensor<i32>\n", dtype="i32"
+    ),
     "reduce by max from one": reduce(of("maximum"), ONE),
     "reduce by min from an argument": reduce(of("minimum"), ""),
     "reduce by multiply": reduce(of("multiply"), ONE),
@@ -170,7 +189,7 @@ CASES = {**LINEAR, **NOT_LINEAR}
 
 
 def draw(kind, rng, least=1):
-    """Random values of a type: small whole numbers of size `least` or more, so that sums of parts are exact in every float."""
+    """Random values of a type: small whole numbers of size `least` or more, whose sums are exact in every float."""
     if kind in (ROWS, INDEX):
         return rng.integers(0, 4, (5, 1) if kind == ROWS else ()).astype(np.int32)
     *shape, dtype = kind.removeprefix("tensor<").removesuffix(">").split("x")
@@ -181,10 +200,12 @@ def draw(kind, rng, least=1):
 
 
 def commutes(case, chosen, seed=0):
-    """Whether the op, as the interpreter computes it, commutes with addition over the arguments `chosen`, the others held."""
+    """Whether the op commutes with addition over the arguments `chosen`, by the interpreter, the others kept."""
     rng = np.random.default_rng(seed)
     held = [draw(kind, rng) for kind in case.arguments.values()]
-    if any(held[number].dtype == np.bool_ or list(case.arguments.values())[number] in (ROWS, INDEX) for number in chosen):
+    if any(
+        held[number].dtype == np.bool_ or list(case.arguments.values())[number] in (ROWS, INDEX) for number in chosen
+    ):
         return False  # no numbers to add: booleans and indices
     # Larger than what is held: a sum of both is never 0, by which the interpreter would not divide.
     other = [draw(kind, rng, 10) if n in chosen else held[n] for n, kind in enumerate(case.arguments.values())]
@@ -222,7 +243,11 @@ def test_nothing_linear_is_missed():
     for name, case in CASES.items():
         claimed = {tuple(sorted(chosen)) for chosen in linear_in(case.op)}
         sets = [chosen for size in (1, 2, 3) for chosen in combinations(range(len(case.arguments)), size)]
-        missing |= {(name, chosen) for chosen in sets if chosen not in claimed and all(commutes(case, chosen, seed) for seed in range(2))}
+        missing |= {
+            (name, chosen)
+            for chosen in sets
+            if chosen not in claimed and all(commutes(case, chosen, seed) for seed in range(2))
+        }
     assert missing == UNCLAIMED
 
 
@@ -254,7 +279,9 @@ def test_a_variadic_reduce_has_no_monoid():
 def test_minus_zero_is_zero_and_not_a_splat_is_not():
     minus = reduce(of("add"), "%zero = stablehlo.constant dense<-0.0> : tensor<f32>\n")
     assert reduction_of(minus.op) == "add"
-    computed = reduce(of("add"), "%c = stablehlo.constant dense<1.0> : tensor<f32>\n%zero = stablehlo.subtract %c, %c : tensor<f32>\n")
+    computed = reduce(
+        of("add"), "%c = stablehlo.constant dense<1.0> : tensor<f32>\n%zero = stablehlo.subtract %c, %c : tensor<f32>\n"
+    )
     assert reduction_of(computed.op) is None
 
 

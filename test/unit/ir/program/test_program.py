@@ -1,4 +1,4 @@
-"""A module as dense arrays: values and ops by number, what they are known as, what is fixed, what they compute and what takes memory."""
+"""A module as dense arrays: values and ops by number, their names, what is fixed, computed, and takes memory."""
 
 import pytest
 from snippets import class_of, function, parse, program_of, tensor
@@ -11,10 +11,12 @@ from rhino.ir.graph.spec import PARTIAL, REPLICATED, split
 MESH = 'sdy.mesh @mesh = <["x"=2]>\n'
 
 SMALL = """
-func.func @main(%x: tensor<4x6xf32> loc("batch['x']"), %w: tensor<6x8xf32> {tf.aliasing_output = 1 : i32} loc("params['w']"),
+func.func @main(%x: tensor<4x6xf32> loc("batch['x']"), %w: tensor<6x8xf32>\
+ {tf.aliasing_output = 1 : i32} loc("params['w']"),
                 %n: tensor<i32>) -> (tensor<4x8xf32>, tensor<6x8xf32>) {
   %c = stablehlo.constant dense<2.0> : tensor<6x8xf32>
-  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32> loc("layer/dot")
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32> loc("layer/dot")
   %d = stablehlo.multiply %w, %c : tensor<6x8xf32>
   return %y, %d : tensor<4x8xf32>, tensor<6x8xf32>
 }
@@ -28,7 +30,11 @@ def test_values_are_numbered_arguments_first():
     assert [list(graph.operands(op)) for op in range(3)] == [[], [0, 1], [1, 3]]
     assert [list(graph.results(op)) for op in range(3)] == [[3], [4], [5]]
     assert graph.returns == (4, 5)
-    assert [graph.cls(op).name for op in range(3)] == ["stablehlo.constant", "stablehlo.dot_general", "stablehlo.multiply"]
+    assert [graph.cls(op).name for op in range(3)] == [
+        "stablehlo.constant",
+        "stablehlo.dot_general",
+        "stablehlo.multiply",
+    ]
 
 
 def test_types_and_bytes():
@@ -61,8 +67,10 @@ def test_alike_ops_share_a_class():
 def test_reductions_from_other_values_are_other_classes():
     """The text of the op is the same; what it starts from is not, and with it what its parts mean."""
     body = """%z = stablehlo.constant dense<0.0> : tensor<f32>
-      %0 = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>
-      %1 = stablehlo.reduce(%a init: %b) applies stablehlo.add across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>"""
+      %0 = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [1]\
+ : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>
+      %1 = stablehlo.reduce(%a init: %b) applies stablehlo.add across dimensions = [1]\
+ : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>"""
     graph = program_of(function(body, {"a": tensor((4, 6)), "b": tensor(())}, {"1": tensor((4,))})).graph
     assert [graph.cls(op).reduction for op in (1, 2)] == ["add", None]
 
@@ -74,7 +82,8 @@ def test_free_values_depend_on_constants_and_scalars_alone():
       %b = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> tensor<4x6xf32>
       %f = stablehlo.multiply %b, %i : tensor<4x6xf32>
       %g = stablehlo.multiply %a, %f : tensor<4x6xf32>
-      %d = stablehlo.dot_general %c, %c, contracting_dims = [1] x [1] : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x4xf32>"""
+      %d = stablehlo.dot_general %c, %c, contracting_dims = [1] x [1]\
+ : (tensor<4x6xf32>, tensor<4x6xf32>) -> tensor<4x4xf32>"""
     graph = program_of(function(body, {"a": tensor((4, 6)), "n": tensor(())}, {"g": tensor((4, 6))})).graph
     free = {graph.cls(op).name.removeprefix("stablehlo."): graph.cls(op).free for op in (0, 1, 2, 3, 6)}
     assert free == {"constant": True, "iota": True, "add": True, "broadcast_in_dim": True, "dot_general": False}
@@ -132,7 +141,9 @@ def test_a_loop_says_how_often_it_runs_and_what_it_keeps():
     (loop,) = graph.loops
     assert (loop.op, loop.end, loop.trips, loop.kept) == (3, 6, 5, (False, False, True))
     assert list(graph.times()) == [1, 1, 1, 1, 5, 5, 5, 1]
-    unknown = program_of(LOOP.replace("%i, %most :", "%i, %n :").replace("%w: tensor<4xf32>)", "%w: tensor<4xf32>, %n: tensor<i32>)")).graph
+    unknown = program_of(
+        LOOP.replace("%i, %most :", "%i, %n :").replace("%w: tensor<4xf32>)", "%w: tensor<4xf32>, %n: tensor<i32>)")
+    ).graph
     assert unknown.loops[0].trips is None
     assert list(unknown.times()) == [1] * unknown.num_ops
 
@@ -155,9 +166,13 @@ def nested(depth, start):
 
 
 def test_the_trips_of_nested_loops_multiply():
-    constants = "".join(f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>\n" for name, n in (("zero", 0), ("one", 1), ("most", 5)))
+    constants = "".join(
+        f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>\n" for name, n in (("zero", 0), ("one", 1), ("most", 5))
+    )
     for depth in (1, 2, 3):
-        graph = program_of(function(constants + nested(depth, "%x"), {"x": "tensor<4xf32>"}, {f"end{depth}#1": "tensor<4xf32>"})).graph
+        graph = program_of(
+            function(constants + nested(depth, "%x"), {"x": "tensor<4xf32>"}, {f"end{depth}#1": "tensor<4xf32>"})
+        ).graph
         times = {graph.cls(op).name: count for op, count in enumerate(graph.times().tolist())}
         assert times["stablehlo.multiply"] == 5**depth
         assert [loop.op for loop in graph.loops] == list(range(3, 3 + depth))
@@ -166,7 +181,8 @@ def test_the_trips_of_nested_loops_multiply():
 @pytest.mark.parametrize(("kind", "trips", "depth"), [("ui64", 2**64 - 1, 1), ("i64", 2**40, 2)])
 def test_a_loop_that_never_ends_is_counted_as_far_as_floats_count(kind, trips, depth):
     constants = "".join(
-        f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>\n" for name, n in (("zero", 0), ("one", 1), ("most", trips))
+        f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>\n"
+        for name, n in (("zero", 0), ("one", 1), ("most", trips))
     )
     text = function(constants + nested(depth, "%x"), {"x": "tensor<4xf32>"}, {f"end{depth}#1": "tensor<4xf32>"})
     assert max(program_of(text.replace("i32", kind)).graph.times().tolist()) == 2**53
@@ -244,7 +260,10 @@ def test_a_constraint_is_an_element_wise_op():
 )
 def test_a_sharding_that_cannot_be_honoured_is_an_error_at_its_argument(sharding, kind, why):
     mesh = 'sdy.mesh @mesh = <["x"=2, "y"=2]>\n'
-    text = f'{mesh}func.func @main(%a: {kind} {{sdy.sharding = #sdy.sharding<@mesh, {sharding}>}} loc("w"("f.py":3:7))) {{ return }}'
+    text = (
+        f'{mesh}func.func @main(%a: {kind} {{sdy.sharding = #sdy.sharding<@mesh, {sharding}>}} loc("w"("f.py":3:7))) '
+        f"{{ return }}"
+    )
     with pytest.raises(RhinoError) as caught:
         program_of(text)
     assert caught.value.id == "RHI-SHARD-001"
@@ -266,7 +285,8 @@ def test_flops_of_products_count_multiply_and_add():
 def test_flops_of_a_convolution_count_its_window_and_features():
     """Each of 2 x 6 x 6 results sums 3 x 4 products; with two groups each sums over half of the features."""
     text = """%0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], window = {{}}
-      {{batch_group_count = 1 : i64, feature_group_count = {0} : i64}} : (tensor<2x8x4xf32>, {1}) -> tensor<2x6x6xf32>"""
+      {{batch_group_count = 1 : i64, feature_group_count = {0} : i64}}\
+ : (tensor<2x8x4xf32>, {1}) -> tensor<2x6x6xf32>"""
     for groups, kernel in ((1, tensor((3, 4, 6))), (2, tensor((3, 2, 6)))):
         body = function(text.format(groups, kernel), {"a": tensor((2, 8, 4)), "b": kernel}, {})
         assert class_of(body, "stablehlo.convolution").flops == 2 * (2 * 6 * 6) * 3 * 4 // groups
@@ -275,14 +295,25 @@ def test_flops_of_a_convolution_count_its_window_and_features():
 def test_flops_of_the_rest_count_what_is_written_or_read():
     body = """%z = stablehlo.constant dense<0.0> : tensor<f32>
       %0 = stablehlo.exponential %a : tensor<4x6xf32>
-      %1 = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [1] : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>"""
+      %1 = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [1]\
+ : (tensor<4x6xf32>, tensor<f32>) -> tensor<4xf32>"""
     text = function(body, {"a": tensor((4, 6))}, {"0": tensor((4, 6)), "1": tensor((4,))})
     assert [class_of(text, f"stablehlo.{name}").flops for name in ("exponential", "reduce")] == [24, 24]
 
 
 @pytest.mark.parametrize(
     ("kind", "num_bytes"),
-    [("f32", 4), ("bf16", 2), ("f8E4M3FN", 1), ("i1", 1), ("i4", 1), ("ui16", 2), ("i64", 8), ("complex<f32>", 8), ("complex<f64>", 16)],
+    [
+        ("f32", 4),
+        ("bf16", 2),
+        ("f8E4M3FN", 1),
+        ("i1", 1),
+        ("i4", 1),
+        ("ui16", 2),
+        ("i64", 8),
+        ("complex<f32>", 8),
+        ("complex<f64>", 16),
+    ],
 )
 def test_elements_take_whole_bytes(kind, num_bytes):
     module = parse(f"func.func @main(%a: tensor<{kind}>) {{ return }}")
@@ -290,7 +321,10 @@ def test_elements_take_whole_bytes(kind, num_bytes):
 
 
 def test_a_token_takes_no_memory():
-    text = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { %t = stablehlo.after_all : !stablehlo.token\n return %a : tensor<2xf32> }"
+    text = (
+        "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { %t = stablehlo.after_all : !stablehlo.token\n"
+        " return %a : tensor<2xf32> }"
+    )
     graph = program_of(text).graph
     assert (graph.type_of(1).num_bytes, graph.type_of(1).shape) == (0, ())
 
@@ -337,7 +371,15 @@ def dot(result, left, right):
         # one of two readers takes it from memory
         ([elementwise("c", "add", "a", "b"), dot("d", "c", "b"), elementwise("z", "add", "c", "d")], "cdz"),
     ],
-    ids=["fused", "into a product", "out of a product", "cheap twice", "slow twice", "slow once", "both kinds of readers"],
+    ids=[
+        "fused",
+        "into a product",
+        "out of a product",
+        "cheap twice",
+        "slow twice",
+        "slow once",
+        "both kinds of readers",
+    ],
 )
 def test_what_is_fused_takes_no_memory(lines, kept):
     assert in_memory("".join(lines).rstrip()) == kept
@@ -354,7 +396,8 @@ def test_a_view_lies_where_its_operand_does():
 def test_what_a_reduction_and_another_read_is_kept():
     body = """%o = stablehlo.constant dense<0.0> : tensor<f32>
 %c = stablehlo.add %a, %b : tensor<4x4xf32>
-%r = stablehlo.reduce(%c init: %o) applies stablehlo.add across dimensions = [1] : (tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>
+%r = stablehlo.reduce(%c init: %o) applies stablehlo.add across dimensions = [1]\
+ : (tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>
 %s = stablehlo.broadcast_in_dim %r, dims = [0] : (tensor<4xf32>) -> tensor<4x4xf32>
 %z = stablehlo.add %c, %s : tensor<4x4xf32>"""
     assert in_memory(body) == "crz"
@@ -363,7 +406,8 @@ def test_what_a_reduction_and_another_read_is_kept():
 def test_a_reduction_absorbs_its_operand_and_is_kept():
     body = """%o = stablehlo.constant dense<0.0> : tensor<f32>
 %c = stablehlo.add %a, %b : tensor<4x4xf32>
-%r = stablehlo.reduce(%c init: %o) applies stablehlo.add across dimensions = [1] : (tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>
+%r = stablehlo.reduce(%c init: %o) applies stablehlo.add across dimensions = [1]\
+ : (tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>
 %z = stablehlo.broadcast_in_dim %r, dims = [0] : (tensor<4xf32>) -> tensor<4x4xf32>"""
     assert in_memory(body) == "rz"
 
@@ -380,8 +424,10 @@ def test_arrays_agree_with_each_other():
 
 PADS = function(
     "%z = stablehlo.constant dense<0.0> : tensor<f32>\n"
-    "%0 = stablehlo.pad %a, %z, low = [0, 0], high = [0, 0], interior = [0, 0] : (tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>\n"
-    "%1 = stablehlo.pad %0, %z, low = [1, 0], high = [-1, 0], interior = [0, 0] : (tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>",
+    "%0 = stablehlo.pad %a, %z, low = [0, 0], high = [0, 0], interior = [0, 0] "
+    ": (tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>\n"
+    "%1 = stablehlo.pad %0, %z, low = [1, 0], high = [-1, 0], interior = [0, 0] "
+    ": (tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>",
     {"a": tensor((8, 16))},
     {"1": tensor((8, 16))},
 )
@@ -396,7 +442,8 @@ def test_pads_of_one_shape_that_move_and_do_not_are_not_alike():
 
 SCATTERS = function(
     "".join(
-        f'%{n} = "stablehlo.scatter"(%{a}, %i, %u) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): stablehlo.return %y : tensor<f32> }}) '
+        f'%{n} = "stablehlo.scatter"(%{a}, %i, %u) '
+        f"({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): stablehlo.return %y : tensor<f32> }}) "
         "{scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0, 1], "
         f"scatter_dims_to_operand_dims = [{n}]>}} : (tensor<8x8xf32>, tensor<1xi32>, tensor<f32>) -> tensor<8x8xf32>\n"
         for n, a in ((0, "a"), (1, "0"))
@@ -408,4 +455,6 @@ SCATTERS = function(
 
 def test_scatters_that_index_other_dims_are_not_alike():
     rows, columns = [cls.rule for cls in program_of(SCATTERS).graph.classes if cls.name == "stablehlo.scatter"]
-    assert [rule.operands[0].index(next(d for d in rule.operands[0] if set(d) & rule.fixed)) for rule in (rows, columns)] == [1, 0]
+    assert [
+        rule.operands[0].index(next(d for d in rule.operands[0] if set(d) & rule.fixed)) for rule in (rows, columns)
+    ] == [1, 0]

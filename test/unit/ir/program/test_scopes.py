@@ -1,4 +1,7 @@
-"""Scopes: the names around an op, the axes and dims that a scope gets, and Whale's examples, in the IR and on eight devices."""
+"""Scopes: the names around an op, and the axes and dims that a scope gets.
+
+Whale's examples are planned in the IR and run on eight devices.
+"""
 
 import contextlib
 import re
@@ -36,20 +39,26 @@ from rhino.strategies.structure.axis_roles import Roles
     [
         ('"jit(step)/transpose(jvp(moe))/dot_general"', "step/moe"),
         ('"jit(f)/jvp(outer)/rhino.split[8]/vmap()/add"("moe"("m.py":1:2 to :9))', "f/outer/rhino.split[8]"),
-        ('callsite("moe/dot"("f"("m.py":1:2)) at "jit(f)/body/call"(callsite("g"("m.py":1:2) at "h"("m.py":3:4))))', "f/body/call/moe"),
+        (
+            'callsite("moe/dot"("f"("m.py":1:2)) at "jit(f)/body/call"(callsite("g"("m.py":1:2) at "h"("m.py":3:4))))',
+            "f/body/call/moe",
+        ),
         ('callsite(callsite("max" at "up/jit(relu)") at "jit(f)/jvp(mlp)/closed_call")', "f/mlp/closed_call/up/relu"),
         ('"m.mlir":3:4', ""),
         ("unknown", ""),
     ],
 )
 def test_the_path_of_an_op_is_the_names_around_it(location, path):
-    module = parse(function(f"%y = stablehlo.abs %x : tensor<f32> loc({location})", {"x": tensor(())}, {"y": tensor(())}))
+    module = parse(
+        function(f"%y = stablehlo.abs %x : tensor<f32> loc({location})", {"x": tensor(())}, {"y": tensor(())})
+    )
     op = next(op for op in walk(entry_function(module).operation) if op.name == "stablehlo.abs")
     assert "/".join(scope_path(op.location)) == path
 
 
 @pytest.mark.parametrize(
-    ("pattern", "depth"), [("moe", 3), ("layer_*", 2), ("layer_1/moe", 3), ("step", 1), ("mo", None), ("experts", None), ("*", 1)]
+    ("pattern", "depth"),
+    [("moe", 3), ("layer_*", 2), ("layer_1/moe", 3), ("step", 1), ("mo", None), ("experts", None), ("*", 1)],
 )
 def test_a_pattern_finds_the_outermost_scope_that_it_may(pattern, depth):
     assert depth_in(pattern, ("step", "layer_1", "moe", "moe")) == depth
@@ -94,7 +103,8 @@ def test_axes_are_found_wherever_there_are_some_for_every_scope(sizes):
                 for chosen in product(subsets, repeat=len(chain))
                 if len({axis for one in chosen for axis in one}) == sum(map(len, chosen))
                 and all(
-                    prod(sizes[a] for a in one) == way.num and not bar & {*one} for one, way, bar in zip(chosen, chain, bars, strict=True)
+                    prod(sizes[a] for a in one) == way.num and not bar & {*one}
+                    for one, way, bar in zip(chosen, chain, bars, strict=True)
                 )
             ]
             assert (found is None) == (not fits)
@@ -217,7 +227,11 @@ def transformed(params, batch):
 
 def stacked(count=3):
     layers = {"up": normal(1, count, 16, 32), "down": normal(2, count, 32, 16)}
-    return {"layers": layers, "mix": normal(3, 16, 16), "head": {"Dense_0": {"kernel": normal(4, 16, 16), "bias": jnp.zeros(16)}}}
+    return {
+        "layers": layers,
+        "mix": normal(3, 16, 16),
+        "head": {"Dense_0": {"kernel": normal(4, 16, 16), "bias": jnp.zeros(16)}},
+    }
 
 
 SENTENCES = {"x": normal(21, BATCH, 4, 16), "y": normal(22, BATCH, 4, 16)}
@@ -264,7 +278,11 @@ def arguments(module):
 
 def products_in(module, scope):
     """Shapes of the products in a scope, and how they lie."""
-    ops = [op for op in walk(entry_function(module).operation) if op.name == "stablehlo.dot_general" and scope in scope_path(op.location)]
+    ops = [
+        op
+        for op in walk(entry_function(module).operation)
+        if op.name == "stablehlo.dot_general" and scope in scope_path(op.location)
+    ]
     return [(tuple(op.results[0].type.shape), *lying(op.attributes[SHARDING])) for op in ops]
 
 
@@ -288,7 +306,11 @@ SCOPES = {
 STORED = {
     "1": {"w1": ("", ""), "w2": ("", ""), "x": ("x", ""), "y": ("x",)},
     "3": {"w1": ("", ""), "w2": ("", ""), "w3": ("", "x"), "x": ("x", "")},
-    "5": {**dict.fromkeys(("q", "k", "v", "router"), ("", "")), **dict.fromkeys(("up", "down"), ("x", "", "")), "x": ("x", "", "")},
+    "5": {
+        **dict.fromkeys(("q", "k", "v", "router"), ("", "")),
+        **dict.fromkeys(("up", "down"), ("x", "", "")),
+        "x": ("x", "", ""),
+    },
     "transformed": {"x": ("x", "")},
 }
 """How arguments must lie, by the axes of each dim."""
@@ -305,7 +327,10 @@ def test_products_of_a_scope_are_split_by_the_batch_or_by_anything_else(name):
 
 
 def check_products(module, scope, axis, batch):
-    """Checks that products of a scope are split along an axis: by the dim of size `batch`, or what it is summed over, or not by it."""
+    """Checks that products of a scope are split along an axis: by the dim of size `batch`, or not by it.
+
+    A product without a dim of that size sums over it, and is split there.
+    """
     products = products_in(module, scope)
     assert len(products) > 1
     for shape, dims, sums in products:
@@ -334,7 +359,10 @@ def test_scopes_change_nothing_for_jit():
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replicate", "split"):
             patch.setattr(rhino, name, lambda *_: contextlib.nullcontext())
-        assert jax.jit(lambda *args: step(*args)).lower(params, batch).as_text().split("\n", 1)[1] == with_scopes.split("\n", 1)[1]
+        assert (
+            jax.jit(lambda *args: step(*args)).lower(params, batch).as_text().split("\n", 1)[1]
+            == with_scopes.split("\n", 1)[1]
+        )
 
 
 def test_a_plan_is_of_the_scopes_that_it_was_made_for(tmp_path):
@@ -350,11 +378,14 @@ def test_a_plan_is_of_the_scopes_that_it_was_made_for(tmp_path):
 
 
 STEP = """
-func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %x: tensor<12x64xf32> loc("x")) -> tensor<64x64xf32> {
-  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<12x64xf32>, tensor<64x64xf32>) -> tensor<12x64xf32>
+func.func @main(%w: tensor<64x64xf32> {tf.aliasing_output = 0 : i32} loc("w"), %x: tensor<12x64xf32> loc("x"))\
+ -> tensor<64x64xf32> {
+  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<12x64xf32>, tensor<64x64xf32>) -> tensor<12x64xf32>
     loc("jit(step)/mlp/up/dot_general")
   %t = stablehlo.tanh %h : tensor<12x64xf32> loc("jit(step)/mlp/act/tanh")
-  %g = stablehlo.dot_general %x, %t, contracting_dims = [0] x [0] : (tensor<12x64xf32>, tensor<12x64xf32>) -> tensor<64x64xf32>
+  %g = stablehlo.dot_general %x, %t, contracting_dims = [0] x [0]\
+ : (tensor<12x64xf32>, tensor<12x64xf32>) -> tensor<64x64xf32>
     loc("jit(step)/grad/dot_general")
   %n = stablehlo.subtract %w, %g : tensor<64x64xf32> loc("jit(step)/update/sub")
   return %n : tensor<64x64xf32>
@@ -378,17 +409,32 @@ def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
     ("options", "error"),
     [
         ("mesh=8 scope=mlp=split(0)", r"RHI-CLI-001.*got split\(0\), expected replicate, split"),
-        ("mesh=2x4 scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around .*mlp/up.* of the mesh x=2,y=4 .*axes of 1, 2, 4, 8"),
+        (
+            "mesh=2x4 scope=mlp=split(3)",
+            r"RHI-PIN-002.*split\(3\) around .*mlp/up.* of the mesh x=2,y=4 .*axes of 1, 2, 4, 8",
+        ),
         ("mesh=auto scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around"),
-        ('mesh=8 scope="mlp=replicate; up=split(8)"', r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' says.*up=split\(8\)' says"),
-        ("mesh=8 scope=mlp=split axis-role=x=batch", r"SHARD-001.*no other role.*mlp=split' says.*axis-role x=batch says"),
+        (
+            'mesh=8 scope="mlp=replicate; up=split(8)"',
+            r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' says.*up=split\(8\)' says",
+        ),
+        (
+            "mesh=8 scope=mlp=split axis-role=x=batch",
+            r"SHARD-001.*no other role.*mlp=split' says.*axis-role x=batch says",
+        ),
         (
             'mesh=8 scope=up=split pin="loc:up/dot_general=[{}, {}]"',
             r"SHARD-001.*pin 'loc:up.*says.*up=split' says.*keeps split what is given",
         ),
-        ("mesh=2x4 scope=grad=replicate(8)", r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' says'),
+        (
+            "mesh=2x4 scope=grad=replicate(8)",
+            r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' says',
+        ),
         ("mesh=8 scope=act=split", r"PIN-002.*split around .*act/tanh' has no product in it that"),
-        ("mesh=8 scope=update=replicate", r'PIN-002.*replicate around .*update/sub.*no.* dim of the batch.*dim 0 of "x"'),
+        (
+            "mesh=8 scope=update=replicate",
+            r'PIN-002.*replicate around .*update/sub.*no.* dim of the batch.*dim 0 of "x"',
+        ),
     ],
 )
 def test_what_a_scope_cannot_have_is_told_why(options, error):
@@ -419,7 +465,9 @@ def checkpointed(params, batch):
     """All but the loss runs again, behind a barrier."""
 
     def loss(params, batch):
-        h = jax.checkpoint(lambda params, x: jax.nn.relu(jax.nn.relu(x @ params["w1"]) @ params["w2"]))(params, batch["x"])
+        h = jax.checkpoint(lambda params, x: jax.nn.relu(jax.nn.relu(x @ params["w1"]) @ params["w2"]))(
+            params, batch["x"]
+        )
         return ((h - batch["y"]) ** 2).mean()
 
     return descend(loss, params, batch)
@@ -468,7 +516,9 @@ def accumulated(params, batch):
     ],
 )
 def test_the_batch_is_found(fn, widths, batch, donated, lies):
-    program, roles = batch_of(fn, weights(*widths), {name: normal(9, *shape) for name, shape in batch.items()}, donated=donated)
+    program, roles = batch_of(
+        fn, weights(*widths), {name: normal(9, *shape) for name, shape in batch.items()}, donated=donated
+    )
     found = {argument.name: roles.batch_dims(number) for number, argument in enumerate(program.graph.arguments)}
     assert {re.findall(r"\w+", name)[-1]: dims for name, dims in found.items() if dims} == lies
 
@@ -484,6 +534,8 @@ def test_a_batch_that_is_cut_in_micro_batches_is_what_they_are_of():
 
 def batch_of(fn, params, batch, donated=0):
     """A function's program, and its dims with the batch found."""
-    module = passed(text_of(fn, params, batch, donated=donated), "rhino-normalize,func.func(sdy-populate-op-sharding-rules)")
+    module = passed(
+        text_of(fn, params, batch, donated=donated), "rhino-normalize,func.func(sdy-populate-op-sharding-rules)"
+    )
     program = read_program(entry_function(module), parse_mesh("8"))
     return program, batch_roles(Roles(program.graph), condition_reads(program))

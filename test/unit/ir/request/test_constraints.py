@@ -1,4 +1,4 @@
-"""Constraints: names that patterns find, texts that parse, shardings taken together by enumeration, and roles of axes by enumeration."""
+"""Constraints: names that patterns find, texts that parse, and joined shardings and roles of axes by enumeration."""
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,16 @@ def test_a_pattern_finds_a_path_or_its_end(pattern, found):
 
 def test_the_nearest_names_are_alike_in_some_part():
     names = [
-        dotted(f"state.{kind}['layers'][{n}]['{leaf}']") for kind in ("params", "mu") for n in range(2) for leaf in ("up", "down", "q")
+        dotted(f"state.{kind}['layers'][{n}]['{leaf}']")
+        for kind in ("params", "mu")
+        for n in range(2)
+        for leaf in ("up", "down", "q")
     ]
-    assert nearest("layer.0.upp", names, ".") == ("state.mu.layers.0.up", "state.params.layers.0.up", "state.mu.layers.1.up")
+    assert nearest("layer.0.upp", names, ".") == (
+        "state.mu.layers.0.up",
+        "state.params.layers.0.up",
+        "state.mu.layers.1.up",
+    )
     assert nearest("zzzz", names, ".") == ()
 
 
@@ -66,7 +73,18 @@ def test_constraints_parse():
     ("parse", "text"),
     [
         (parse_pin, text)
-        for text in ("w", "=[{}]", "w=", "w=[{}", "w=[{?, x}]", "w=[{x}{y}]", "w=[{x}, {x}]", "w=[{x:(1)2}]", "w=[,]", "w=x")
+        for text in (
+            "w",
+            "=[{}]",
+            "w=",
+            "w=[{}",
+            "w=[{?, x}]",
+            "w=[{x}{y}]",
+            "w=[{x}, {x}]",
+            "w=[{x:(1)2}]",
+            "w=[,]",
+            "w=x",
+        )
     ]
     + [(parse_forbid, "w=[{}"), (parse_forbid, "w"), (parse_role, "x=data"), (parse_role, "batch")],
 )
@@ -114,7 +132,10 @@ def drawn_sharding(rng, names, rank):
     if rng.random() < 0.2:
         return without_axis("mesh", str(rng.choice(names)), rank)
     place = rng.integers(-1, rank, len(names))
-    dims = [Dim(tuple(n for n, at in zip(names, place, strict=True) if at == d), bool(rng.random() < 0.6)) for d in range(rank)]
+    dims = [
+        Dim(tuple(n for n, at in zip(names, place, strict=True) if at == d), bool(rng.random() < 0.6))
+        for d in range(rank)
+    ]
     return dims_attribute("mesh", dims)
 
 
@@ -136,14 +157,19 @@ def test_shardings_together_leave_open_what_each_does(mesh):
 
 
 STEP = f"""
-func.func @main(%w: {tensor((8, 16))} {{tf.aliasing_output = 0 : i32}}, %v: {tensor((16, 4))} {{tf.aliasing_output = 1 : i32}},
+func.func @main(%w: {tensor((8, 16))} {{tf.aliasing_output = 0 : i32}},\
+ %v: {tensor((16, 4))} {{tf.aliasing_output = 1 : i32}},
                 %x: {tensor((4, 2, 8))}, %pairs: {tensor((8, 16))}) -> ({tensor((8, 16))}, {tensor((16, 4))}) {{
   %rows = stablehlo.reshape %x : ({tensor((4, 2, 8))}) -> {tensor((8, 8))}
-  %h = stablehlo.dot_general %rows, %w, contracting_dims = [1] x [0] : ({tensor((8, 8))}, {tensor((8, 16))}) -> {tensor((8, 16))}
+  %h = stablehlo.dot_general %rows, %w, contracting_dims = [1] x [0]\
+ : ({tensor((8, 8))}, {tensor((8, 16))}) -> {tensor((8, 16))}
   %m = stablehlo.multiply %h, %pairs : {tensor((8, 16))}
-  %y = stablehlo.dot_general %m, %v, contracting_dims = [1] x [0] : ({tensor((8, 16))}, {tensor((16, 4))}) -> {tensor((8, 4))}
-  %dv = stablehlo.dot_general %m, %y, contracting_dims = [0] x [0] : ({tensor((8, 16))}, {tensor((8, 4))}) -> {tensor((16, 4))}
-  %dw = stablehlo.dot_general %rows, %m, contracting_dims = [0] x [0] : ({tensor((8, 8))}, {tensor((8, 16))}) -> {tensor((8, 16))}
+  %y = stablehlo.dot_general %m, %v, contracting_dims = [1] x [0]\
+ : ({tensor((8, 16))}, {tensor((16, 4))}) -> {tensor((8, 4))}
+  %dv = stablehlo.dot_general %m, %y, contracting_dims = [0] x [0]\
+ : ({tensor((8, 16))}, {tensor((8, 4))}) -> {tensor((16, 4))}
+  %dw = stablehlo.dot_general %rows, %m, contracting_dims = [0] x [0]\
+ : ({tensor((8, 8))}, {tensor((8, 16))}) -> {tensor((8, 16))}
   %w2 = stablehlo.subtract %w, %dw : {tensor((8, 16))}
   %v2 = stablehlo.subtract %v, %dv : {tensor((16, 4))}
   return %w2, %v2 : {tensor((8, 16))}, {tensor((16, 4))}
@@ -161,9 +187,15 @@ def test_batch_dims_are_what_inputs_have_and_parameters_lack():
     graph = program_of(with_roles(STEP, {"x": "batch"}), (2, 2)).graph
     roles = Roles(graph)
     assert graph.roles == ("batch", "")
-    assert [sorted(roles.batch_dims(value)) for value in range(4)] == [[], [], [0, 1], [0]]  # x's last dim is w's, and the rows are x's
+    assert [sorted(roles.batch_dims(value)) for value in range(4)] == [
+        [],
+        [],
+        [0, 1],
+        [0],
+    ]  # x's last dim is w's, and the rows are x's
     by_name = {
-        name: [sorted(roles.batch_dims(v)) for v in graph.results(op)] for op, name in enumerate(("rows", "h", "m", "y", "dv", "dw"))
+        name: [sorted(roles.batch_dims(v)) for v in graph.results(op)]
+        for op, name in enumerate(("rows", "h", "m", "y", "dv", "dw"))
     }
     assert by_name == {"rows": [[0]], "h": [[0]], "m": [[0]], "y": [[0]], "dv": [[]], "dw": [[]]}
     assert [len(roles.batch_factors(op)) for op in range(graph.num_ops)] == [2, 1, 1, 1, 1, 1, 0, 0]
@@ -172,7 +204,8 @@ def test_batch_dims_are_what_inputs_have_and_parameters_lack():
 def test_what_loops_carry_keeps_its_dims():
     kinds = f"{tensor((8, 4))}, tensor<i32>"
     text = f"""
-func.func @main(%w: {tensor((4, 4))} {{tf.aliasing_output = 0 : i32}}, %x: {tensor((8, 4))}) -> ({tensor((4, 4))}, {tensor((8, 4))}) {{
+func.func @main(%w: {tensor((4, 4))} {{tf.aliasing_output = 0 : i32}}, %x: {tensor((8, 4))})\
+ -> ({tensor((4, 4))}, {tensor((8, 4))}) {{
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %r:2 = stablehlo.while(%a = %x, %i = %zero) : {kinds}
   cond {{
@@ -182,7 +215,8 @@ func.func @main(%w: {tensor((4, 4))} {{tf.aliasing_output = 0 : i32}}, %x: {tens
   }} do {{
     %one = stablehlo.constant dense<1> : tensor<i32>
     %n = stablehlo.add %i, %one : tensor<i32>
-    %b = stablehlo.dot_general %a, %w, contracting_dims = [1] x [0] : ({tensor((8, 4))}, {tensor((4, 4))}) -> {tensor((8, 4))}
+    %b = stablehlo.dot_general %a, %w, contracting_dims = [1] x [0]\
+ : ({tensor((8, 4))}, {tensor((4, 4))}) -> {tensor((8, 4))}
     stablehlo.return %b, %n : {kinds}
   }}
   return %w, %r#0 : {tensor((4, 4))}, {tensor((8, 4))}
@@ -218,9 +252,14 @@ def test_roles_leave_exactly_the_states_that_they_allow(given):
             value = held.graph.returns[before.number] if before.kind == "return" else before.number
             batch, rank = roles.batch_dims(value), len(held.graph.type_of(value).shape)
             split = {
-                s: [(by_axis[a], dim) for dim, axes in enumerate(dim_axes(s.result_specs[0], 2, rank)) for a in axes] for s in before.states
+                s: [(by_axis[a], dim) for dim, axes in enumerate(dim_axes(s.result_specs[0], 2, rank)) for a in axes]
+                for s in before.states
             }
-        kept = [s for s in before.states if all(part < 0 or keeps(role, part in batch, bool(batch)) for role, part in split[s])]
+        kept = [
+            s
+            for s in before.states
+            if all(part < 0 or keeps(role, part in batch, bool(batch)) for role, part in split[s])
+        ]
         assert list(after.states) == kept
         fewer["op" if before.kind == "op" else "other"] += len(kept) < len(before.states)
     assert min(fewer.values()) >= 2
@@ -228,8 +267,12 @@ def test_roles_leave_exactly_the_states_that_they_allow(given):
 
 def test_a_forbidden_sharding_leaves_the_others():
     kind = tensor((4, 4))
-    text = 'sdy.mesh @mesh = <["x"=2]>\n' + function(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}).replace(
-        f"%x: {kind})", f'%x: {kind} {{rhino.forbidden = [#sdy.sharding<@mesh, [{{"x"}}, {{?}}]>, #sdy.sharding<@mesh, [{{}}, {{}}]>]}})'
+    text = 'sdy.mesh @mesh = <["x"=2]>\n' + function(
+        f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}
+    ).replace(
+        f"%x: {kind})",
+        f'%x: {kind} {{rhino.forbidden = [#sdy.sharding<@mesh, [{{"x"}}, {{?}}]>, '
+        f"#sdy.sharding<@mesh, [{{}}, {{}}]>]}})",
     )
     assert program_of(text).graph.fixed == {0: frozenset({3})}  # split along dim 1
 

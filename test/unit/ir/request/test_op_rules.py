@@ -56,7 +56,8 @@ def test_another_shape_than_the_rule_s_is_named(tmp_path, operands, results, why
 
 
 @pytest.mark.parametrize(
-    "cost", ["i.real", "f(i)", "i if j else 1", "[i]", "'i'", "i <", "lambda: 1", "1 - 2", "1 / 0", "9 ** 9 ** 9 ** 9", "i j"]
+    "cost",
+    ["i.real", "f(i)", "i if j else 1", "[i]", "'i'", "i <", "lambda: 1", "1 - 2", "1 / 0", "9 ** 9 ** 9 ** 9", "i j"],
 )
 def test_a_cost_is_arithmetic_and_nothing_else(tmp_path, cost):
     with pytest.raises(RhinoError) as raised:

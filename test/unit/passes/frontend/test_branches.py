@@ -1,4 +1,4 @@
-"""Branches with products: loops of one trip or none, in which the search splits what is computed, and of which only one runs."""
+"""Branches with products are loops of one trip or none; the search splits what they compute, and only one runs."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,10 @@ def step(which, inner, x, up, down):
 
     def turned(x, up, down):
         hidden = jax.lax.cond(
-            inner, lambda h: h, lambda h: jax.lax.scan(lambda h, _: (jnp.tanh(h @ down @ up), None), h, length=2)[0], x @ up
+            inner,
+            lambda h: h,
+            lambda h: jax.lax.scan(lambda h, _: (jnp.tanh(h @ down @ up), None), h, length=2)[0],
+            x @ up,
         )
         return hidden[:, :8] - x, jnp.sum(hidden) > 0
 
@@ -42,12 +45,18 @@ def step(which, inner, x, up, down):
 def test_every_branch_gives_the_answer_of_one_device(mesh, tmp_path):
     cluster = tmp_path / "splitting.toml"
     cluster.write_text(splitting_cluster(), encoding="utf-8")
-    given = (np.int32(0), np.bool_(True), *(np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in SHAPES))
+    given = (
+        np.int32(0),
+        np.bool_(True),
+        *(np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in SHAPES),
+    )
     text = jax.jit(step).trace(*given).lower(lowering_platforms=("cpu",)).as_text().encode()
     one = compile_module(read_module(text, "branches", make_context()), jax.devices()[:1])
     planned = plan_step(text, "branches", str(cluster), mesh=mesh)
     assert planned.predicted == planned.localized
-    products = [n for n in range(planned.plan.graph.num_ops) if planned.plan.graph.cls(n).name == "stablehlo.dot_general"]
+    products = [
+        n for n in range(planned.plan.graph.num_ops) if planned.plan.graph.cls(n).name == "stablehlo.dot_general"
+    ]
     assert len(products) > 8
     assert all(any(map(split_axes, planned.plan.ops[n].operand_specs)) for n in products)
     executable = compile_module(planned.form("localized"), jax.devices()[:4])

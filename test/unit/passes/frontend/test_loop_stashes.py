@@ -1,4 +1,7 @@
-"""Stacks that follow from others are gone from loops, and the answer is as it was; hundreds of drawn loops agreed, and these did not."""
+"""Stacks that follow from others are gone from loops, and the answer is as it was.
+
+Hundreds of drawn loops gave the same answer; these once did not.
+"""
 
 import numpy as np
 import pytest
@@ -54,9 +57,14 @@ def back(name: str, value: str, stacks: list[str]) -> str:
 
 def program(*lines: str) -> str:
     """Lines over `%x` and an empty stack `%y`, that return what loop `%g` comes to."""
-    numbers = [f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>" for name, n in {"zero": 0, "one": 1, "three": 3, "four": 4}.items()]
+    numbers = [
+        f"%{name} = stablehlo.constant dense<{n}> : tensor<i32>"
+        for name, n in {"zero": 0, "one": 1, "three": 3, "four": 4}.items()
+    ]
     whole = "\n".join([*numbers, *lines])
-    return f"func.func @main(%x: tensor<2xf32>, %y: {FULL}) -> tensor<2xf32> {{\n{whole}\nreturn %g#1 : tensor<2xf32>\n}}"
+    return (
+        f"func.func @main(%x: tensor<2xf32>, %y: {FULL}) -> tensor<2xf32> {{\n{whole}\nreturn %g#1 : tensor<2xf32>\n}}"
+    )
 
 
 VALUES = "\n".join(
@@ -72,7 +80,11 @@ CALL = f"stablehlo.custom_call @Sharding(%y) {{has_side_effect = true}} : ({FULL
 
 CASES = {
     "two loops that read different stacks": (
-        program(forward(VALUES, ["%t", "%u", "%w"], ["%y"] * 3), back("h", "%f#1", ["%f#3"]), back("g", "%h#1", ["%f#2", "%f#4"])),
+        program(
+            forward(VALUES, ["%t", "%u", "%w"], ["%y"] * 3),
+            back("h", "%f#1", ["%f#3"]),
+            back("g", "%h#1", ["%f#2", "%f#4"]),
+        ),
         [4, 3, 3],
     ),
     "a start that is made of another's": (

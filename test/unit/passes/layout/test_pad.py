@@ -1,4 +1,4 @@
-"""Padded dims: the rewritten program gives the same answer whatever lies in the padding, and pads with zeros what it returns."""
+"""A program with padded dims gives the same answer whatever the padding holds, and pads its results with zeros."""
 
 from dataclasses import replace
 
@@ -95,7 +95,10 @@ WEIGHT, BATCH = jax.ShapeDtypeStruct((HIDDEN, CLASSES), "float32"), jax.ShapeDty
 def test_a_dim_is_stored_padded_and_masked_where_it_is_summed():
     text = lowered(softmax_step, WEIGHT, BATCH, donate=0)
     module, remarks = run_pass(text, "arg0:1")
-    kinds = [[str(kind) for kind in side] for side in (entry_function(module).type.inputs, entry_function(module).type.results)]
+    kinds = [
+        [str(kind) for kind in side]
+        for side in (entry_function(module).type.inputs, entry_function(module).type.results)
+    ]
     assert kinds == [["tensor<2x8xf32>", "tensor<3x2xf32>"], ["tensor<2x8xf32>"]]
     for side in ("arg", "res"):
         assert list(ir.DenseI64ArrayAttr(boundary_attributes(entry_function(module), side)[0][PADDED])) == [2, 5]
@@ -121,7 +124,11 @@ def test_without_a_dim_only_what_is_of_use_is_padded():
 
     text = lowered(step, WEIGHT, BATCH, jax.ShapeDtypeStruct((7,), "float32"))
     module, remarks = run_pass(text, "*")
-    assert [str(kind) for kind in entry_function(module).type.inputs] == ["tensor<2x8xf32>", "tensor<3x2xf32>", "tensor<7xf32>"]
+    assert [str(kind) for kind in entry_function(module).type.inputs] == [
+        "tensor<2x8xf32>",
+        "tensor<3x2xf32>",
+        "tensor<7xf32>",
+    ]
     assert any("stays: no product, gather or scatter takes it" in remark for remark in remarks)
     check_same(text, module)
     assert [str(kind) for kind in entry_function(run_pass(text, "arg2:0")[0]).type.inputs][2] == "tensor<8xf32>"
@@ -149,7 +156,8 @@ def test_what_is_not_there_is_refused(pad, id, what):
     assert caught.value.id == id
 
 
-# Random programs: a value of [rows, size] goes through ops that follow padding, join what it holds, or cannot follow it.
+# Random programs: a value of [rows, size] goes through ops that follow padding, join what it holds, or cannot follow
+# it.
 
 
 def adam(p, g, m, v):
@@ -198,7 +206,9 @@ OPS = {
     "dropout": lambda y, p: y * jax.random.bernoulli(jax.random.key(3), 0.5, y.shape),
     "narrow": lambda y, p: y.astype(jnp.bfloat16).astype(jnp.float32),
     "loop": lambda y, p: loop(y, p)[0] + loop(y, p)[1].mean(0),
-    "count up": lambda y, p: jax.lax.fori_loop(0, 2, lambda n, h: h + jax.lax.dynamic_index_in_dim(p["s"], n, keepdims=False), y),
+    "count up": lambda y, p: jax.lax.fori_loop(
+        0, 2, lambda n, h: h + jax.lax.dynamic_index_in_dim(p["s"], n, keepdims=False), y
+    ),
     "update": lambda y, p: jax.lax.dynamic_update_slice_in_dim(y, y[:1] * 2, p["i"][0] % 2, 0),
     "checkpoint": lambda y, p: jax.checkpoint(lambda h: jnp.tanh(h @ p["v"]))(y),
     "branch": lambda y, p: jax.lax.cond(p["b"][0] > 0, lambda: jnp.exp(-y * y), lambda: y * p["b"]),
@@ -251,15 +261,21 @@ def test_a_random_program_computes_the_same(sizes, chain, is_trained, pad, parts
 
 
 def gpt_step(**changes):
-    """A GPT of one layer with a tied embedding of 509 rows, of which nothing else than the rows can be split in four."""
+    """A GPT of one layer with a tied embedding of 509 rows; nothing but the rows can be split in four."""
     return export_step(gpt.model(replace(GPT, layers=1, hidden=30, heads=6, vocab=509, **changes))).encode()
 
 
 def planned(text, name, cluster, pad):
     """The step planned for four devices, its predicted time, and how its embedding lies."""
     module, remarks = read_module(text, name, make_context()), Remarks(name)
-    build_pass_manager(f'auto-shard{{cluster="{cluster}" mesh=4 pad="{pad}"}}', module.context, remarks).run(module.operation)
-    return module, remarks.statistics["answer"].cost, str(boundary_attributes(entry_function(module), "arg")[0].get(SHARDING))
+    build_pass_manager(f'auto-shard{{cluster="{cluster}" mesh=4 pad="{pad}"}}', module.context, remarks).run(
+        module.operation
+    )
+    return (
+        module,
+        remarks.statistics["answer"].cost,
+        str(boundary_attributes(entry_function(module), "arg")[0].get(SHARDING)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +298,10 @@ def test_a_padded_vocabulary_is_split_where_that_pays(splitting):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("gpt", {"dropout": 0.1, "scan": True}), pytest.param("gpt-bf16", {"dropout": 0.1, "dtype": "bf16"}, marks=pytest.mark.long)],
+    [
+        ("gpt", {"dropout": 0.1, "scan": True}),
+        pytest.param("gpt-bf16", {"dropout": 0.1, "dtype": "bf16"}, marks=pytest.mark.long),
+    ],
 )
 def test_steps_of_a_padded_gpt_on_four_devices_give_the_answer_of_one(splitting, name, changes):
     text = gpt_step(**changes)
@@ -294,7 +313,7 @@ def test_steps_of_a_padded_gpt_on_four_devices_give_the_answer_of_one(splitting,
 
 
 def train(state, batch, key):
-    """A step with a tied embedding, dropout over the classes, and Adam on gradients that are clipped by their global norm."""
+    """A step with a tied embedding, dropout over the classes, and Adam on gradients clipped by their global norm."""
 
     def loss(weights):
         hidden = jnp.tanh(weights["embed"][batch[0]] @ weights["inner"])

@@ -1,4 +1,7 @@
-"""Views of dims that are cut into blocks: the rewritten program computes the same, moves less, and shows its callers logical shapes."""
+"""Views of dims that are cut into blocks.
+
+A program rewritten with them computes the same, moves less, and shows its callers logical shapes.
+"""
 
 import dataclasses
 import functools
@@ -30,7 +33,9 @@ from rhino.runtime.executor.signature import read_signature
 
 PASS = "rhino-materialize-strides"
 FUSED = dataclasses.replace(GPT, layers=2, fused_qkv=True)
-GATED = llama.LlamaConfig(layers=2, hidden=32, heads=4, kv_heads=2, ffn=32, vocab=64, seq=8, batch=8, fused_gate_up=True)
+GATED = llama.LlamaConfig(
+    layers=2, hidden=32, heads=4, kv_heads=2, ffn=32, vocab=64, seq=8, batch=8, fused_gate_up=True
+)
 
 
 def run_pass(text, options=""):
@@ -66,7 +71,8 @@ def check_same(text, module, seed=0, atol=1e-5):
 
 FUSED_PROJECTION = function(
     """
-    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
     %a = stablehlo.slice %y [0:4, 0:4] : (tensor<4x12xf32>) -> tensor<4x4xf32>
     %b = stablehlo.slice %y [0:4, 4:8] : (tensor<4x12xf32>) -> tensor<4x4xf32>
     %c = stablehlo.slice %y [0:4, 8:12] : (tensor<4x12xf32>) -> tensor<4x4xf32>
@@ -116,7 +122,9 @@ def test_what_a_constant_of_many_values_gives_is_reshaped():
     """It is computed on every device, whatever its shape; the rest of the region needs no reshape."""
     noise = np.arange(48, dtype=np.float32).reshape(4, 12).tolist()
     text = FUSED_PROJECTION.replace(
-        "%a = ", f"%n = stablehlo.constant dense<{noise}> : tensor<4x12xf32>\n%z = stablehlo.add %y, %n : tensor<4x12xf32>\n%a = "
+        "%a = ",
+        f"%n = stablehlo.constant dense<{noise}> : tensor<4x12xf32>\n"
+        f"%z = stablehlo.add %y, %n : tensor<4x12xf32>\n%a = ",
     )
     text = text.replace("slice %y", "slice %z")
     module, views = run_pass(text)
@@ -128,7 +136,8 @@ def test_what_a_constant_of_many_values_gives_is_reshaped():
 def test_a_view_ends_in_a_reshape_where_an_op_cannot_take_it():
     """The weight is reversed as well: a small border beside the cuts of many rows."""
     body = """
-    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x6xf32>, tensor<6x12xf32>) -> tensor<64x12xf32>
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<64x6xf32>, tensor<6x12xf32>) -> tensor<64x12xf32>
     %a = stablehlo.slice %y [0:64, 0:6] : (tensor<64x12xf32>) -> tensor<64x6xf32>
     %b = stablehlo.slice %y [0:64, 6:12] : (tensor<64x12xf32>) -> tensor<64x6xf32>
     %ab = stablehlo.multiply %a, %b : tensor<64x6xf32>
@@ -153,7 +162,8 @@ def test_a_projection_that_is_reshaped_before_it_is_cut():
         for k, name in enumerate("abc")
     )
     body = f"""
-    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x12xf32>) -> tensor<4x12xf32>
     %h = stablehlo.reshape %y : (tensor<4x12xf32>) -> tensor<4x3x2x2xf32>
     {cuts}
     %ab = stablehlo.multiply %a, %b : tensor<4x1x2x2xf32>
@@ -186,9 +196,13 @@ def test_rotary_positions_are_left_as_they_are():
 def test_a_dim_that_the_user_splits_stays():
     """The split of 12 in two is another than that of each block of 4 in two."""
     mesh = 'sdy.mesh @mesh = <["x"=2]>\n'
-    pinned = FUSED_PROJECTION.replace("%w: tensor<6x12xf32>", '%w: tensor<6x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}')
+    pinned = FUSED_PROJECTION.replace(
+        "%w: tensor<6x12xf32>", '%w: tensor<6x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}'
+    )
     assert VIEW not in str(run_pass(mesh + pinned)[0])
-    other = FUSED_PROJECTION.replace("%w: tensor<6x12xf32>", '%w: tensor<6x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}')
+    other = FUSED_PROJECTION.replace(
+        "%w: tensor<6x12xf32>", '%w: tensor<6x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}'
+    )
     module, _ = run_pass(mesh + other)
     assert '<@mesh, [{"x"}, {?}, {?}]>' in str(module)
 
@@ -233,7 +247,9 @@ def cut(s, y, p):
 
 def pad_and_add(s, y, p):
     size = y.shape[1] // s
-    return sum(jnp.pad(part, ((0, 0), (k * size, (s - 1 - k) * size))) for k, part in enumerate(jnp.split(y, s, axis=1)))
+    return sum(
+        jnp.pad(part, ((0, 0), (k * size, (s - 1 - k) * size))) for k, part in enumerate(jnp.split(y, s, axis=1))
+    )
 
 
 def heads(s, y, p):
@@ -333,7 +349,10 @@ def callers_view(value):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_fused_weight_of_a_model_and_its_state_is_viewed(name: str):
-    signature, original = read_signature(viewed(step(name), name)), read_signature(read_module(step(name), name, make_context()))
+    signature, original = (
+        read_signature(viewed(step(name), name)),
+        read_signature(read_module(step(name), name, make_context())),
+    )
     for ours, theirs in ((signature.arguments, original.arguments), (signature.results, original.results)):
         assert [*map(callers_view, ours)] == [*map(callers_view, theirs)]
         changed = {value.name for value in ours if value.stored != value.shape}
@@ -357,7 +376,9 @@ def test_a_second_run_changes_nothing(name: str):
 def test_steps_of_a_viewed_model_on_eight_devices_give_the_answer_of_one(name: str, form: str):
     plan = planned(step(name), name, "cpu8", views=True, pinned=True)
     executable = compile_module(plan.form(form), jax.devices())
-    split = [s for v, s in zip(executable.signature.arguments, executable.in_shardings, strict=True) if v.stored != v.shape]
+    split = [
+        s for v, s in zip(executable.signature.arguments, executable.in_shardings, strict=True) if v.stored != v.shape
+    ]
     assert any(not sharding.is_fully_replicated for sharding in split)
     found = reference(step(name), name, 3).difference(executable)
     assert found.passes, found

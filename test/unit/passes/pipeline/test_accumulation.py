@@ -1,4 +1,7 @@
-"""A loop that accumulates gradients over micro-batches: each device adds up by itself, and they are joined once, after the loop."""
+"""A loop that accumulates gradients over micro-batches.
+
+Each device adds up by itself, and the sums are joined once, after the loop.
+"""
 
 import functools
 from collections.abc import Callable

@@ -35,7 +35,19 @@ from rhino.strategies.microbatch.accumulation_border import near_side
 
 NUM_STEPS = 2
 PAIRS = two_tower.model(dataclasses.replace(TOWERS, pairs=True))
-ZOO = ("bert", "gpt", "gpt-scan", "gpt-dropout", "gpt-bf16", "llama-remat", "mlp-dropout", "moe", "t5", "two-tower-pairs", "unet")
+ZOO = (
+    "bert",
+    "gpt",
+    "gpt-scan",
+    "gpt-dropout",
+    "gpt-bf16",
+    "llama-remat",
+    "mlp-dropout",
+    "moe",
+    "t5",
+    "two-tower-pairs",
+    "unet",
+)
 SCALARS = {"tensor<f32>", "tensor<i32>"}
 PRODUCTS = {"stablehlo.dot_general", "stablehlo.convolution"}
 
@@ -78,7 +90,9 @@ def test_step_gives_the_same_answer(name: str, num: int):
     check_same(module, expected(name), 1e-3 if name == "bf16" else None)
 
 
-@pytest.mark.parametrize(("name", "num"), [*((name, num) for name in ZOO for num in (2, 4)), ("gpt", 1), ("unet", 1), ("t5", 8)])
+@pytest.mark.parametrize(
+    ("name", "num"), [*((name, num) for name in ZOO for num in (2, 4)), ("gpt", 1), ("unet", 1), ("t5", 8)]
+)
 def test_model_gives_the_same_answer(name: str, num: int):
     module, _ = in_parts(step(name), num)
     check_same(module, expected(name), tolerance(name))
@@ -150,7 +164,12 @@ def test_dropout_draws_nothing_for_the_whole_batch():
     """Each micro-batch draws its own bits: nothing in the loop, or before it, has a mask of all examples."""
     module, _ = in_parts(step("gpt-dropout"), 4)
     batch, seq = 8, 16
-    shapes = [tuple(result.type.shape) for op in walk(module.operation) for result in op.results if hasattr(result.type, "shape")]
+    shapes = [
+        tuple(result.type.shape)
+        for op in walk(module.operation)
+        for result in op.results
+        if hasattr(result.type, "shape")
+    ]
     assert not [shape for shape in shapes if len(shape) > 2 and shape[:2] == (batch, seq)]
 
 
@@ -189,7 +208,7 @@ def test_what_is_decided_once_gives_the_bytes_of_each_number(name: str):
 
 
 def test_border_is_a_least_cut():
-    """On random graphs of partial values, of which results follow from earlier ones, against every set that can be computed in the loop."""
+    """Random graphs of partial values, whose results follow from others, against every set that a loop can compute."""
     random = np.random.default_rng(0)
     for _ in range(200):
         count = int(random.integers(2, 8))
@@ -199,7 +218,10 @@ def test_border_is_a_least_cut():
         arises = [v for v in range(count) if v not in made]
         needed = [v for v in range(count) if random.random() < 0.5]
         near = near_side(dict(enumerate(widths)), flows, set(needed), set(arises))
-        every = [set(chosen) | set(arises) for chosen in chain.from_iterable(combinations(sorted(made), n) for n in range(len(made) + 1))]
+        every = [
+            set(chosen) | set(arises)
+            for chosen in chain.from_iterable(combinations(sorted(made), n) for n in range(len(made) + 1))
+        ]
         legal = [chosen for chosen in every if all(a in chosen for a, b in flows if b in chosen)]
         assert near in legal
         assert cost(near, flows, needed, widths) == min(cost(chosen, flows, needed, widths) for chosen in legal)

@@ -1,4 +1,7 @@
-"""The search of whole plans: what it looks at, that it finds the best of what there is, and what it says; on made-up and on real steps."""
+"""The search of whole plans: what it looks at, that it finds the best of what there is, and what it says.
+
+Steps are made-up ones and real ones.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,18 @@ from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.autotune import Made, _End
 from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
 from rhino.strategies import autotune as whole
-from rhino.strategies.autotune.base import ROUND, CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Space, bounds
+from rhino.strategies.autotune.base import (
+    ROUND,
+    CutOff,
+    Estimate,
+    Evaluations,
+    Explored,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Space,
+    bounds,
+)
 from rhino.strategies.autotune.rhino import PAYS
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Pipeline
@@ -44,18 +58,25 @@ NUMBERS = (1, 2, 4, 8, 16, 32)
 def estimate(shape: PlanConfig, step_s: float, bound_s: float = 0.0, free_bound_s: float | None = None) -> Estimate:
     """An estimate with nothing but times that matter to the search."""
     free = bound_s if free_bound_s is None else free_bound_s
-    return Estimate(shape, "1f1b" if shape.stages > 1 else "", step_s, bound_s, free, step_s, 0.0, (1.0,) * shape.stages)
+    return Estimate(
+        shape, "1f1b" if shape.stages > 1 else "", step_s, bound_s, free, step_s, 0.0, (1.0,) * shape.stages
+    )
 
 
 def every_shape(space: Space) -> list[PlanConfig]:
     """All shapes of a space that make sense: no pipeline of one micro-batch."""
     pairs = [(stages, mesh) for stages, meshes in space.meshes.items() for mesh in meshes]
-    shapes = [PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)]
+    shapes = [
+        PlanConfig(*pair, number, keep) for pair, number, keep in product(pairs, space.micro_batches, space.keeps)
+    ]
     return [one for one in shapes if one.stages == 1 or one.micro_batches > 1]
 
 
 class Model:
-    """Steps whose time in a family falls and then rises with micro-batches, and whose memory falls with them and with what is not kept."""
+    """Steps whose time in a family falls and then rises with micro-batches.
+
+    Their memory falls with micro-batches, and with what is not kept.
+    """
 
     def __init__(self, sizes: Sequence[float], budget: float) -> None:
         self.work, self.per_part, self.saved, self.fixed = sizes
@@ -70,7 +91,9 @@ class Model:
     def outcome(self, shape: PlanConfig) -> Outcome:
         self.asked.append(shape)
         bound_s = self.work
-        need = self.fixed + self.saved * (0.2 + shape.keep) / shape.micro_batches * min(shape.stages, shape.micro_batches)
+        need = self.fixed + self.saved * (0.2 + shape.keep) / shape.micro_batches * min(
+            shape.stages, shape.micro_batches
+        )
         if need > self.budget:
             return Refused(shape, "too large", by_memory=True, free_bound_s=bound_s)
         return estimate(shape, self.step_s(shape), bound_s)
@@ -91,7 +114,8 @@ def test_the_best_of_all_shapes_is_found(sizes: tuple[float, ...], budget: float
         assert not explored.ranked
         return
     best_s = min(one.step_s for one in every)
-    # What is left on the table is what a family stops for: a step of micro-batches that saves less than PAYS, or rather keeps less.
+    # What is left on the table is what a family stops for: a step of micro-batches that saves less than PAYS, or rather
+    # keeps less.
     assert explored.ranked[0].step_s <= best_s * (1 + 2 * PAYS)
     assert explored.bound_s <= best_s
 
@@ -100,7 +124,9 @@ def test_a_family_that_cannot_be_best_is_passed_over():
     slow = (4,)
 
     def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        return [estimate(shape, 3.0 if shape.mesh == slow else 1.0, 2.0 if shape.mesh == slow else 0.9) for shape in shapes]
+        return [
+            estimate(shape, 3.0 if shape.mesh == slow else 1.0, 2.0 if shape.mesh == slow else 0.9) for shape in shapes
+        ]
 
     explored = explore(Space({1: ((2, 2), slow)}, (1, 2, 4), 0.5), evaluate)
     assert [one.shape.mesh for one in explored.ranked] == [(2, 2), slow]
@@ -149,7 +175,12 @@ def test_what_the_bound_of_another_shape_cuts_off_is_not_planned():
     fewer = replace(slow, micro_batches=1, keep=0.5)
     found = trials.outcomes([more, less, slow, fewer])
     assert asked == [best, slow, fewer], "first what bounds others, then what nothing bounds"
-    assert [(one.shape, one.bound_s) for one in found if isinstance(one, CutOff)] == [(more, 1.5), (less, 1.5), (slow, 2.0), (fewer, 2.0)]
+    assert [(one.shape, one.bound_s) for one in found if isinstance(one, CutOff)] == [
+        (more, 1.5),
+        (less, 1.5),
+        (slow, 2.0),
+        (fewer, 2.0),
+    ]
     assert {one.shape for one in trials.explored.cut_off} == {more, less, slow, fewer}
     assert len(trials.explored.outcomes) == 3
 
@@ -160,7 +191,9 @@ def test_arithmetic_rules_out_all_that_keep_no_more():
     def evaluate(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
         asked.extend(shapes)
         return [
-            estimate(one, 1.0) if one.keep == 1 else CutOff(one, 3.0, 0.5, by_memory=True, arithmetic_s=3.0 * (one.keep == 0.5))
+            estimate(one, 1.0)
+            if one.keep == 1
+            else CutOff(one, 3.0, 0.5, by_memory=True, arithmetic_s=3.0 * (one.keep == 0.5))
             for one in shapes
         ]
 
@@ -174,7 +207,11 @@ def test_arithmetic_rules_out_all_that_keep_no_more():
 
 def test_a_walk_begins_where_memory_may_suffice():
     space = Space({1: ((4,),), 4: ((1,),)}, NUMBERS, 0.0, budget_bytes=10.0, held_bytes=2.0, passing_bytes=16.0)
-    assert [NUMBERS[space.seed(1, keep)] for keep in (1.0, 0.5, 0.0)] == [4, 4, 1]  # twice what passes is 32, 16.5 and 1
+    assert [NUMBERS[space.seed(1, keep)] for keep in (1.0, 0.5, 0.0)] == [
+        4,
+        4,
+        1,
+    ]  # twice what passes is 32, 16.5 and 1
     assert [NUMBERS[space.seed(4, keep)] for keep in (1.0, 0.5, 0.0)] == [16, 16, 16]
     assert NUMBERS[replace(space, passing_bytes=64.0).seed(4)] == NUMBERS[-1]
     asked: list[PlanConfig] = []
@@ -184,7 +221,9 @@ def test_a_walk_begins_where_memory_may_suffice():
         return [estimate(shape, 1.0 + shape.micro_batches / 100) for shape in shapes]
 
     explore(space, evaluate)
-    assert {shape.micro_batches for shape in asked if shape.stages == 1} == {2, 4}, "where it does not fit at best, nothing is asked for"
+    assert {shape.micro_batches for shape in asked if shape.stages == 1} == {2, 4}, (
+        "where it does not fit at best, nothing is asked for"
+    )
 
 
 def test_no_more_shapes_than_allowed_are_planned():
@@ -199,10 +238,16 @@ def test_one_part_is_looked_at_where_nothing_else_fits():
     """Sums over micro-batches may be what is too much."""
 
     def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
-        return [estimate(one, 2.0) if one.micro_batches == 1 else Refused(one, "too much", True, 1.0, 20.0) for one in shapes]
+        return [
+            estimate(one, 2.0) if one.micro_batches == 1 else Refused(one, "too much", True, 1.0, 20.0)
+            for one in shapes
+        ]
 
     space = Space({1: ((2, 2), (4,))}, NUMBERS, 0.0, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0)
-    assert [one.shape for one in whole.explore(space, evaluate).ranked] == [PlanConfig(1, (2, 2), 1), PlanConfig(1, (4,), 1)]
+    assert [one.shape for one in whole.explore(space, evaluate).ranked] == [
+        PlanConfig(1, (2, 2), 1),
+        PlanConfig(1, (4,), 1),
+    ]
     hopeless = whole.explore(replace(space, budget_bytes=9.0), evaluate)
     assert hopeless.outcomes
     assert not hopeless.ranked
@@ -215,7 +260,9 @@ def test_one_part_is_looked_at_in_one_row_too_and_before_all_that_may_be_planned
         return [estimate(one, 2.0) if one == fits else Refused(one, "too much", True, 1.0) for one in shapes]
 
     numbers = tuple(2**number for number in range(16))
-    space = Space({1: ((2, 2),)}, numbers, 0.0, most=32, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True)
+    space = Space(
+        {1: ((2, 2),)}, numbers, 0.0, most=32, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True
+    )
     explored = whole.explore(space, evaluate)
     assert [one.shape for one in explored.ranked] == [fits]
     assert max(explored.num_asked.values()) <= space.most <= len(explored.outcomes)
@@ -254,7 +301,13 @@ def times_of(stages: int, forward: float = 1.0, backward: float = 2.0, move: flo
         input_s=(*[backward / 2] * (stages - 1), forward + backward / 2),
         weight_s=(backward / 2,) * stages,
         apply_s=(0.0,) * stages,
-        moves=tuple([StageTransfer(*way, move) for one, other in pairwise(range(stages)) for way in ((one, other), (other, one))]),
+        moves=tuple(
+            [
+                StageTransfer(*way, move)
+                for one, other in pairwise(range(stages))
+                for way in ((one, other), (other, one))
+            ]
+        ),
     )
 
 
@@ -326,7 +379,9 @@ def test_no_shape_of_a_real_step_is_better_than_the_one_found(step: Path):
         for other in every:  # what the search takes for granted of shapes that it does not plan
             if isinstance(other, Estimate) and bounds(one.shape, other.shape):
                 assert one.free_bound_s <= (other.compute_s + other.collectives_s) * (1 + 1e-9)
-    assert Evaluator(evaluator.setup).outcome(every[-1].shape) == every[-1], "a step that is read for one mesh is that of all"
+    assert Evaluator(evaluator.setup).outcome(every[-1].shape) == every[-1], (
+        "a step that is read for one mesh is that of all"
+    )
 
 
 def test_the_plan_is_the_same_with_any_number_of_processes(step: Path):
@@ -416,8 +471,13 @@ def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: 
 
 def test_a_refusal_names_what_needs_least_first():
     needs = ((4, 300.0, 0.0), (1, 0.0, 0.0), (2, 120.0, 0.0), (8, 0.0, 110.0))
-    refused = [Refused(PlanConfig(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found) for number, least, found in needs]
-    end = _End(Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ()))
+    refused = [
+        Refused(PlanConfig(1, (4,), number), f"{number}", True, 0.0, least, found_bytes=found)
+        for number, least, found in needs
+    ]
+    end = _End(
+        Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ())
+    )
     error = end.none_fits()
     assert error.what == "no plan is predicted to fit 100 B per device; of what was looked at the least needs 110 B"
     assert [note.rpartition(" ")[2] for note in error.notes] == ["8", "2", "4", "1"]

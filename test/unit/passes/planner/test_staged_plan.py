@@ -1,6 +1,6 @@
-"""A training step, cut in micro-batches and stages and run by a schedule, gives the answer of one device; a bad request is refused first.
+"""A training step, cut in micro-batches and stages and run by a schedule, gives the answer of one device.
 
-More models, stages and micro-batches: `bench/correctness.py pipelines`.
+A bad request is refused first. More models, stages and micro-batches: `bench/correctness.py pipelines`.
 """
 
 import dataclasses
@@ -71,7 +71,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def optimize(path: Path, *options: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the planning command."""
     stdout, stderr = io.BytesIO(), io.StringIO()
-    base = ["--auto-parallel", "--stages=2", "--micro-batches=4", "--mesh=1", "--cluster=v100x8", str(path / "gpt.mlir")]
+    base = [
+        "--auto-parallel",
+        "--stages=2",
+        "--micro-batches=4",
+        "--mesh=1",
+        "--cluster=v100x8",
+        str(path / "gpt.mlir"),
+    ]
     code = opt.run([*base, *options], io.BytesIO(), stdout, stderr)
     return code, stdout.getvalue().decode(), stderr.getvalue()
 
@@ -97,12 +104,16 @@ def test_every_schedule_gives_the_answer_of_one_device_and_the_same_bits(split: 
 
 def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str):
     """While micro-batches run each device sums by itself; nothing larger than a scalar is reduced."""
-    text = export_step(gpt.model(dataclasses.replace(GPT, hidden=16, heads=2, ffn=32, vocab=32, seq=64, batch=16))).encode()
+    text = export_step(
+        gpt.model(dataclasses.replace(GPT, hidden=16, heads=2, ffn=32, vocab=32, seq=64, batch=16))
+    ).encode()
     made = plan(text, NAME, Setting(2, 4, "1f1b", "2", splitting, "x=batch"))
     one_device = reference(text, NAME, NUM_STEPS)
     assert difference(made, run(made, one_device.inputs, NUM_STEPS), one_device, NAME).passes
     joined = {"apply": 0, "in micro-batches": 0}
-    for part in dict.fromkeys((one.program, one.task.phase) for one in made.execution.step.instructions if isinstance(one, Run)):
+    for part in dict.fromkeys(
+        (one.program, one.task.phase) for one in made.execution.step.instructions if isinstance(one, Run)
+    ):
         program, phase = made.execution.step.programs[part[0]], part[1]
         stats = module_stats(read_module(made.execution.modules[program.module].encode(), program.name, make_context()))
         counts = [stats.counts.get(kind, Count()) for kind in ("all_reduce", "reduce_scatter")]
@@ -150,12 +161,18 @@ def test_the_same_plan_byte_for_byte(folder: Path):
 def test_a_plan_runs_and_is_compared_and_traced(folder: Path):
     trace = folder / "trace.json"
     original = str(folder / "gpt.mlir")
-    code, out, err = launch(str(folder / "plan"), "--compare", original, "--steps=2", "--timeline", "--trace", str(trace))
+    code, out, err = launch(
+        str(folder / "plan"), "--compare", original, "--steps=2", "--timeline", "--trace", str(trace)
+    )
     assert (code, err) == (0, "")
     assert "2 stages on 2 ranks of mesh x=1, 4 micro-batches, 1f1b" in out
     assert re.search(r"rank 1 \|.*% idle", out)
     assert "the results agree with the one-device program" in out
-    names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "process_name"}
+    names = {
+        event["args"]["name"]
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["name"] == "process_name"
+    }
     assert {"simulated", "measured"} <= names
 
 
@@ -199,7 +216,7 @@ def test_a_schedule_that_holds_too_much_is_refused(folder: Path):
 
 
 def test_what_a_way_back_can_make_again_takes_no_memory(folder: Path):
-    """If all that the backward pass reads were handed on, the first stage would hold 433,220 bytes, and this were refused."""
+    """With all that the backward pass reads handed on, the first stage would hold 433,220 bytes, and be refused."""
     code, _, err = optimize(folder, "--micro-batches=8", "--budget=380000", f"--plan={folder / 'handed-on'}")
     assert code == 0, err
 

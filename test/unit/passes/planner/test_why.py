@@ -74,7 +74,9 @@ def test_alternatives_are_those_of_enumeration(seed: int, entries: int, monkeypa
                 added = expected.cost - best.cost if expected else np.inf
                 assert one.at_least_s <= added + room
                 assert one.parts is None or one.parts.step_s >= added - room
-                assert one.parts is None or one.parts.compute_s + one.parts.collectives_s == pytest.approx(one.parts.step_s)
+                assert one.parts is None or one.parts.compute_s + one.parts.collectives_s == pytest.approx(
+                    one.parts.step_s
+                )
                 if is_exact:
                     assert one.parts is not None
                     assert one.at_least_s == pytest.approx(added, abs=1e-4 * abs(best.cost))
@@ -98,7 +100,9 @@ def test_nodes_are_held_together_at_states_that_were_left_out():
                     for n, (mask, table) in enumerate(zip(masks, tables, strict=True))
                 ]
                 count = len(problem.tables)
-                left = replace(problem, tables=(*problem.tables, *others), node_table=count + np.arange(problem.num_nodes))
+                left = replace(
+                    problem, tables=(*problem.tables, *others), node_table=count + np.arange(problem.num_nodes)
+                )
                 expected = brute_force(hold(left, nodes, state))
                 assert value == pytest.approx(expected.cost if expected else np.inf)
                 assert expected is None or problem.cost(states) == pytest.approx(value)
@@ -158,7 +162,11 @@ def test_a_plan_by_itself_has_no_program(plan: rhino.Plan, files: tuple[str, str
 def test_the_command_asks_the_program_that_is_given(plan: rhino.Plan, files: tuple[str, str], tmp_path: Path):
     file, module = files
     assert called("explain", file, f"--module={module}", "--why=up") == (0, plan.why("up") + "\n", "")
-    assert called("explain", file, f"--module={module}", '--why-not=up=[{"x"}, {}]') == (0, plan.why_not('up=[{"x"}, {}]') + "\n", "")
+    assert called("explain", file, f"--module={module}", '--why-not=up=[{"x"}, {}]') == (
+        0,
+        plan.why_not('up=[{"x"}, {}]') + "\n",
+        "",
+    )
     assert called("explain", file, "--why=up")[0] == 2
     (tmp_path / "other.mlir").write_text(Path(module).read_text().replace("tanh", "cosine"))
     code, _, errors = called("explain", file, f"--module={tmp_path / 'other.mlir'}", "--why=up")
@@ -188,4 +196,8 @@ def test_rows_add_up_to_the_step(plan: rhino.Plan):
     assert sum(one.collectives_s for one in facts.works) <= facts.communication_s * (1 + 1e-9)
     assert facts.compute_s + facts.communication_s <= plan.facts.predicted.step_s * (1 + 1e-9)
     alive = sum(one.num_bytes for one in facts.memory.alive)
-    assert alive == dict(facts.memory.curve)[facts.memory.peak_time] == max(num_bytes for _, num_bytes in facts.memory.curve)
+    assert (
+        alive
+        == dict(facts.memory.curve)[facts.memory.peak_time]
+        == max(num_bytes for _, num_bytes in facts.memory.curve)
+    )

@@ -1,4 +1,4 @@
-"""Processes that evaluate shapes: what they give is what one gives, they run nothing of their caller's, and none is left."""
+"""Processes that evaluate shapes give what one gives, run nothing of their caller's, and none of them is left."""
 
 import os
 import signal
@@ -27,7 +27,16 @@ from rhino.passes.planner.evaluate import Evaluator, Setup
 from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.workers import Workers
 from rhino.strategies.autotune import STRATEGIES
-from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Strategy
+from rhino.strategies.autotune.base import (
+    CutOff,
+    Estimate,
+    Evaluations,
+    Explored,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Strategy,
+)
 from rhino.strategies.solver.answer import INTERRUPTED, Answer
 from rhino.strategies.solver.search import Search
 
@@ -58,7 +67,9 @@ def setup() -> Setup:
         return w - 0.1 * jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
 
     context = make_context()
-    module = read_module(jax.jit(step).lower(*[jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).as_text().encode(), "step", context)
+    module = read_module(
+        jax.jit(step).lower(*[jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).as_text().encode(), "step", context
+    )
     with context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks())
     return Setup(bytecode(module), "step", "cpu2", 2.0**31, {})
@@ -80,7 +91,9 @@ def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup
     first = workers.evaluate(SHAPES[:1])
     begun = [*workers.early, *(worker.asked for worker in workers.workers)]
     assert any((shape, 0.0) in begun for shape in SHAPES[1:]), "the other process reads the steps of what is foreseen"
-    assert [first, workers.evaluate(SHAPES)] == [[evaluator.outcome(shape) for shape in SHAPES[:count]] for count in (1, 3)]
+    assert [first, workers.evaluate(SHAPES)] == [
+        [evaluator.outcome(shape) for shape in SHAPES[:count]] for count in (1, 3)
+    ]
     assert (len(ids), workers.local) == (2, None)
 
     def interrupted(_: object) -> list[object]:
@@ -107,7 +120,9 @@ def test_what_interrupts_the_choice_of_shardings_interrupts_the_search(setup: Se
         Evaluator(setup).outcome(SHAPES[0])
 
 
-def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+):
     made: list[Decided] = []
     outcomes = [Estimate(shape, "", 1.0, 1.0, 1.0, 1.0, 0.0, (1.0,)) for shape in SHAPES]
     explored = Explored(outcomes=list(outcomes), asked_by=dict.fromkeys(SHAPES, "aceso"))
@@ -128,12 +143,21 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
     """Of each shape the best schedule by its estimate is not always the best once its programs are made."""
-    pipeline, alone, nearly, slow = PlanConfig(2, (1,), 4), PlanConfig(1, (2,), 4), PlanConfig(2, (1,), 2), PlanConfig(2, (1,), 8)
+    pipeline, alone, nearly, slow = (
+        PlanConfig(2, (1,), 4),
+        PlanConfig(1, (2,), 4),
+        PlanConfig(2, (1,), 2),
+        PlanConfig(2, (1,), 8),
+    )
 
     def estimate(shape: PlanConfig, schedule: str, step_s: float, share: float = 0.5) -> Estimate:
         return Estimate(shape, schedule, step_s, 1.0, 1.0, 1.0, 0.0, (share * setup.budget_bytes,))
 
-    others = (estimate(pipeline, "interleaved", 2.1), estimate(pipeline, "gpipe", 2.2), estimate(pipeline, "zero-bubble", 9.0))
+    others = (
+        estimate(pipeline, "interleaved", 2.1),
+        estimate(pipeline, "gpipe", 2.2),
+        estimate(pipeline, "zero-bubble", 9.0),
+    )
     outcomes = [
         replace(estimate(pipeline, "1f1b", 2.0), others=others),
         estimate(alone, "", 2.5),
@@ -172,7 +196,9 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
     assert (made["predicted_step_s"], made["predicted_peak_bytes"], made["estimated_step_s"]) == (5.0, [0.0], 2.0)
     assert "  about 2.1 s by its estimate: " in report.text()
     assert "mesh 2, 4 micro-batches: about 2.5 s, by estimates 19.0% slower" in report.text()
-    assert "2 stages of 1, 8 micro-batches, zero-bubble: 5 s, 117.4% slower once its programs were made" in report.text()
+    assert (
+        "2 stages of 1, 8 micro-batches, zero-bubble: 5 s, 117.4% slower once its programs were made" in report.text()
+    )
 
 
 def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeypatch: pytest.MonkeyPatch):
@@ -195,7 +221,9 @@ def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeyp
 def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     far, near, nearest = (PlanConfig(1, (2,), number) for number in (1, 2, 4))
     needs = {far: 1.2, near: 1.05, nearest: 1.01}
-    refused = [Refused(one, "too much", True, 1.5, found_bytes=more * setup.budget_bytes) for one, more in needs.items()]
+    refused = [
+        Refused(one, "too much", True, 1.5, found_bytes=more * setup.budget_bytes) for one, more in needs.items()
+    ]
     explored = Explored(outcomes=list(refused), asked_by=dict.fromkeys(needs, "rhino"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     made: list[int] = []
@@ -253,9 +281,19 @@ def test_the_callers_script_runs_once(tmp_path: Path, how: str):
     assert done.stdout.splitlines() == ["the script runs", "{(2, None)}"], done.stderr
 
 
-def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_at_again(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """An estimate that programs do not keep cuts off what would have been faster; what was made cuts off no less than it takes."""
-    first, better, slower, never = PlanConfig(2, (1,), 4), PlanConfig(1, (2,), 1), PlanConfig(1, (2, 1), 1), PlanConfig(1, (1, 2), 1)
+def test_what_was_cut_off_at_less_than_the_programs_of_the_best_take_is_looked_at_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+):
+    """An estimate that programs do not keep cuts off what would have been faster.
+
+    What was made cuts off no less than it takes.
+    """
+    first, better, slower, never = (
+        PlanConfig(2, (1,), 4),
+        PlanConfig(1, (2,), 1),
+        PlanConfig(1, (2, 1), 1),
+        PlanConfig(1, (1, 2), 1),
+    )
     steps, estimates, asked = {first: 3.0, better: 2.4, slower: 2.9}, {first: 2.0, better: 2.5, slower: 2.9}, []
 
     def outcome(shape: PlanConfig, cutoff_s: float) -> Outcome:

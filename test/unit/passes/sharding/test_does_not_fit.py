@@ -12,7 +12,8 @@ from rhino.strategies.solver.answer import Infeasible, Unsolved
 
 SQUARE = """
 func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
-  %y = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %y = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]\
+ : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
   return %y : tensor<64x64xf32>
 }
 """
@@ -23,13 +24,21 @@ func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
     [
         (Infeasible(6144.0), "RHI-SOLVE-001", "at least 6 KiB are needed"),  # of the budget: rows may need more than it
         (Infeasible(None), "RHI-SOLVE-001", "at least 8.25 KiB are needed"),
-        (Infeasible(6144.0, 7168.0), "RHI-SOLVE-001", "about 6 KiB are needed, the least that was found needs 7 KiB"),  # rows are no proof
+        (
+            Infeasible(6144.0, 7168.0),
+            "RHI-SOLVE-001",
+            "about 6 KiB are needed, the least that was found needs 7 KiB",
+        ),  # rows are no proof
         (
             Infeasible(4000.0, 7168.0),
             "RHI-SOLVE-001",
             "no choice of shardings is predicted to fit 4 KiB per device; the least that was found needs 7 KiB",
         ),
-        (Unsolved(0.0, 9216.0), "RHI-SOLVE-002", "was found within the steps of the search; the smallest found needs 9 KiB"),
+        (
+            Unsolved(0.0, 9216.0),
+            "RHI-SOLVE-002",
+            "was found within the steps of the search; the smallest found needs 9 KiB",
+        ),
         (Unsolved(0.0), "RHI-SOLVE-002", "was found within the steps of the search"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Gathers, scatters, dynamic slices and their updates on local shapes: in every layout, and as programs of others have them."""
+"""Gathers, scatters, dynamic slices and their updates on local shapes.
+
+They come in every layout, and as programs of others have them.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +23,19 @@ def test_every_split_of_a_drawn_form_gives_the_answer_of_one_device(seed):
 def test_forms_are_drawn_in_every_layout():
     texts = "".join(draw_form(seed).text for seed in range(200))
     wanted = [
-        *("stablehlo.gather", "stablehlo.scatter", "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice", "input_batching_dims = [0"),
-        *("operand_batching_dims = [0", "inserted_window_dims = [0", "scatter_dims_to_operand_dims = [1, 0", "index_vector_dim = 0"),
+        *(
+            "stablehlo.gather",
+            "stablehlo.scatter",
+            "stablehlo.dynamic_slice",
+            "stablehlo.dynamic_update_slice",
+            "input_batching_dims = [0",
+        ),
+        *(
+            "operand_batching_dims = [0",
+            "inserted_window_dims = [0",
+            "scatter_dims_to_operand_dims = [1, 0",
+            "index_vector_dim = 0",
+        ),
         *("stablehlo.maximum", "stablehlo.multiply", "xi64>", "xui32>", "xi8>", "xi1>", "%r:2 ="),
     ]
     assert [text for text in wanted if text not in texts] == []
@@ -46,7 +60,9 @@ def test_one_row_is_written_where_the_operand_is_cut(method):
         return getattr(x.at[33], method)(u).sum(1)
 
     pins = {"x": jax.sharding.PartitionSpec(), "result:0": jax.sharding.PartitionSpec("x")}
-    np.testing.assert_allclose(rhino.parallelize(write, cluster="cpu8", pins=pins)(x, u), jax.jit(write)(x, u), rtol=1e-5)
+    np.testing.assert_allclose(
+        rhino.parallelize(write, cluster="cpu8", pins=pins)(x, u), jax.jit(write)(x, u), rtol=1e-5
+    )
 
 
 def test_a_slice_of_a_cut_operand_starts_where_clamping_puts_it():
@@ -57,7 +73,9 @@ def test_a_slice_of_a_cut_operand_starts_where_clamping_puts_it():
         return lax.dynamic_slice(x, (place[0], place[1]), (4, 16))
 
     step = rhino.parallelize(
-        read, cluster="cpu8", pins={"x": jax.sharding.PartitionSpec(), "result:0": jax.sharding.PartitionSpec(None, "x")}
+        read,
+        cluster="cpu8",
+        pins={"x": jax.sharding.PartitionSpec(), "result:0": jax.sharding.PartitionSpec(None, "x")},
     )
     np.testing.assert_array_equal(step(x, place), jax.jit(read)(x, place))
 
@@ -84,7 +102,10 @@ def test_each_sequence_writes_its_own_place_of_a_cache():
 
 
 def test_xla_forgets_to_clamp_a_slice_of_a_slice():
-    """Why a barrier stands before a scatter, in passes/sharding/indexed_ops.py: where this fails, XLA clamps, and the barrier may go."""
+    """Why a barrier stands before a scatter, in passes/sharding/indexed_ops.py.
+
+    Where this fails, XLA clamps, and the barrier may go.
+    """
     table = jnp.array([0, 10, 20, 30, 40])
 
     def twice(x, place):

@@ -1,4 +1,7 @@
-"""Several processes give what one gives; when one ends, or stands still, the others say which and end too, and none is left."""
+"""Several processes give what one gives.
+
+When one ends or stands still, the others name it and end too, and none is left.
+"""
 
 import contextlib
 import io
@@ -29,7 +32,13 @@ PART = str(Path(__file__).parents[2] / "run_part.py")
 
 def prepare(folder: Path, one: Pipelined, **settings: object) -> Team:
     team = share_ranks(one.num_stages, 2)
-    given = {"step": one.step, "modules": one.modules, "arguments": one.arguments, "team": team, "heartbeat_s": HEARTBEAT_S}
+    given = {
+        "step": one.step,
+        "modules": one.modules,
+        "arguments": one.arguments,
+        "team": team,
+        "heartbeat_s": HEARTBEAT_S,
+    }
     given |= {"transport": "transfer", "num_steps": -1, "limit_s": 60, **settings}
     (folder / "run.pickle").write_bytes(pickle.dumps(given))
     return team
@@ -60,7 +69,9 @@ def await_end(ids: Sequence[int]) -> None:
 def launched(folder: Path, team: Team) -> Iterator[Callable[[], tuple[int, str]]]:
     """Launches the team in a thread; gives what waits for the exit code and what was said."""
     said, codes = io.StringIO(), []
-    work = threading.Thread(target=lambda: codes.append(launch(command(folder), team, heartbeat_s=HEARTBEAT_S, stderr=said)))
+    work = threading.Thread(
+        target=lambda: codes.append(launch(command(folder), team, heartbeat_s=HEARTBEAT_S, stderr=said))
+    )
     work.start()
 
     def ended() -> tuple[int, str]:
@@ -91,7 +102,9 @@ def alone(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         service.shutdown()
 
 
-@pytest.mark.parametrize(("transport", "num_stages", "num_devices"), [("transfer", 4, 2), ("stream", 2, 1), ("stream", 4, 2)])
+@pytest.mark.parametrize(
+    ("transport", "num_stages", "num_devices"), [("transfer", 4, 2), ("stream", 2, 1), ("stream", 4, 2)]
+)
 def test_two_processes_give_what_one_gives(tmp_path: Path, transport: str, num_stages: int, num_devices: int):
     one = pipelined(num_stages, 4, num_devices)
     losses, arguments = [], list(one.arguments)
@@ -129,7 +142,9 @@ def test_when_one_is_killed_the_other_sees_it_without_a_launcher(tmp_path: Path,
         parts[victim].kill()
         assert parts[1 - victim].wait(LIMIT_S) == 1
     said = (tmp_path / f"said-{1 - victim}").read_text()
-    assert f"[RHI-RUN-007] process {victim} (rank {victim}) has ended, or sent no sign of life for {HEARTBEAT_S} s" in said
+    assert (
+        f"[RHI-RUN-007] process {victim} (rank {victim}) has ended, or sent no sign of life for {HEARTBEAT_S} s" in said
+    )
     assert f"seen by process {1 - victim} (rank {1 - victim})" in said
 
 
@@ -138,7 +153,8 @@ def test_when_the_launcher_is_killed_none_is_left(tmp_path: Path):
     script = f"""
 import sys
 from rhino.runtime.distributed.processes import Team, launch
-launch(lambda address, process: [sys.executable, {PART!r}, address, str(process), {str(tmp_path)!r}], {team!r}, heartbeat_s={HEARTBEAT_S})
+launch(lambda address, process: [sys.executable, {PART!r}, address, str(process), {str(tmp_path)!r}], {team!r},\
+ heartbeat_s={HEARTBEAT_S})
 """
     launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
     ids: list[int] = []
@@ -171,7 +187,9 @@ def test_a_step_that_stands_still_is_told_of_by_all(tmp_path: Path):
     assert "error: [RHI-RUN-008] nothing has moved for 2 s" in lines
     assert "  note: process 0 (rank 0): between steps, 2 are done" in lines
     waiting = next(line for line in lines if "rank 1 has not ended" in line)
-    assert waiting.startswith("  note: process 1 (rank 1): rank 1 has not ended program last on rank 1, backward of stage 1, micro-batch 0")
+    assert waiting.startswith(
+        "  note: process 1 (rank 1): rank 1 has not ended program last on rank 1, backward of stage 1, micro-batch 0"
+    )
     assert waiting.endswith("which takes transfer 0 from rank 0 to rank 1")
 
 

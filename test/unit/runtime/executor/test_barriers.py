@@ -36,12 +36,16 @@ def test_every_bit_goes_through():
 
 
 def test_what_is_there_from_the_start_holds_nothing_up():
-    module = module_of(lambda x, y: jax.lax.optimization_barrier((x, y)), np.ones(4, np.float32), np.ones(4, np.float32))
+    module = module_of(
+        lambda x, y: jax.lax.optimization_barrier((x, y)), np.ones(4, np.float32), np.ones(4, np.float32)
+    )
     assert order_by_barriers(module, 1) is module
 
 
 def test_a_program_that_is_yet_to_be_partitioned_keeps_its_barriers():
-    module = module_of(lambda x, y: jax.lax.optimization_barrier((x + 1, y)), np.ones(4, np.float32), np.ones(4, np.float32))
+    module = module_of(
+        lambda x, y: jax.lax.optimization_barrier((x + 1, y)), np.ones(4, np.float32), np.ones(4, np.float32)
+    )
     assert "stablehlo.if" not in str(order_by_barriers(module, 8))
 
 

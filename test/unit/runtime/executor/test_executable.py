@@ -18,7 +18,14 @@ from rhino.ir.mlir.bindings import ir, make_context, run_pipeline
 from rhino.runtime.executor.compare import check, check_same_signature, difference, differences, worst
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
 from rhino.runtime.executor.executable import Executable, Host, compile_module, wait
-from rhino.runtime.executor.inputs import FLOAT_RANGE, InputRule, draw_inputs, fresh_inputs, nonnegative_arguments, read_inputs
+from rhino.runtime.executor.inputs import (
+    FLOAT_RANGE,
+    InputRule,
+    draw_inputs,
+    fresh_inputs,
+    nonnegative_arguments,
+    read_inputs,
+)
 from rhino.runtime.executor.signature import Signature, Value, read_signature
 from rhino.runtime.executor.steps import run_steps, typical_time_s
 from rhino.tools import run as tool
@@ -28,15 +35,20 @@ MESH = 'sdy.mesh @mesh = <["x"=8]>\n'
 ROWS = '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}'
 
 # A chain of two matmuls, Megatron's way: the weights split by columns, then by rows, so the sum is partial.
-CHAIN = """func.func public @main(%x: tensor<8x16xf32>, %v: tensor<16x32xf32> V, %w: tensor<32x16xf32> W) -> tensor<8x16xf32> {
-  %0 = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0] : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+CHAIN = """func.func public @main(%x: tensor<8x16xf32>, %v: tensor<16x32xf32> V, %w: tensor<32x16xf32> W)\
+ -> tensor<8x16xf32> {
+  %0 = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0]\
+ : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
   %1 = stablehlo.tanh %0 : tensor<8x32xf32>
-  %2 = stablehlo.dot_general %1, %w, contracting_dims = [1] x [0] : (tensor<8x32xf32>, tensor<32x16xf32>) -> tensor<8x16xf32>
+  %2 = stablehlo.dot_general %1, %w, contracting_dims = [1] x [0]\
+ : (tensor<8x32xf32>, tensor<32x16xf32>) -> tensor<8x16xf32>
   return %2 : tensor<8x16xf32>
 }
 """
 PLAIN_CHAIN = CHAIN.replace(" V,", ",").replace(" W)", ")")
-SPLIT_CHAIN = MESH + CHAIN.replace(" V,", ' {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>},').replace(" W)", f" {ROWS})")
+SPLIT_CHAIN = MESH + CHAIN.replace(" V,", ' {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>},').replace(
+    " W)", f" {ROWS})"
+)
 
 # A step of training in small: the state is fed back, the batch is not, and the loss is a scalar.
 TRAIN = """func.func public @main(
@@ -48,7 +60,8 @@ TRAIN = """func.func public @main(
   %c = stablehlo.constant dense<1> : tensor<i32>
   %1 = stablehlo.add %n, %c : tensor<i32>
   %z = stablehlo.constant dense<0.0> : tensor<f32>
-  %2 = stablehlo.reduce(%0 init: %z) applies stablehlo.add across dimensions = [0, 1] : (tensor<16x4xf32>, tensor<f32>) -> tensor<f32>
+  %2 = stablehlo.reduce(%0 init: %z) applies stablehlo.add across dimensions = [0, 1]\
+ : (tensor<16x4xf32>, tensor<f32>) -> tensor<f32>
   return %0, %1, %2 : tensor<16x4xf32>, tensor<i32>, tensor<f32>
 }
 """
@@ -87,7 +100,9 @@ class TestExecutable:
         values = drawn(PLAIN_CHAIN)
         split = compiled(SPLIT_CHAIN)
         assert split.in_shardings[1].shard_shape((16, 32)) == (16, 4)
-        np.testing.assert_allclose(results(split, values)[0][0], results(compiled(PLAIN_CHAIN, 1), values)[0][0], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            results(split, values)[0][0], results(compiled(PLAIN_CHAIN, 1), values)[0][0], rtol=1e-5, atol=1e-7
+        )
 
     def test_64_bit_values_are_not_narrowed(self):
         text = "func.func public @main(%a: tensor<4xi64>, %b: tensor<2xf64>) -> (tensor<4xi64>, tensor<2xf64>) {\n"
@@ -103,7 +118,9 @@ class TestExecutable:
 
     def test_a_module_that_xla_refuses(self):
         text = "func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
-        text += "%0 = stablehlo.custom_call @nowhere(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }"
+        text += (
+            "%0 = stablehlo.custom_call @nowhere(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }"
+        )
         with raises("RHI-RUN-001", "nowhere"):
             compiled(text, 1)
 
@@ -142,7 +159,9 @@ class TestExecutable:
             (lambda exe, args: [jax.device_put(args[0], jax.devices()[0]), *args[1:]], "sharding"),
         ],
     )
-    def test_a_bad_argument_never_reaches_the_launch(self, spoil: Callable[[Executable, list[jax.Array]], list[jax.Array]], what: str):
+    def test_a_bad_argument_never_reaches_the_launch(
+        self, spoil: Callable[[Executable, list[jax.Array]], list[jax.Array]], what: str
+    ):
         executable = compiled(SPLIT_CHAIN)
         arguments = [executable.put(i, item) for i, item in enumerate(drawn(PLAIN_CHAIN))]
         with raises("RHI-RUN-002", what):
@@ -234,7 +253,8 @@ class TestInputs:
         assert InputRule(0, 1000, frozenset()).draw(value("int8", (500,))).max() > 100
 
     def test_arguments_under_a_root_are_not_negative(self):
-        text = """func.func public @main(%p: tensor<8xf32>, %m: tensor<8xf32>, %v: tensor<8xf32>, %q: tensor<f32>) -> tensor<8xf32> {
+        text = """func.func public @main(%p: tensor<8xf32>, %m: tensor<8xf32>, %v: tensor<8xf32>, %q: tensor<f32>)\
+ -> tensor<8xf32> {
   %c = stablehlo.constant dense<0.9> : tensor<8xf32>
   %g = stablehlo.tanh %p : tensor<8xf32>
   %g2 = stablehlo.multiply %g, %g : tensor<8xf32>
@@ -274,7 +294,10 @@ class TestInputs:
         [
             ({"3": np.int32(7)}, "no argument .* '3'"),
             ({"nobody": np.int32(7)}, "no argument .* 'nobody'"),
-            ({"batch": np.ones((16, 5), np.float32)}, r"argument 2 \(batch\): got float32\[16, 5\], expected float32\[16, 4\]"),
+            (
+                {"batch": np.ones((16, 5), np.float32)},
+                r"argument 2 \(batch\): got float32\[16, 5\], expected float32\[16, 4\]",
+            ),
             ({"steps": np.int64(1)}, "got int64"),
         ],
     )
@@ -325,8 +348,13 @@ class TestSteps:
 
     def test_a_result_laid_out_otherwise_is_laid_out_as_the_argument(self):
         split = MESH + TRAIN.replace("%b: tensor<16x4xf32>", f"%b: tensor<16x4xf32> {ROWS}")
-        assert [float(step[2]) for step in results(compiled(split), [*drawn(TRAIN)[:2], np.ones((16, 4), np.float32)], 3)] == pytest.approx(
-            [float(step[2]) for step in results(compiled(TRAIN, 1), [*drawn(TRAIN)[:2], np.ones((16, 4), np.float32)], 3)]
+        assert [
+            float(step[2]) for step in results(compiled(split), [*drawn(TRAIN)[:2], np.ones((16, 4), np.float32)], 3)
+        ] == pytest.approx(
+            [
+                float(step[2])
+                for step in results(compiled(TRAIN, 1), [*drawn(TRAIN)[:2], np.ones((16, 4), np.float32)], 3)
+            ]
         )
 
     def test_losses_are_the_float_scalars_that_are_not_fed_back(self):
@@ -366,14 +394,18 @@ class TestCompare:
         found = difference(value("float32", (2,)), np.array(got, np.float32), np.array(expected, np.float32))
         assert found.passes is passes
 
-    @pytest.mark.parametrize(("dtype", "apart"), [("float64", 1e-8), ("float32", 1e-3), ("float16", 0.02), ("bfloat16", 0.06)])
+    @pytest.mark.parametrize(
+        ("dtype", "apart"), [("float64", 1e-8), ("float32", 1e-3), ("float16", 0.02), ("bfloat16", 0.06)]
+    )
     def test_each_dtype_has_its_tolerance(self, dtype: str, apart: float):
         one, near, far = (np.array([x]).astype(jax.numpy.dtype(dtype)) for x in (1.0, 1.0 + apart / 200, 1.0 + apart))
         assert difference(value(dtype, (1,)), near, one).passes
         assert not difference(value(dtype, (1,)), far, one).passes
         assert difference(value(dtype, (1,)), far, one, tolerance=0.1).passes
 
-    @pytest.mark.parametrize(("dtype", "other"), [("int32", 2), ("bool", 0), ("uint32", 2**32 - 1), ("int64", -(2**63))])
+    @pytest.mark.parametrize(
+        ("dtype", "other"), [("int32", 2), ("bool", 0), ("uint32", 2**32 - 1), ("int64", -(2**63))]
+    )
     def test_integers_and_booleans_must_be_equal(self, dtype: str, other: int):
         one, two = np.array([1]).astype(dtype), np.array([other]).astype(dtype)
         assert difference(value(dtype, (1,)), one, one).passes
@@ -400,7 +432,8 @@ class TestCompare:
             (PLAIN_CHAIN, "argument 0"),
             (
                 TRAIN.replace(
-                    ", %2 : tensor<16x4xf32>, tensor<i32>, tensor<f32>", ", %1 : tensor<16x4xf32>, tensor<i32>, tensor<i32>"
+                    ", %2 : tensor<16x4xf32>, tensor<i32>, tensor<f32>",
+                    ", %1 : tensor<16x4xf32>, tensor<i32>, tensor<i32>",
                 ).replace(", tensor<f32> {", ", tensor<i32> {"),
                 "result 2",
             ),
@@ -472,13 +505,17 @@ class TestTool:
 
     def test_the_answer_is_compared_with_one_device(self, tmp_path: Path):
         original = self.file(tmp_path, "plain.mlir", TRAIN)
-        code, out, err = self.run("-", f"--compare={original}", "--form=annotated", "--steps=2", "--fresh-batches", stdin=SPLIT_TRAIN)
+        code, out, err = self.run(
+            "-", f"--compare={original}", "--form=annotated", "--steps=2", "--fresh-batches", stdin=SPLIT_TRAIN
+        )
         assert (code, err) == (0, "")
         assert out.splitlines()[-1] == "the results agree with the one-device program"
         assert re.search(r"all_reduce +1 +4 B", out)
 
     def test_a_wrong_answer_is_named(self, tmp_path: Path):
-        original = self.file(tmp_path, "plain.mlir", TRAIN.replace("%0 = stablehlo.add %w", "%0 = stablehlo.subtract %w"))
+        original = self.file(
+            tmp_path, "plain.mlir", TRAIN.replace("%0 = stablehlo.add %w", "%0 = stablehlo.subtract %w")
+        )
         code, out, err = self.run("-", f"--compare={original}", "--form=annotated", stdin=SPLIT_TRAIN)
         assert code == 1
         assert "[RHI-RUN-003] step 0, result" in err
@@ -491,7 +528,8 @@ class TestTool:
     def test_a_tolerance_can_be_given(self, tmp_path: Path):
         near = TRAIN.replace("stablehlo.add %w, %b", "stablehlo.add %w, %d").replace(
             "  %0 =",
-            "  %k = stablehlo.constant dense<1.01> : tensor<16x4xf32>\n  %d = stablehlo.multiply %b, %k : tensor<16x4xf32>\n  %0 =",
+            "  %k = stablehlo.constant dense<1.01> : tensor<16x4xf32>\n"
+            "  %d = stablehlo.multiply %b, %k : tensor<16x4xf32>\n  %0 =",
             1,
         )
         original = self.file(tmp_path, "near.mlir", near)
@@ -521,7 +559,9 @@ class TestTool:
             return ir.Module.parse(text, module.context)
 
         monkeypatch.setattr(tool, "_localize", without_collectives)
-        gathers = LOCAL.replace(f"-> (tensor<16x4xf32> {ROWS})", "-> (tensor<16x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})")
+        gathers = LOCAL.replace(
+            f"-> (tensor<16x4xf32> {ROWS})", "-> (tensor<16x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})"
+        )
         code, out, err = self.run(stdin=gathers)
         assert (code, err) == (0, "")
         assert out.startswith("form: localized")
@@ -529,11 +569,14 @@ class TestTool:
         assert re.search(r"all_gather +1 +256 B", out)
 
     def test_auto_outlives_xlas_partitioner(self):
-        """XLA's ends the process that runs it on this convolution (jaxlib 0.10.2), which is no reason not to run the localized form."""
+        """XLA's partitioner ends its process on this convolution (jaxlib 0.10.2); the localized form still runs."""
         code, out, err = self.run(stdin=GROUPED)
         assert (code, err) == (0, "")
         assert out.startswith("form: localized, devices: 6\n")
-        assert "note: XLA does not take the annotated form: XLA does not compile the module for 6 devices: it ends the process" in out
+        assert (
+            "note: XLA does not take the annotated form: XLA does not compile the module for 6 devices: "
+            "it ends the process" in out
+        )
         assert "Check failed" in out
         assert out.splitlines()[-1].startswith("time per step: ")
 
@@ -607,7 +650,9 @@ class TestTool:
 
     def test_the_command_makes_its_own_devices(self, tmp_path: Path):
         command = [str(Path(sysconfig.get_path("scripts")) / "rhino-run"), "--form=annotated", "-"]
-        done = subprocess.run(command, input=SPLIT_CHAIN, env={}, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            command, input=SPLIT_CHAIN, env={}, capture_output=True, text=True, check=False, timeout=120
+        )
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "form: annotated, devices: 8"), done.stderr
 
 

@@ -138,7 +138,11 @@ class TestStep:
     @pytest.mark.parametrize(
         ("number", "value", "what"),
         [
-            (1, np.zeros((HIDDEN, 3), np.float32), r"argument 1 of the step: got float32\[8, 3\], expected float32\[8, 8\]"),
+            (
+                1,
+                np.zeros((HIDDEN, 3), np.float32),
+                r"argument 1 of the step: got float32\[8, 3\], expected float32\[8, 8\]",
+            ),
             (2, np.zeros((4, 4, HIDDEN)), "argument 2 of the step: got float64"),
             (0, None, "argument 0 of the step is missing"),
         ],
@@ -172,7 +176,9 @@ class TestStep:
         one = mlp()
         cut = tuple(item for item in one.step.instructions if not isinstance(item, Transfer))
         with raises("RHI-STEP-002"):
-            Executor(dataclasses.replace(one.step, instructions=cut), one.modules, devices_of_ranks(one.step, jax.devices()))
+            Executor(
+                dataclasses.replace(one.step, instructions=cut), one.modules, devices_of_ranks(one.step, jax.devices())
+            )
 
     def test_ranks_and_devices(self):
         one = mlp()
@@ -197,7 +203,11 @@ class Census:
     def wrap(self, place: int, action: Callable, number: Callable, started: Callable) -> Callable:
         def counted() -> None:
             action()
-            held = [next(iter(array.devices())).id for array in jax.live_arrays() if array.shape == self.shape and not array.is_deleted()]
+            held = [
+                next(iter(array.devices())).id
+                for array in jax.live_arrays()
+                if array.shape == self.shape and not array.is_deleted()
+            ]
             self.counts.append((place, [held.count(rank) for rank in range(self.num_ranks)]))
 
         return counted
@@ -215,7 +225,10 @@ class TestMemory:
             run.run(one.arguments)
         assert len(census.counts) == sum(isinstance(item, Run | Transfer) for item in one.step.instructions)
         for place, held in census.counts:
-            slots = [[slot for slot in slots_held(one.step, place, rank) if one.step.slots[slot].layout == layout] for rank in range(4)]
+            slots = [
+                [slot for slot in slots_held(one.step, place, rank) if one.step.slots[slot].layout == layout]
+                for rank in range(4)
+            ]
             assert held == [len(of_rank) for of_rank in slots]
 
     @pytest.mark.parametrize(("schedule", "most"), [("1f1b", [4, 3, 2, 1]), ("gpipe", [6, 6, 6, 1])])
@@ -226,7 +239,8 @@ class TestMemory:
         recorder.close()
         spans = recorder.timeline(0).spans
         for rank, expected in enumerate(memory_of(one.step)):
-            # A rank runs in order, so places say which micro-batches are there together; times on a busy machine can have no length.
+            # A rank runs in order, so places say which micro-batches are there together; times on a busy machine can
+            # have no length.
             tasks = [span.task.micro_batch for span in spans if span.rank == rank and span.task.micro_batch is not None]
             first = [tasks.index(i) for i in range(6)]
             last = [len(tasks) - 1 - tasks[::-1].index(i) for i in range(6)]
@@ -237,7 +251,10 @@ class TestMemory:
 class TestPrograms:
     def test_a_module_of_other_types(self):
         one = mlp()
-        with raises("RHI-RUN-006", "program forward-first and its module forward-first.mlir disagree: the module has 2 arguments"):
+        with raises(
+            "RHI-RUN-006",
+            "program forward-first and its module forward-first.mlir disagree: the module has 2 arguments",
+        ):
             executor(dataclasses.replace(one, modules={**one.modules, "forward-first.mlir": one.modules["apply.mlir"]}))
 
     def test_a_module_of_another_sharding(self):
@@ -254,12 +271,19 @@ class TestPrograms:
     def test_a_module_that_is_not_there(self):
         one = mlp()
         with raises("RHI-RUN-006", "program apply is of module apply.mlir, which is not there"):
-            executor(dataclasses.replace(one, modules={name: text for name, text in one.modules.items() if name != "apply.mlir"}))
+            executor(
+                dataclasses.replace(
+                    one, modules={name: text for name, text in one.modules.items() if name != "apply.mlir"}
+                )
+            )
 
     def test_equal_programs_compile_once(self):
         one, cache = mlp(4), CompileCache()
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
-            assert (cache.num_compiled, cache.num_loaded) == (8, 2 + 1 + 1 + 3)  # again: starts, forwards, backwards, applies
+            assert (cache.num_compiled, cache.num_loaded) == (
+                8,
+                2 + 1 + 1 + 3,
+            )  # again: starts, forwards, backwards, applies
         with Executor(one.step, one.modules, devices_of_ranks(one.step, jax.devices()), cache=cache):
             assert cache.num_compiled == 8
 
@@ -298,7 +322,9 @@ class TestTransports:
             try:
                 # Two executors share the connections.
                 for _ in range(2):
-                    with Executor(one.step, one.modules, {rank: devices[rank] for rank in ours}, link, cache=CACHE) as run:
+                    with Executor(
+                        one.step, one.modules, {rank: devices[rank] for rank in ours}, link, cache=CACHE
+                    ) as run:
                         arguments: list = list(one.arguments)
                         losses = []
                         for _ in range(3):
@@ -361,7 +387,8 @@ def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
       %1 = stablehlo.convert %0 : (tensor<i32>) -> tensor<f32>
       %2 = stablehlo.broadcast_in_dim %1, dims = [] : (tensor<f32>) -> tensor<64x64xf32>
       %3 = stablehlo.add %2, %x : tensor<64x64xf32>
-      %4 = stablehlo.dot_general %3, %x, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+      %4 = stablehlo.dot_general %3, %x, contracting_dims = [1] x [0]\
+ : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
       return %4 : tensor<64x64xf32> }}"""
     number, square = Layout((), "i32", ()), Layout((64, 64), "f32", ((), ()))
     slots, out = [Slot(0, square)], [Feed(0, 0)]
@@ -373,15 +400,28 @@ def naps(times_s: list[float]) -> tuple[Step, dict[str, str], list[np.ndarray]]:
             slots.append(Slot(rank + 1, square))
             out.append(Transfer(rank, result, len(slots) - 1))
     out += [Fetch(len(slots) - 1, 0), Free(tuple(range(len(slots) - 1)))]
-    step = Step(mesh_of_shape((1,)), len(times_s), (StepProgram("nap", "nap", (number, square), (square,)),), tuple(slots), tuple(out))
-    return step, {"nap": text}, [np.ones((64, 64), np.float32), *(np.array(time_s * 1e6, np.int32) for time_s in times_s)]
+    step = Step(
+        mesh_of_shape((1,)),
+        len(times_s),
+        (StepProgram("nap", "nap", (number, square), (square,)),),
+        tuple(slots),
+        tuple(out),
+    )
+    return (
+        step,
+        {"nap": text},
+        [np.ones((64, 64), np.float32), *(np.array(time_s * 1e6, np.int32) for time_s in times_s)],
+    )
 
 
 class TestWatchdog:
     def test_a_step_that_stands_still(self):
         step, modules, arguments = naps([0.0, 3.0, 0.0])
         said: list[RhinoError] = []
-        with Executor(step, modules, devices_of_ranks(step, jax.devices())) as run, Watchdog(run, 1.0, leave=said.append):
+        with (
+            Executor(step, modules, devices_of_ranks(step, jax.devices())) as run,
+            Watchdog(run, 1.0, leave=said.append),
+        ):
             run.run(arguments)
             run.wait()
         (error,) = said
@@ -397,7 +437,10 @@ class TestWatchdog:
     def test_slow_is_not_still(self):
         step, modules, arguments = naps([0.7, 0.7, 0.7])
         said: list[RhinoError] = []
-        with Executor(step, modules, devices_of_ranks(step, jax.devices())) as run, Watchdog(run, 1.2, leave=said.append):
+        with (
+            Executor(step, modules, devices_of_ranks(step, jax.devices())) as run,
+            Watchdog(run, 1.2, leave=said.append),
+        ):
             run.run(arguments)
             run.wait()
             time.sleep(2)  # between steps nothing has to move
@@ -441,5 +484,7 @@ class TestTrace:
         groups = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
         rows = [(groups[event["pid"]], event["tid"], event["name"]) for event in events if event["ph"] == "X"]
         for group in (SIMULATED, MEASURED):
-            assert [row for row in rows if row[0] == group] == [(group, i, f"forward of stage {i}, micro-batch 0") for i in range(2)]
+            assert [row for row in rows if row[0] == group] == [
+                (group, i, f"forward of stage {i}, micro-batch 0") for i in range(2)
+            ]
         assert min(event["ts"] for event in events if event["ph"] == "X") == 0

@@ -1,4 +1,4 @@
-"""Profiles: lines through samples, clusters from them, tables from elsewhere, remarks on old ones, and one small run."""
+"""Profiles: lines through samples, clusters from them, tables from elsewhere, remarks on old ones, a small run."""
 
 import datetime
 import os
@@ -70,7 +70,11 @@ def test_few_or_falling_samples_give_a_line_all_the_same(points):
 
 def samples(count=4):
     """What 4 devices would be measured to take: 10 GFLOP/s, 2 GB/s, collectives of 10 us a device and 1 GB/s."""
-    found = [Sample("launch", 1, 2.0, 120e-6, 0.1), Sample("launch", 1, 128.0, 120e-6 + 126 * 5e-6, 0.1), Sample("op", 1, 1.0, 3e-6, 0.1)]
+    found = [
+        Sample("launch", 1, 2.0, 120e-6, 0.1),
+        Sample("launch", 1, 128.0, 120e-6 + 126 * 5e-6, 0.1),
+        Sample("op", 1, 1.0, 3e-6, 0.1),
+    ]
     found += [Sample("product f32", 1, work, 1e-6 + work / 1e10, 0.1) for work in SIZES]
     found += [Sample("convolution f32", 1, work, 1e-5 + work / 5e9, 0.1) for work in SIZES]
     found += [Sample("memory", 1, work, work / 2e9, 0.1) for work in SIZES]
@@ -78,7 +82,15 @@ def samples(count=4):
     found += [Sample(group, 1, work, work / rate, 0.1) for group, rate in rates for work in SIZES]
     found += [Sample("transfer", 2, work, 40e-6 + work / 3e9, 0.1) for work in SIZES]
     groups = [inner for inner in range(2, count + 1) if count % inner == 0]
-    return [*found, *(Sample(kind, inner, work, 1e-5 * inner + work / 1e9, 0.1) for inner in groups for kind in KINDS for work in SIZES)]
+    return [
+        *found,
+        *(
+            Sample(kind, inner, work, 1e-5 * inner + work / 1e9, 0.1)
+            for inner in groups
+            for kind in KINDS
+            for work in SIZES
+        ),
+    ]
 
 
 @pytest.fixture
@@ -95,11 +107,17 @@ def test_a_cluster_has_what_was_measured(measured):
     assert (device.vector_per_s, device.costly_per_s) == (pytest.approx(8e9), pytest.approx(1e9))
     assert device.operator("stablehlo.convolution", "f32").seconds(1e5) == pytest.approx(3e-5)
     assert level.transfer == Line(pytest.approx(40e-6), pytest.approx(3e9))
-    assert [(kind, units) for kind, units, _ in level.collectives] == [(kind, units) for kind in KINDS for units in (2, 4)]
+    assert [(kind, units) for kind, units, _ in level.collectives] == [
+        (kind, units) for kind in KINDS for units in (2, 4)
+    ]
 
 
 def test_every_figure_says_when_and_where_it_was_measured(measured):
-    sources = [*measured.device.sources, *measured.levels[0].sources, *((one.op, one.source) for one in measured.device.operators)]
+    sources = [
+        *measured.device.sources,
+        *measured.levels[0].sources,
+        *((one.op, one.source) for one in measured.device.operators),
+    ]
     own = ("hbm_bytes", "usable_hbm_fraction", "matmul_efficiency", "efficiency")
     for key, source in sources:
         if key not in own:
@@ -122,7 +140,10 @@ def test_axes_take_measured_lines_of_their_size(measured):
 
 def test_seconds_of_a_table_never_fall():
     noisy = [*(one for one in samples() if one.group != "product f32")]
-    noisy += [Sample("product f32", 1, work, seconds, 0.1) for work, seconds in ((1e3, 3e-6), (1e4, 2e-6), (1e4, 4e-6), (1e5, 9e-6))]
+    noisy += [
+        Sample("product f32", 1, work, seconds, 0.1)
+        for work, seconds in ((1e3, 3e-6), (1e4, 2e-6), (1e4, 4e-6), (1e5, 9e-6))
+    ]
     table = make_cluster("mine", noisy, jax.devices()[:1] * 4, ORIGIN).device.operator("stablehlo.dot_general", "f32")
     assert table.points == ((1e3, 3e-6), (1e4, 4e-6), (1e5, 9e-6))
 
@@ -148,7 +169,10 @@ ENTRY %main (a: f32[8]) -> (f32[8], f32[8]) {
   ROOT %r = (f32[8]{0}, f32[8]{0}) tuple(%f, %a)
 }
 """
-    assert kernels(hlo) == (2, 32 + 32 + 32 + 32 + 32)  # a result and what it is made of, each once: 8 elements of 4 bytes
+    assert kernels(hlo) == (
+        2,
+        32 + 32 + 32 + 32 + 32,
+    )  # a result and what it is made of, each once: 8 elements of 4 bytes
 
 
 # Tables from elsewhere
@@ -174,7 +198,11 @@ def test_a_table_is_read():
         ('"version": 1', '"version": 2', "'version': got 2, expected 1"),
         ('"version": 1', '"version": ,', "is not JSON"),
         ('"dtype"', '"type"', "did you mean 'dtype'?"),
-        ('"stablehlo.dot_general"', '"dot general"', "'operators[0].op': got 'dot general', expected the name of an op"),
+        (
+            '"stablehlo.dot_general"',
+            '"dot general"',
+            "'operators[0].op': got 'dot general', expected the name of an op",
+        ),
         ('"bf16"', '"16"', "'operators[0].dtype': got '16'"),
         ("[1e11, 1e-3]", "[1e8, 1e-3]", "'operators[0].points': got"),
         ("[1e11, 1e-3]", "[1e11, 1e-6]", "'operators[0].points': got"),
@@ -264,9 +292,13 @@ def test_an_old_profile_gets_a_remark_and_is_used(measured, tmp_path):
     file = tmp_path / "old.toml"
     file.write_text(cluster_to_text(replace(measured, measured=replace(ORIGIN, date="2020-01-01"))), encoding="utf-8")
     kind = "tensor<8x8xf32>"
-    text = f"func.func public @main(%a: {kind}) -> {kind} {{ %0 = stablehlo.tanh %a : {kind} return %0 : {kind} }}".encode()
+    text = (
+        f"func.func public @main(%a: {kind}) -> {kind} {{ %0 = stablehlo.tanh %a : {kind} return %0 : {kind} }}"
+    ).encode()
     stdout, stderr = BytesIO(), StringIO()
-    assert opt.run(["--auto-shard", f"--cluster={file}", "--remarks-filter=profile"], BytesIO(text), stdout, stderr) == 0
+    assert (
+        opt.run(["--auto-shard", f"--cluster={file}", "--remarks-filter=profile"], BytesIO(text), stdout, stderr) == 0
+    )
     assert "the profile 'mine' may not hold: it is " in stderr.getvalue()
     assert b"sdy.mesh" in stdout.getvalue()
 
@@ -280,7 +312,9 @@ def test_two_host_devices_are_measured(tmp_path):
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     code = "from rhino.tools.profile import main; main()"
     folder = Path(__file__).parents[4]
-    done = subprocess.run([sys.executable, "-c", code, *words], env=environ, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environ, cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "2 devices (cpu) of one machine" in done.stderr
     cluster = load_cluster(str(out))

@@ -20,7 +20,18 @@ from zoo import GPT
 
 from rhino.strategies.autotune import DEFAULT, STRATEGIES, explore
 from rhino.strategies.autotune.aceso import alleviate, rank_of
-from rhino.strategies.autotune.base import MOST, CutOff, Estimate, Evaluations, Explored, Outcome, PlanConfig, Refused, Space, SpentError
+from rhino.strategies.autotune.base import (
+    MOST,
+    CutOff,
+    Estimate,
+    Evaluations,
+    Explored,
+    Outcome,
+    PlanConfig,
+    Refused,
+    Space,
+    SpentError,
+)
 from rhino.strategies.autotune.moves import PRIMITIVES, balanced, moves
 from rhino.tools import opt
 
@@ -58,7 +69,7 @@ def test_alleviation_comes_within_two_percent_of_the_best(devices: int):
 
 
 def test_on_more_devices_alleviation_is_seldom_far_off():
-    """On 24 devices, with 20 meshes by 7 numbers by 3 shares, some starts end in a place that two primitives do not leave."""
+    """On 24 devices (20 meshes, 7 numbers, 3 shares), some starts end in a place that two primitives do not leave."""
     ratios = []
     for model in made_up_plans.drawn(100):
         if (best_s := model.best_s(space_of(24))) is not None:
@@ -96,7 +107,9 @@ def test_no_shape_is_asked_for_twice_and_all_are_of_the_space(model: MadeUp, dev
     space = space_of(devices)
     explored = explore(space, model.evaluate, strategy=strategy)
     assert len(set(model.asked)) == len(model.asked) == len(explored.outcomes)
-    assert all(one.mesh in space.meshes[one.stages] and (one.stages == 1 or one.micro_batches > 1) for one in model.asked)
+    assert all(
+        one.mesh in space.meshes[one.stages] and (one.stages == 1 or one.micro_batches > 1) for one in model.asked
+    )
     assert set(explored.asked_by) == set(model.asked)
 
 
@@ -142,7 +155,9 @@ def test_what_is_asked_next_is_foreseen_where_nothing_better_turns_up(strategy: 
         return [replace(guess, shape=shape, **known) for shape in shapes]
 
     explore(space_of(8), evaluate, strategy=strategy, foresee=foresee)
-    assert {*foreseen[0]} > {*asked[1]}, "while the first shape is planned, the steps of others may be read, beyond the next round's"
+    assert {*foreseen[0]} > {*asked[1]}, (
+        "while the first shape is planned, the steps of others may be read, beyond the next round's"
+    )
     first = next(number for number, cutoff_s in enumerate(cutoffs) if cutoff_s < inf)
     assert all(set(later) <= {*before} for before, later in zip(foreseen[first:], asked[first + 1 :], strict=False))
 
@@ -265,7 +280,9 @@ def test_meshes_in_one_row_and_numbers_in_between_are_tuned_at_the_end():
 def test_shares_in_between_are_tuned_at_the_end():
     def evaluate(shapes: Sequence[PlanConfig], _: float) -> list[Outcome]:
         return [
-            Refused(one, "too large", True, 1.0, 2 * one.keep) if one.keep > 0.7 else Estimate(one, "", s, s, 1.0, s, 0.0, (1.0,))
+            Refused(one, "too large", True, 1.0, 2 * one.keep)
+            if one.keep > 0.7
+            else Estimate(one, "", s, s, 1.0, s, 0.0, (1.0,))
             for one in shapes
             for s in [2 - one.keep]
         ]

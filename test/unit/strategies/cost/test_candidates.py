@@ -1,7 +1,8 @@
 """Strategies by hand, by enumeration of all that could be one, and by what Shardy makes of them.
 
-By enumeration: every way in which operands could lie and results could come, simulated on two devices with the op itself as the local op,
-says which strategies are right. A strategy that is not among them is wrong; one that is, and follows from none in the list, is missing.
+By enumeration: every way in which operands could lie and results could come, simulated on two devices with the op
+itself as the local op, says which strategies are right. A strategy that is not among them is wrong; one that is, and
+follows from none in the list, is missing.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ LEAST, MOST = (f"%zero = stablehlo.constant dense<{bits}> : tensor<f32>\n" for b
 
 @dataclass(frozen=True)
 class Op:
-    """One op: its text after `%0 =`, with `{0}`, `{1}`, ... for the types of its operands %a, %b, ..., and `{r}` for its result's.
+    """One op: its text after `%0 =`, with `{0}`, ... for the types of operands %a, ..., and `{r}` for its result's.
 
     `{r.shape}` or `{0.shape}` in it are lists of sizes, so that the text is right for the shapes of one device too.
     """
@@ -83,7 +84,9 @@ class Kind(str):
 
 
 def dot(left, right, result, dims="contracting_dims = [1] x [0]"):
-    return Op(f"stablehlo.dot_general %a, %b, {dims} : ({{0}}, {{1}}) -> {{r}}", (tensor(left), tensor(right)), tensor(result))
+    return Op(
+        f"stablehlo.dot_general %a, %b, {dims} : ({{0}}, {{1}}) -> {{r}}", (tensor(left), tensor(right)), tensor(result)
+    )
 
 
 def elementwise(name, count, dtype="f32", shape=(4, 6)):
@@ -96,7 +99,10 @@ def shaped(name, source, target, options=""):
 
 
 def reduce(monoid, init=ZERO, shape=(4, 6)):
-    body = f"stablehlo.reduce(%a init: %zero) applies stablehlo.{monoid} across dimensions = [1] : ({{0}}, tensor<f32>) -> {{r}}"
+    body = (
+        f"stablehlo.reduce(%a init: %zero) applies stablehlo.{monoid} across dimensions = [1] "
+        f": ({{0}}, tensor<f32>) -> {{r}}"
+    )
     return Op(body, (tensor(shape),), tensor(shape[:1]), init)
 
 
@@ -114,7 +120,9 @@ OPS = {
     "divide": elementwise("divide", 2),
     "maximum": elementwise("maximum", 2),
     "or": elementwise("or", 2, "i1"),
-    "select": Op("stablehlo.select %a, %b, %c : {0}, {r}", (tensor((4, 6), "i1"), *[tensor((4, 6))] * 2), tensor((4, 6))),
+    "select": Op(
+        "stablehlo.select %a, %b, %c : {0}, {r}", (tensor((4, 6), "i1"), *[tensor((4, 6))] * 2), tensor((4, 6))
+    ),
     "compare": Op("stablehlo.compare LT, %a, %b : ({0}, {1}) -> {r}", (tensor((4, 6)),) * 2, tensor((4, 6), "i1")),
     "convert": Op("stablehlo.convert %a : ({0}) -> {r}", (tensor((4, 6)),), tensor((4, 6), "f64")),
     "transpose": shaped("transpose", (2, 4, 6), (6, 2, 4), ", dims = [2, 0, 1]"),
@@ -132,7 +140,9 @@ OPS = {
     "reduce by multiply": reduce("multiply", ONE),
     "reverse": Op("stablehlo.reverse %a, dims = [1] : {r}", (tensor((4, 6)),), tensor((4, 6))),
     "slice": Op("stablehlo.slice %a [0:{0.shape[0]}, 1:5] : ({0}) -> {r}", (tensor((4, 6)),), tensor((4, 4))),
-    "concatenate": Op("stablehlo.concatenate %a, %b, dim = 1 : ({0}, {1}) -> {r}", (tensor((4, 6)),) * 2, tensor((4, 12))),
+    "concatenate": Op(
+        "stablehlo.concatenate %a, %b, dim = 1 : ({0}, {1}) -> {r}", (tensor((4, 6)),) * 2, tensor((4, 12))
+    ),
     "pad": Op(
         "stablehlo.pad %a, %zero, low = [1, 0], high = [1, 0], interior = [0, 0] : ({0}, tensor<f32>) -> {r}",
         (tensor((4, 6)),),
@@ -149,7 +159,9 @@ def listed(op, axis_size=2):
     """The strategies of an op as a reader writes them: name, specs of operands and results."""
     cls = op.cls(axis_size)
     return {
-        strategy_name(cls, s.strategy): "".join(map(spec_text, s.operand_specs)) + "->" + "".join(map(spec_text, s.result_specs))
+        strategy_name(cls, s.strategy): "".join(map(spec_text, s.operand_specs))
+        + "->"
+        + "".join(map(spec_text, s.result_specs))
         for s in op.states(axis_size)
     }
 
@@ -157,7 +169,17 @@ def listed(op, axis_size=2):
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("dot", {"replicate": "RR->R", "i": "S0R->S0", "j": "RS1->S1", "k": "S1S0->P", "partial 0": "PR->P", "partial 1": "RP->P"}),
+        (
+            "dot",
+            {
+                "replicate": "RR->R",
+                "i": "S0R->S0",
+                "j": "RS1->S1",
+                "k": "S1S0->P",
+                "partial 0": "PR->P",
+                "partial 1": "RP->P",
+            },
+        ),
         ("dot of odd sizes", {"replicate": "RR->R", "i": "S0R->S0", "partial 0": "PR->P", "partial 1": "RP->P"}),
         ("add", {"replicate": "RR->R", "i": "S0S0->S0", "j": "S1S1->S1", "partial 0 1": "PP->P"}),
         ("tanh", {"replicate": "R->R", "i": "S0->S0", "j": "S1->S1"}),
@@ -206,11 +228,16 @@ def test_a_scalar_is_no_partial_sum_of_others():
     body = "%0 = stablehlo.add %a, %b : tensor<f32>"
     cls = class_of(function(body, {"a": tensor(()), "b": tensor(())}, {"0": tensor(())}), "stablehlo.add")
     assert [s.strategy for s in strategies(cls, (2,))] == [(REPLICATE,)]
-    assert [s.result_specs for s in OPS["dot over two dims"].states()].count((P,)) == 2  # each of the two summed dims, split
+    assert [s.result_specs for s in OPS["dot over two dims"].states()].count(
+        (P,)
+    ) == 2  # each of the two summed dims, split
 
 
 def test_free_ops_follow_their_users():
-    body = "%i = stablehlo.iota dim = 0 : tensor<4x6xf32>\n%b = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> tensor<4x6xf32>"
+    body = (
+        "%i = stablehlo.iota dim = 0 : tensor<4x6xf32>\n"
+        "%b = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> tensor<4x6xf32>"
+    )
     text = function(body, {"s": tensor(())}, {"i": tensor((4, 6)), "b": tensor((4, 6))})
     for name in ("iota", "broadcast_in_dim"):
         cls = class_of(text, f"stablehlo.{name}")
@@ -232,13 +259,20 @@ def local(kind, spec, sizes):
 def draw(kind, rng):
     """Whole numbers, so that sums are exact in whatever order."""
     kind = Kind(kind)
-    values = rng.integers(0, 2, kind.shape) if kind.dtype == "i1" else rng.integers(1, 9, kind.shape) * rng.choice([-1, 1], kind.shape)
+    values = (
+        rng.integers(0, 2, kind.shape)
+        if kind.dtype == "i1"
+        else rng.integers(1, 9, kind.shape) * rng.choice([-1, 1], kind.shape)
+    )
     return np.asarray(values).astype(DTYPES[kind.dtype])
 
 
 def is_right(op, needs, comes, monoid, sizes=(2,), seeds=2):
     """Whether devices that hold operands as `needs` and run `op` on them hold its result as `comes`."""
-    text = op.text([local(kind, spec, sizes) for kind, spec in zip(op.operands, needs, strict=True)], local(op.result, comes, sizes))
+    text = op.text(
+        [local(kind, spec, sizes) for kind, spec in zip(op.operands, needs, strict=True)],
+        local(op.result, comes, sizes),
+    )
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         values = [draw(kind, rng) for kind in op.operands]
@@ -264,9 +298,9 @@ def lies(kind, sizes=(2,)):
 
 
 def follows(way, states, monoid, ranks, num_axes=1):
-    """Whether `way` is a strategy after slicing operands that are whole, or before slicing a whole result: neither sends anything.
+    """Whether `way` is a strategy after slicing operands that are whole, or before slicing a whole result.
 
-    For a maximum (of what is everywhere the same) to be whole is to be in parts, too.
+    Neither sends anything. For a maximum (of what is everywhere the same) to be whole is to be in parts, too.
     """
 
     def is_free(source, target, rank):
@@ -277,7 +311,10 @@ def follows(way, states, monoid, ranks, num_axes=1):
         return steps is not None and all(step.kind == "slice" for step in steps)
 
     needs, comes = way
-    return any(all(map(is_free, needs, s.operand_specs, ranks)) and is_free(s.result_specs[0], comes, ranks[-1]) for s in states)
+    return any(
+        all(map(is_free, needs, s.operand_specs, ranks)) and is_free(s.result_specs[0], comes, ranks[-1])
+        for s in states
+    )
 
 
 def ranks_of(op):
@@ -363,7 +400,10 @@ def needs_and_comes(op, sizes):
 
 
 def test_two_axes_may_split_one_factor_if_both_divide_it():
-    """The outer one takes blocks, the inner one parts of them: 4 rows for 2 x 2 devices, but 2 columns for one of the axes alone."""
+    """The outer one takes blocks, the inner one parts of them.
+
+    4 rows are enough for 2 x 2 devices, and 2 columns for one of the axes alone.
+    """
     found = needs_and_comes(GRID_OPS["dot of which two axes divide one dim"], GRID)
     assert found["i, i"] == ((S0, S0), (R, R), (S0, S0))
     assert found["i, j"] == ((S0, R), (R, S1), (S0, S1))
@@ -382,7 +422,9 @@ def test_sums_over_both_axes_come_in_parts_of_both():
 @pytest.mark.parametrize(("name", "monoid"), [("max", "max"), ("min", "min"), ("add", "add")])
 def test_a_reduction_over_both_axes_keeps_its_monoid(name, monoid):
     op = GRID_OPS[f"reduce by {name}"]
-    parts = {s.strategy: s for s in op.states(GRID) if P in unpack(s.result_specs[0], 2) and min(s.strategy) >= REPLICATE}
+    parts = {
+        s.strategy: s for s in op.states(GRID) if P in unpack(s.result_specs[0], 2) and min(s.strategy) >= REPLICATE
+    }
     assert {s.monoid for s in parts.values()} == {monoid}
     assert {unpack(s.result_specs[0], 2) for s in parts.values()} == {(P, P), (P, R), (R, P), (P, S0), (S0, P)}
 
@@ -399,7 +441,9 @@ def test_an_inner_axis_splits_what_is_behind_a_factor_used_up():
 
 def test_axes_of_one_device_change_nothing():
     op = GRID_OPS["dot"]
-    assert {s.operand_specs for s in op.states((1, 2))} >= {tuple(at(spec, 1) for spec in s.operand_specs) for s in op.states(2)}
+    assert {s.operand_specs for s in op.states((1, 2))} >= {
+        tuple(at(spec, 1) for spec in s.operand_specs) for s in op.states(2)
+    }
 
 
 @pytest.mark.parametrize("sizes", [(6,), (2, 3), (3, 2)])
@@ -407,7 +451,10 @@ def test_sizes_that_are_no_powers_of_two(sizes):
     """12 divides by all of them, 4 by two alone, 9 by three, 5 by none: what does not divide is not split."""
     cls = dot((12, 5), (5, 4), (12, 4)).cls(sizes)
     found = strategies(cls, sizes)
-    split_by = {factor: {prod(n for n, f in zip(sizes, s.strategy, strict=True) if f == factor) for s in found} for factor in range(3)}
+    split_by = {
+        factor: {prod(n for n, f in zip(sizes, s.strategy, strict=True) if f == factor) for s in found}
+        for factor in range(3)
+    }
     every = {1, 6} if sizes == (6,) else {1, 2, 3, 6}
     assert split_by == {0: every, 1: every & {1, 2, 4}, 2: {1}}
 
@@ -417,15 +464,19 @@ def test_sizes_that_are_no_powers_of_two(sizes):
 ROWS = tensor((6, 1), "i32")
 SHARDY = {
     "gather": Op(
-        '"stablehlo.gather"(%a, %b) {{slice_sizes = array<i64: 1, 4>, dimension_numbers = #stablehlo.gather<offset_dims = [1], '
+        '"stablehlo.gather"(%a, %b) '
+        "{{slice_sizes = array<i64: 1, 4>, dimension_numbers = #stablehlo.gather<offset_dims = [1], "
         "collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>}} : ({0}, {1}) -> {r}",
         (tensor((8, 4)), ROWS),
         tensor((6, 4)),
     ),
     "scatter by add": Op(
-        '"stablehlo.scatter"(%a, %b, %c) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): %s = stablehlo.add %x, %y : tensor<f32> '
-        "stablehlo.return %s : tensor<f32> }}) {{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], "
-        "inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}} : ({0}, {1}, {2}) -> {r}",
+        '"stablehlo.scatter"(%a, %b, %c) '
+        "({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): %s = stablehlo.add %x, %y : tensor<f32> "
+        "stablehlo.return %s : tensor<f32> }}) "
+        "{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], "
+        "inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}} "
+        ": ({0}, {1}, {2}) -> {r}",
         (tensor((8, 4)), ROWS, tensor((6, 4))),
         tensor((8, 4)),
     ),
@@ -446,7 +497,8 @@ SHARDY = {
         tensor((2, 6, 6)),
     ),
     "sort": Op(
-        '"stablehlo.sort"(%a) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): %p = stablehlo.compare LT, %x, %y : (tensor<f32>, tensor<f32>) '
+        '"stablehlo.sort"(%a) ({{ ^bb0(%x: tensor<f32>, %y: tensor<f32>): '
+        "%p = stablehlo.compare LT, %x, %y : (tensor<f32>, tensor<f32>) "
         "-> tensor<i1> stablehlo.return %p : tensor<i1> }}) {{dimension = 1 : i64}} : ({0}) -> {r}",
         (tensor((4, 6)),),
         tensor((4, 6)),
@@ -470,7 +522,9 @@ def annotated(op, state, sizes):
         result = sharding_attribute("mesh", names, without_partial(state.result_specs[0]), len(Kind(op.result).shape))
         main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get({"sdy.sharding": result})])
         found = next(view.operation for view in main.regions[0].blocks[0].operations if view.operation.name == op.name)
-        found.attributes["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{str(result).removeprefix('#sdy.sharding')}]>")
+        found.attributes["sdy.sharding"] = ir.Attribute.parse(
+            f"#sdy.sharding_per_value<[{str(result).removeprefix('#sdy.sharding')}]>"
+        )
         found.attributes["rhino.strategy"] = ir.StringAttr.get(strategy_name(op.cls(sizes), state.strategy))
     return module
 
@@ -491,13 +545,18 @@ LOCAL = [*SHARDY.items(), *GRID_OPS.items(), *((name, op) for name, op in OPS.it
 @pytest.mark.parametrize(("name", "op"), LOCAL, ids=[f"{number} {name}" for number, (name, _) in enumerate(LOCAL)])
 def test_shardy_makes_the_same_op_of_every_split(name, op):
     rng = np.random.default_rng(0)
-    values = [np.asarray(rng.integers(0, 6, Kind(kind).shape), np.int32) if "i32" in kind else draw(kind, rng) for kind in op.operands]
+    values = [
+        np.asarray(rng.integers(0, 6, Kind(kind).shape), np.int32) if "i32" in kind else draw(kind, rng)
+        for kind in op.operands
+    ]
     plain = parse(op.text(op.operands, op.result))
     strip_shardings(plain)
     wanted, met = run(plain, values, 1), 0
     for sizes in [(2,), (2, 2), (3, 2)]:
         for state in splits_of(op, sizes):
             got = run(wrap_manual(localized_copy(annotated(op, state, sizes))), values, prod(sizes))
-            np.testing.assert_allclose(got, wanted, rtol=1e-6, err_msg=f"{name} on {sizes}: {strategy_name(op.cls(sizes), state.strategy)}")
+            np.testing.assert_allclose(
+                got, wanted, rtol=1e-6, err_msg=f"{name} on {sizes}: {strategy_name(op.cls(sizes), state.strategy)}"
+            )
             met += 1
     assert met

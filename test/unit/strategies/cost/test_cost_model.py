@@ -1,4 +1,4 @@
-"""Seconds worked out by hand: collectives as rings step by step, reshards by their collective, ops under the roofline."""
+"""Seconds worked out by hand: rings step by step, reshards by their collective, and ops under the roofline."""
 
 import math
 from dataclasses import replace
@@ -96,12 +96,16 @@ def test_what_sends_nothing_takes_no_time(kind):
 )
 def test_each_pair_of_specs_has_one_step_or_none(source, target, move):
     """Nothing becomes a partial sum by moving it: that would take zeros on all devices but one."""
-    wanted = {None: (), math.inf: None}.get(move, (ReshardStep(move[0], (0,), move[1]),) if isinstance(move, tuple) else ())
+    wanted = {None: (), math.inf: None}.get(
+        move, (ReshardStep(move[0], (0,), move[1]),) if isinstance(move, tuple) else ()
+    )
     assert moves(KIND.num_bytes, 2, source, target, (4,)) == wanted
 
 
 def test_the_table_of_reshards_is_the_seconds_of_each():
-    gather, scatter, reduce, exchange = (SECONDS[kind][1] for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"))
+    gather, scatter, reduce, exchange = (
+        SECONDS[kind][1] for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+    )
     inf, cut = math.inf, 192e-9  # a quarter, 96 bytes, read and written at 1 GB/s
     wanted = [[0, inf, cut, cut], [reduce, 0, scatter, scatter], [gather, inf, 0, exchange], [gather, inf, exchange, 0]]
     np.testing.assert_allclose(table_of(model(4), KIND), wanted, rtol=1e-12)
@@ -146,11 +150,16 @@ def test_an_op_takes_the_longer_of_its_work_and_its_bytes(cls, num_bytes, divide
 
 # Several axes: two nodes, 10 us and 0.1 GB/s apart, of four devices each, 1 us and 1 GB/s apart
 
-TWO = CostModel(DEVICE, (MeshAxis("x", 2, 1e-5, 1e8, 1e8, "ring", ("net",)), MeshAxis("y", 4, 1e-6, 1e9, 1e9, "ring", ("link",))))
+TWO = CostModel(
+    DEVICE, (MeshAxis("x", 2, 1e-5, 1e8, 1e8, "ring", ("net",)), MeshAxis("y", 4, 1e-6, 1e9, 1e9, "ring", ("link",)))
+)
 
 
 def test_a_sum_over_several_axes_is_taken_within_nodes_first():
-    """Twice 3 steps of 1 us and 3/4 of 800 bytes within; between nodes twice 10 us and half of the 200 bytes that each has left."""
+    """Within nodes it takes twice 3 steps of 1 us and 3/4 of 800 bytes.
+
+    Between nodes it takes twice 10 us and half of the 200 bytes that each has left.
+    """
     within, between = 2 * (3e-6 + 600e-9), 2 * (1e-5 + 100e-8)
     assert TWO.move_s(ReshardStep("all_reduce", (0, 1), 800)) == pytest.approx(within + between, rel=1e-12)
 
@@ -160,7 +169,11 @@ def test_a_sum_over_several_axes_is_taken_within_nodes_first():
     [
         ((1,), ((), ()), 1e-6 + 300e-9),
         ((0, 1), ((), ()), 1e-5 + 300e-8),  # at the pace of what lies between nodes
-        ((0, 1), ((), (("collective_permute", Line(5e-5, 2e9)),)), 5e-5 + 300e-8),  # what starts last, and what carries least
+        (
+            (0, 1),
+            ((), (("collective_permute", Line(5e-5, 2e9)),)),
+            5e-5 + 300e-8,
+        ),  # what starts last, and what carries least
         ((0, 1), ((), (("collective_permute", Line(1e-6, 1e7)),)), 1e-5 + 300e-7),
     ],
 )
@@ -182,7 +195,9 @@ def test_measured_lines_come_before_the_formula():
     assert one.move_s(ReshardStep("all_reduce", (0,), 100)) == pytest.approx(1e-5 + 1e-4)
     assert one.move_s(ReshardStep("all_gather", (0,), 100)) == pytest.approx(2e-5 + 5e-5)
     assert one.move_s(ReshardStep("collective_permute", (0,), 300)) == pytest.approx(3e-5 + 1e-4)
-    assert one.move_s(ReshardStep("reduce_scatter", (0,), 384)) == model(4).move_s(ReshardStep("reduce_scatter", (0,), 384))
+    assert one.move_s(ReshardStep("reduce_scatter", (0,), 384)) == model(4).move_s(
+        ReshardStep("reduce_scatter", (0,), 384)
+    )
     table = table_of(one, KIND)  # a reshard is still affine in the bytes: the sum of a tensor of 384
     assert table[1, 0] == pytest.approx(1e-5 + 384e-6)
 
@@ -207,7 +222,9 @@ def test_arithmetic_of_other_ops_has_rates_of_its_own():
 
 
 def test_a_table_comes_before_rates_and_fixed_times():
-    tables = tuple(Operator(f"stablehlo.{op}", "f32", ((100.0, 1e-3), (10000.0, 1e-2)), "here") for op in ("dot_general", "tanh"))
+    tables = tuple(
+        Operator(f"stablehlo.{op}", "f32", ((100.0, 1e-3), (10000.0, 1e-2)), "here") for op in ("dot_general", "tanh")
+    )
     one = CostModel(replace(MEASURED, operators=tables), ())
     product, tanh = (op_class(f"stablehlo.{name}", (KIND,), (KIND,), 2000) for name in ("dot_general", "tanh"))
     assert one.compute_s(product, 0, 2, is_kernel=True) == pytest.approx(1e-3 * math.sqrt(10))

@@ -1,6 +1,7 @@
-"""Ways between specs, carried out on a grid of devices in numpy, each step as the collective that it says; and against a search.
+"""Ways between specs, carried out on a grid of devices in numpy, each step as the collective that it says.
 
-The simulation knows nothing of ways: a device has its coordinates and its block, and a collective joins, cuts or adds blocks of a group.
+They are compared with a search, too. The simulation knows nothing of ways: a device has its coordinates and its block,
+and a collective joins, cuts or adds blocks of a group.
 """
 
 import heapq
@@ -56,7 +57,10 @@ def run_step(step, held, sizes):
 
 
 def sender(step, sizes, at):
-    """The device that had the block that `at` has after a permutation, and the same place along axes that do not take part."""
+    """The device that had the block that `at` has after a permutation.
+
+    Its place is the same along axes that do not take part.
+    """
     wanted = block(step.after, sizes, at)
     found = [
         other
@@ -142,19 +146,28 @@ def test_several_sums_are_taken_at_once():
 
 
 def test_inner_axes_scatter_first_and_outer_ones_gather_first():
-    """So that what crosses the slower links of outer axes is smaller: 384 bytes on 2x4, of which inner axes leave a quarter."""
+    """In this order, less crosses the slower links of outer axes.
+
+    Of 384 bytes on 2x4 inner axes leave a quarter.
+    """
     assert moves(384, 2, pack((P, P)), pack((S0, S1)), (2, 4)) == (
         ReshardStep("reduce_scatter", (1,), 384),
         ReshardStep("reduce_scatter", (0,), 96),
     )
-    assert moves(384, 2, pack((S0, S1)), R, (2, 4)) == (ReshardStep("all_gather", (0,), 96), ReshardStep("all_gather", (1,), 384))
+    assert moves(384, 2, pack((S0, S1)), R, (2, 4)) == (
+        ReshardStep("all_gather", (0,), 96),
+        ReshardStep("all_gather", (1,), 384),
+    )
 
 
 # Against a search
 
 
 def wire(kind, payload, sizes, axes):
-    """Bytes that one device sends, by rings (`rhino.strategies.cost.cost_model`); a permutation sends its block whole."""
+    """Bytes that one device sends, by rings (`rhino.strategies.cost.cost_model`).
+
+    A permutation sends its block whole.
+    """
     size = prod(sizes[axis] for axis in axes)
     if kind == "slice":
         return 0.0
@@ -225,7 +238,9 @@ def excesses(sizes, shape):
     return found
 
 
-@pytest.mark.parametrize(("sizes", "most"), [((4,), 1.0), ((2, 2), 1.5), ((2, 3), 1.75), ((2, 4), 2.0), ((2, 2, 2), 3.0)])
+@pytest.mark.parametrize(
+    ("sizes", "most"), [((4,), 1.0), ((2, 2), 1.5), ((2, 3), 1.75), ((2, 4), 2.0), ((2, 2, 2), 3.0)]
+)
 def test_a_way_sends_few_bytes_more_than_the_best(sizes, most):
     """What is above 1 has its reasons: see below, and blocks that shrink first though they must change places later."""
     found = excesses(sizes, (64, 64) if sizes != (2, 3) else (36, 36))
@@ -236,7 +251,10 @@ def test_a_way_sends_few_bytes_more_than_the_best(sizes, most):
 
 @pytest.mark.parametrize(("sizes", "times"), [((2, 2), 1.0), ((2, 4), 2.0), ((4, 2), 1.5), ((4, 4), 3.0)])
 def test_what_a_way_sends_in_vain(sizes, times):
-    """Where one axis leaves a dim that another comes to, it is gathered first: both together might not divide the dim."""
+    """Where one axis leaves a dim that another comes to, it is gathered first.
+
+    Both together might not divide the dim.
+    """
     assert excesses(sizes, (16, 16))[pack((S0, R)), pack((R, S0))] == pytest.approx(times)
 
 

@@ -1,4 +1,7 @@
-"""Pairs of specs as one where only the numbers of dims differ: what hangs on a pair is the same for all of its class, pair by pair."""
+"""Pairs of specs as one where only the numbers of dims differ.
+
+What depends on a pair is compared over all pairs of its class.
+"""
 
 from itertools import product
 from math import prod
@@ -42,7 +45,9 @@ def test_pairs_are_alike_if_and_only_if_their_dims_may_be_renumbered():
 def test_more_axes_than_a_number_of_64_bits_holds_are_told_apart():
     specs = [pack([split(dim % 7) for dim in range(first, first + 12)]) for first in range(3)] + [pack([0] * 12)]
     pairs, which = pair_classes(specs, specs, 12)
-    assert len(pairs) == 8  # of the dims one or two on, one or two back, or the same; from none, to none, and none at all
+    assert (
+        len(pairs) == 8
+    )  # of the dims one or two on, one or two back, or the same; from none, to none, and none at all
     assert which[0, 1] == which[1, 2] != which[1, 0]
 
 
@@ -53,6 +58,11 @@ def test_buffers_are_those_of_the_way_itself(sizes, shape, move):
     given, needed = all_specs(shape, sizes, range(len(sizes))), all_specs(shape, sizes)
     num_bytes, which = move.num_bytes(kind, given, needed, sizes)
     for (i, source), (j, target) in product(enumerate(given), enumerate(needed)):
-        steps, parted = reshard_path(len(shape), source, target, len(sizes)) or (), parted_path(len(shape), source, target, sizes) or ()
-        sized = tuple(_SizedStep(a.kind, a.before, a.after, is_major(shape, b, sizes)) for a, b in zip(parted, steps, strict=True))
+        steps, parted = (
+            reshard_path(len(shape), source, target, len(sizes)) or (),
+            parted_path(len(shape), source, target, sizes) or (),
+        )
+        sized = tuple(
+            _SizedStep(a.kind, a.before, a.after, is_major(shape, b, sizes)) for a, b in zip(parted, steps, strict=True)
+        )
         assert num_bytes[which[i, j]].tolist() == move.held([sized]).num_bytes(4 * prod(shape))[0].tolist()

@@ -37,7 +37,10 @@ def looped(inner, trips=3, carried="%a", outer=""):
 
 
 def names_around(body, specs=None, hoists=True):
-    """The names of the ops of a device's program before its loop, but for constants, and in the loop; and the program."""
+    """The names of the ops of a device's program before its loop, but for constants, and in the loop.
+
+    The program comes last.
+    """
     names, graph = local(body, {"x": KIND, "v": KIND}, {"e#1": KIND}, specs or {}, (R,), hoists=hoists)
     (loop,) = graph.loops
     return [name for name in names[: loop.op] if name != "constant"], names[loop.op + 1 : loop.end], graph

@@ -18,7 +18,10 @@ from rhino.strategies.memory.peak import Lives
 
 # What is computed inside what
 
-SUM = "stablehlo.reduce({value} init: %o) applies stablehlo.{how} across dimensions = [1] : ({kind}, tensor<f32>) -> {rows}"
+SUM = (
+    "stablehlo.reduce({value} init: %o) applies stablehlo.{how} across dimensions = [1] "
+    ": ({kind}, tensor<f32>) -> {rows}"
+)
 
 
 def fused(body, arguments, results):
@@ -33,11 +36,16 @@ def fused(body, arguments, results):
 
 
 def test_who_reads_one_operand_of_its_rank_is_computed_again():
-    """A bias added for a product lies in memory, and is added again inside the loop beside; a sum of two tensors is read by both."""
+    """A bias that is added for a product is in memory, and is added again inside the loop beside.
+
+    A sum of two tensors is read by both.
+    """
     kind, bias = tensor((8, 8)), tensor((8,))
     product = f"stablehlo.dot_general %h, %x, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
     rest = f"%y = {product}\n%z = stablehlo.tanh %h : {kind}"
-    broadcast = f"%c = stablehlo.broadcast_in_dim %b, dims = [1] : ({bias}) -> {kind}\n%h = stablehlo.add %x, %c : {kind}\n"
+    broadcast = (
+        f"%c = stablehlo.broadcast_in_dim %b, dims = [1] : ({bias}) -> {kind}\n%h = stablehlo.add %x, %c : {kind}\n"
+    )
     for first, again in ((broadcast, True), (f"%h = stablehlo.add %x, %v : {kind}\n", False)):
         found, in_memory, makers, _ = fused(first + rest, {"x": kind, "v": kind, "b": bias}, {"y": kind, "z": kind})
         assert in_memory["add"]
@@ -45,7 +53,10 @@ def test_who_reads_one_operand_of_its_rank_is_computed_again():
 
 
 def test_what_is_computed_inside_others_reads_few_values():
-    """Of a sum of seventy values one part lies in memory, so that each kernel reads 63 at most; one of sixty is computed at once."""
+    """Of a sum of seventy values one part lies in memory, so that each kernel reads 63 at most.
+
+    A sum of sixty is computed at once.
+    """
     kind = tensor((4, 8))
     for count, kept in ((60, 0), (70, 1)):
         names = [f"a{number}" for number in range(count)]
@@ -55,7 +66,9 @@ def test_what_is_computed_inside_others_reads_few_values():
         assert sum(fuse(graph).in_memory[count:-1]) == kept
 
 
-@pytest.mark.parametrize(("columns", "op", "inside"), [(512, "subtract", False), (256, "subtract", True), (512, "multiply", True)])
+@pytest.mark.parametrize(
+    ("columns", "op", "inside"), [(512, "subtract", False), (256, "subtract", True), (512, "multiply", True)]
+)
 def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, inside):
     kind, rows = tensor((8, columns)), tensor((8,))
     body = f"%o = stablehlo.constant dense<0.0> : tensor<f32>\n%d = stablehlo.{op} %x, %v : {kind}\n"
@@ -68,11 +81,15 @@ def test_a_library_reduces_many_elements_and_takes_products_in(columns, op, insi
 
 @pytest.mark.parametrize(("shape", "inside"), [((2, 64, 64), False), ((1, 64, 64), True)])
 def test_the_library_takes_the_exponential_of_what_a_maximum_is_subtracted_from(shape, inside):
-    """With the product of matrices before it, scaled by a constant, in memory for that alone, and not if a dim has but one element."""
+    """The product of matrices before it, scaled by a constant, is in memory for that alone.
+
+    A dim of one element rules it out.
+    """
     kind, rows = tensor(shape), tensor(shape[:2])
     body = f"""%o = stablehlo.constant dense<0xFF800000> : tensor<f32>
       %s = stablehlo.constant dense<0.5> : {kind}
-      %p = stablehlo.dot_general %x, %v, batching_dims = [0] x [0], contracting_dims = [2] x [1] : ({kind}, {kind}) -> {kind}
+      %p = stablehlo.dot_general %x, %v, batching_dims = [0] x [0], contracting_dims = [2] x [1]\
+ : ({kind}, {kind}) -> {kind}
       %q = stablehlo.multiply %p, %s : {kind}
       %m = {SUM.format(value="%q", how="maximum", kind=kind, rows=rows).replace("[1]", "[2]")}
       %r = stablehlo.broadcast_in_dim %m, dims = [0, 1] : ({rows}) -> {kind}
@@ -147,7 +164,9 @@ def test_a_library_repeats_what_it_divides_by_though_another_op_multiplies_by_it
 def test_of_two_that_are_divided_by_what_is_broadcast_the_first_is_multiplied_by_its_inverse():
     """That is not costly, and is computed in each of its readers."""
     kind, row = tensor((8, 4)), tensor((8,))
-    readers = [f"%{name}{of} = stablehlo.{op} %{of} : {kind}" for of in "pq" for name, op in (("s", "tanh"), ("c", "cosine"))]
+    readers = [
+        f"%{name}{of} = stablehlo.{op} %{of} : {kind}" for of in "pq" for name, op in (("s", "tanh"), ("c", "cosine"))
+    ]
     body = f"""%d = stablehlo.broadcast_in_dim %r, dims = [0] : ({row}) -> {kind}
       %p = stablehlo.divide %x, %d : {kind}
       %q = stablehlo.divide %w, %d : {kind}
@@ -173,14 +192,18 @@ def test_of_two_that_are_divided_by_what_is_broadcast_the_first_is_multiplied_by
 )
 def test_how_a_value_is_brought_from_one_spec_to_another(source, target, names):
     kind = tensor((4, 8))
-    found, graph = local(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: source, 1: source}, (target,))
+    found, graph = local(
+        f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: source, 1: source}, (target,)
+    )
     assert found == names
     assert graph.type_of(graph.returns[0]).num_bytes == 128 // (1 if target == R else 2)
 
 
-@pytest.mark.parametrize(("shape", "copied"), [((2, 8), False), ((4, 8), True), ((4, 1, 2), True), ((2, 3, 2), True), ((2, 1, 2), False)])
+@pytest.mark.parametrize(
+    ("shape", "copied"), [((2, 8), False), ((4, 8), True), ((4, 1, 2), True), ((2, 3, 2), True), ((2, 1, 2), False)]
+)
 def test_what_an_all_to_all_joins_lies_along_the_dim_that_is_cut(shape, copied):
-    """It is copied in order, unless the dims from the one that becomes whole to that one are of one element on each device."""
+    """It is copied in order, unless the dims from the one that becomes whole to that one have one element a device."""
     kind, last = tensor(shape), split(len(shape) - 1)
     found, _ = local(f"%y = stablehlo.tanh %x : {kind}", {"x": kind}, {"y": kind}, {0: S0, 1: S0}, (last,))
     assert found == ["tanh", "slice", "slice", "all_to_all", "join", *["transpose"] * copied]
@@ -188,22 +211,31 @@ def test_what_an_all_to_all_joins_lies_along_the_dim_that_is_cut(shape, copied):
 
 @pytest.mark.parametrize("source", [S0, S1])
 def test_one_device_sends_nothing_and_waits_for_no_sum(source):
-    """A plan may split along an axis of one device: its collectives would copy, and its sums be joined, with all that waits."""
+    """A plan may split along an axis of one device.
+
+    Collectives along it would copy, and join sums with all that waits.
+    """
     kind, total = tensor((4, 8)), tensor((8,))
     body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>
       %y = stablehlo.tanh %x : {kind}
-      %z = stablehlo.reduce(%y init: %o) applies stablehlo.add across dimensions = [0] : ({kind}, tensor<f32>) -> {total}"""
+      %z = stablehlo.reduce(%y init: %o) applies stablehlo.add across dimensions = [0]\
+ : ({kind}, tensor<f32>) -> {total}"""
     found, _ = local(body, {"x": kind}, {"y": kind, "z": total}, {0: source, 2: source}, (R, R), size=1)
     assert found == ["constant", "tanh", "reduce"]
 
 
 @pytest.mark.parametrize(("other", "returned", "copies"), [("tanh", R, 0), ("tanh", S1, 1), ("reverse", R, 1)])
 def test_what_two_collectives_read_is_copied_once_and_not_where_all_want_it_in_their_order(other, returned, copies):
-    """What is computed from it element by element, and gathered as well, lies in that order; what is not gathered, or moved, does not."""
+    """What is computed from it element by element, and gathered as well, lies in that order.
+
+    What is not gathered, or moved, does not.
+    """
     kind = tensor((4, 8))
     last = f"stablehlo.{other} %y{', dims = [0]' if other == 'reverse' else ''} : {kind}"
     body = f"%y = stablehlo.negate %x : {kind}\n%z = stablehlo.reverse %y, dims = [1] : {kind}\n%w = {last}"
-    found, _ = local(body, {"x": kind}, {"y": kind, "z": kind, "w": kind}, {0: S1, 1: S1, 2: R, 3: S1}, (R, R, returned))
+    found, _ = local(
+        body, {"x": kind}, {"y": kind, "z": kind, "w": kind}, {0: S1, 1: S1, 2: R, 3: S1}, (R, R, returned)
+    )
     gather = ["all_gather", "transpose"]
     end = ["transpose", *gather] if returned == R else []
     assert found == ["negate", *["transpose"] * copies, *gather, "reverse", other, *gather, *end]
@@ -218,7 +250,9 @@ def test_what_is_cut_out_of_a_value_for_one_op_is_there_for_the_next(second, cut
     assert sorted(found) == sorted(["dynamic_slice"] * cuts + ["tanh", "negate"])
 
 
-@pytest.mark.parametrize(("first", "cuts"), [("%y = stablehlo.tanh %x : KIND", 1), ("%y = stablehlo.tanh %v : KIND", 2)])
+@pytest.mark.parametrize(
+    ("first", "cuts"), [("%y = stablehlo.tanh %x : KIND", 1), ("%y = stablehlo.tanh %v : KIND", 2)]
+)
 def test_what_a_loop_cuts_out_of_a_value_is_there_only_in_it(first, cuts):
     """Behind the loop the same part is cut out again, unless it was there before."""
     kind, count = tensor((8, 8)), "tensor<i32>"
@@ -242,11 +276,16 @@ def test_what_a_loop_cuts_out_of_a_value_is_there_only_in_it(first, cuts):
 
 @pytest.mark.parametrize(("shape", "heap"), [((64, 16), 4), ((4, 16, 16), 8)])
 def test_nothing_is_written_over_a_view_that_is_computed_inside(shape, heap):
-    """Of more than two dims a product is a view of one of matrices: what is added to it needs memory of its own. Here it is returned."""
+    """Of more than two dims a product is a view of one of matrices: what is added to it needs memory of its own.
+
+    Here it is returned.
+    """
     left, result = tensor(shape), tensor((*shape[:-1], 16))
-    body = f"""%p = stablehlo.dot_general %x, %w, contracting_dims = [{len(shape) - 1}] x [0] : ({left}, {tensor((16, 16))}) -> {result}
+    body = f"""%p = stablehlo.dot_general %x, %w, contracting_dims = [{len(shape) - 1}] x [0]\
+ : ({left}, {tensor((16, 16))}) -> {result}
       %q = stablehlo.add %p, %x : {result}
-      %y = stablehlo.dot_general %q, %w, contracting_dims = [{len(shape) - 1}] x [0] : ({result}, {tensor((16, 16))}) -> {result}
+      %y = stablehlo.dot_general %q, %w, contracting_dims = [{len(shape) - 1}] x [0]\
+ : ({result}, {tensor((16, 16))}) -> {result}
       %z = stablehlo.add %y, %x : {result}"""
     _, graph = local(body, {"x": left, "w": tensor((16, 16))}, {"z": result}, {}, (R,))
     found = fuse(graph)
@@ -256,7 +295,10 @@ def test_nothing_is_written_over_a_view_that_is_computed_inside(shape, heap):
 
 
 def test_a_heap_with_a_gap_that_hangs_on_who_comes_first_is_told_larger_by_a_part_of_it():
-    """In XLA's order for these lives there is no gap; in others two of one size lie apart, with nothing between them."""
+    """In XLA's order for these lives there is no gap.
+
+    In others two of one size lie apart, with nothing between them.
+    """
     lives = [(2, 0, 0), (1, 0, 3), (1, 1, 5), (1, 5, 6), (1, 5, 6)]
     found = packed([Buffer(size * 1024, start, end, rank) for rank, (size, start, end) in enumerate(lives)], [], 8)
     assert found.live_bytes == 3 * 1024
@@ -268,25 +310,33 @@ def test_a_product_of_matrices_reads_what_is_transposed_as_it_lies(shape, reads)
     """Others want the summed dims of the right operand first, and read the transpose."""
     kind, turned, left = tensor(shape), tensor((shape[-1], *shape[:-1])), tensor((16, 8))
     result = tensor((16, *shape[:-1]))
-    body = f"""%t = stablehlo.transpose %x, dims = [{", ".join(map(str, (len(shape) - 1, *range(len(shape) - 1))))}] : ({kind}) -> {turned}
+    body = f"""%t = stablehlo.transpose %x, dims = [{", ".join(map(str, (len(shape) - 1, *range(len(shape) - 1))))}]\
+ : ({kind}) -> {turned}
       %y = stablehlo.dot_general %v, %t, contracting_dims = [1] x [0] : ({left}, {turned}) -> {result}"""
     names, graph = local(body, {"x": kind, "v": left}, {"y": result}, {}, (R,))
     maker = int(graph.value_op[graph.operands(names.index("dot_general"))[1]])
     assert names[maker] == reads if reads else maker < 0
 
 
-@pytest.mark.parametrize(("other", "loops", "before"), [("", 2, ["transpose"]), ("%n = stablehlo.negate %part : PART", 1, [])])
+@pytest.mark.parametrize(
+    ("other", "loops", "before"), [("", 2, ["transpose"]), ("%n = stablehlo.negate %part : PART", 1, [])]
+)
 def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other, loops, before):
     """The dim that is gathered is not its outermost. Where something else reads the parts too, it stays as it is."""
     stack, part, row, count = tensor((3, 4, 8)), tensor((1, 4, 8)), tensor((4, 8)), "tensor<i32>"
-    body = "\n".join(f"%{name} = stablehlo.constant dense<{number}> : {count}" for name, number in (("zero", 0), ("one", 1), ("most", 3)))
+    body = "\n".join(
+        f"%{name} = stablehlo.constant dense<{number}> : {count}"
+        for name, number in (("zero", 0), ("one", 1), ("most", 3))
+    )
     for number in range(loops):
         body += f"""
-          %v{number + 1}:3 = stablehlo.while(%i = %zero, %v = %v{number}{"#1" if number else ""}, %s = %x) : {count}, {row}, {stack} cond {{
+          %v{number + 1}:3 = stablehlo.while(%i = %zero, %v = %v{number}{"#1" if number else ""}, %s = %x)\
+ : {count}, {row}, {stack} cond {{
             %more = stablehlo.compare LT, %i, %most : ({count}, {count}) -> tensor<i1>
             stablehlo.return %more : tensor<i1>
           }} do {{
-            %part = stablehlo.dynamic_slice %s, %i, %zero, %zero, sizes = [1, 4, 8] : ({stack}, {count}, {count}, {count}) -> {part}
+            %part = stablehlo.dynamic_slice %s, %i, %zero, %zero, sizes = [1, 4, 8]\
+ : ({stack}, {count}, {count}, {count}) -> {part}
             {other.replace("PART", part)}
             %w = stablehlo.reshape %part : ({part}) -> {row}
             %y = stablehlo.add %v, %w : {row}
@@ -304,12 +354,17 @@ def test_a_stack_whose_parts_are_only_gathered_is_copied_before_all_loops(other,
     names = [written.cls(op).name.removeprefix("stablehlo.") for op in range(written.num_ops)]
     in_loop = ["while", "dynamic_slice", *["negate"] * bool(other), "all_gather", "reshape", "add", "add", "return"]
     assert names == ["constant"] * 3 + before + in_loop * loops
-    assert all(int(written.operands(loop.op)[2]) == (written.results(3).start if before else 0) for loop in written.loops)
+    assert all(
+        int(written.operands(loop.op)[2]) == (written.results(3).start if before else 0) for loop in written.loops
+    )
 
 
 @pytest.mark.parametrize(("stored", "again"), [(R, True), (S0, True), (split(3), False)])
 def test_a_constant_lies_as_what_selects_from_it_is_gathered_and_who_reads_a_copy_of_it_is_computed_once(stored, again):
-    """Along the minor dim: then a maximum with it, that a convolution reads in rows, reads two tensors, the value and the copy."""
+    """The constant is gathered along the minor dim.
+
+    Then a maximum with it, which a convolution reads in rows, reads two tensors: the value and the copy.
+    """
     image, filters, flags = tensor((2, 4, 4, 8)), tensor((3, 3, 8, 8)), "tensor<2x4x4x8xi1>"
     body = f"""%c = stablehlo.constant dense<0.0> : {image}
       %m = stablehlo.maximum %x, %c : {image}
@@ -350,7 +405,10 @@ def test_all_reduces_are_joined_up_to_one_that_depends_on_them():
 
 
 def test_all_reduces_are_joined_where_joining_others_has_turned_their_order():
-    """Two pairs of two types, each of whose second sums read the other's first: one pair is joined, and the others then cannot be."""
+    """Two pairs of two types, each of whose second sums read the other's first.
+
+    One pair is joined, and the others then cannot be.
+    """
     kind, wide = tensor((4, 8)), "tensor<4x8xf64>"
 
     def total(value, element, zero):
@@ -398,7 +456,9 @@ def test_what_is_transposed_back_is_what_it_was():
 
 def product(left, right, dims, result):
     body = f"%z = stablehlo.dot_general %a, %b, {dims} : ({tensor(left)}, {tensor(right)}) -> {tensor(result)}"
-    return class_of(function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)}), "stablehlo.dot_general")
+    return class_of(
+        function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)}), "stablehlo.dot_general"
+    )
 
 
 @pytest.mark.parametrize(
@@ -413,7 +473,10 @@ def product(left, right, dims, result):
     ],
 )
 def test_how_operands_of_products_are_arranged(left, right, dims, result, orders):
-    """Matrices are read in either order; others are made matrices, left ones with what is summed last, right ones with it first."""
+    """Matrices are read in either order.
+
+    Others are made matrices, left ones with what is summed last, right ones with it first.
+    """
     cls = product(left, right, dims, result)
     assert (arranged(cls, 0, left), arranged(cls, 1, right)) == orders
 
@@ -430,7 +493,10 @@ def times(body, arguments, results):
 
 @pytest.mark.parametrize(("first", "orders"), [("%x", 2), ("%p", 1)])
 def test_a_second_order_is_there_where_it_is_close_which_result_comes_first(first, orders):
-    """What two products need comes to the cap, all that was visited, by nothing to spare; not so if they share a third."""
+    """What two products need comes to the cap, all that was visited, with nothing to spare.
+
+    It does not if they share a third.
+    """
     kind = tensor((8, 8))
     product = f"stablehlo.dot_general {{}}, {{}}, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
     body = f"""%p = {product.format("%x", "%x")}
@@ -443,7 +509,10 @@ def test_a_second_order_is_there_where_it_is_close_which_result_comes_first(firs
 
 
 def test_what_is_computed_inside_is_read_behind_the_other_operands():
-    """Of a + b + c the last comes first, and its cap, all that was visited by then, is the least: so it is made last."""
+    """Of a + b + c the last comes first, and its cap, all that was visited by then, is the least.
+
+    So it is made last.
+    """
     kind = tensor((8, 8))
     product = f"stablehlo.dot_general {{}}, {{}}, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
     body = f"%p = {product.format('%x', '%x')}\n"
@@ -470,7 +539,7 @@ def test_what_arguments_take_does_not_count_in_the_order():
 
 
 def test_each_result_of_a_loop_is_a_way_to_it():
-    """A sum of three results of a loop comes before what reads a product on two ways, whose other operands are larger."""
+    """A sum of three results of a loop comes before what reads a product on two ways and has larger operands."""
     kind, count = tensor((8, 8)), "tensor<i32>"
     product = f"contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
     body = f"""%o = stablehlo.constant dense<0> : {count}
@@ -496,7 +565,10 @@ def test_each_result_of_a_loop_is_a_way_to_it():
 
 def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
     kind, number = tensor((8, 8)), tensor(())
-    total = f"stablehlo.reduce(%{{}} init: %o) applies stablehlo.add across dimensions = [0, 1] : ({kind}, {number}) -> {number}"
+    total = (
+        f"stablehlo.reduce(%{{}} init: %o) applies stablehlo.add across dimensions = [0, 1] "
+        f": ({kind}, {number}) -> {number}"
+    )
     body = f"""%o = stablehlo.constant dense<0.0> : {number}
       %a = {total.format("x")}
       %b = {total.format("v")}
@@ -507,7 +579,10 @@ def test_a_returned_number_is_computed_where_all_that_it_needs_is_there():
 
 @pytest.mark.parametrize(("other", "lies"), [("%c", True), ("%x", False)])
 def test_what_is_computed_of_products_alone_is_computed_as_they_are(other, lies):
-    """As a matrix the gradient of a ReLU is there once for the products that read it; what reads anything else is computed in each."""
+    """As a matrix the gradient of a ReLU is there once for the products that read it.
+
+    What reads anything else is computed in each.
+    """
     kind, weight = tensor((4, 16, 16)), tensor((16, 16))
     product = f"stablehlo.dot_general {{}}, %w, contracting_dims = [2] x [0] : ({kind}, {weight}) -> {kind}"
     body = f"""%o = stablehlo.constant dense<0.0> : tensor<f32>

@@ -1,4 +1,4 @@
-"""What is alive when: the order of ops, buffers and temporaries by hand, and predicted peaks against what XLA assigns."""
+"""What is alive when: ops in order, buffers and temporaries by hand, and predicted peaks against XLA's."""
 
 from itertools import pairwise
 
@@ -26,7 +26,10 @@ TILE = rounded(64)
 
 
 def product(left, right):
-    return f"stablehlo.dot_general {left}, {right}, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"
+    return (
+        f"stablehlo.dot_general {left}, {right}, contracting_dims = [1] x [0] "
+        f": (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>"
+    )
 
 
 def schedule_of(text):
@@ -46,7 +49,10 @@ def order_of(text):
 
 
 def test_what_a_chain_leaves_for_later_runs_after_it():
-    """Both gradients of a product read `g`; the one that leads on comes first, for more is read twice above it, though it stands last."""
+    """Both gradients of a product read `g`.
+
+    The one that leads on comes first, for more is read twice above it, though it stands last.
+    """
     body = f"""%y = {product("%x", "%w")}
       %g = {product("%y", "%w")}
       %dw = {product("%y", "%g")}
@@ -76,13 +82,18 @@ def test_what_is_computed_inside_others_has_their_times():
 
 def test_an_argument_is_copied_if_a_reader_may_come_after_its_successor():
     """The new weight does not need the product that reads the old one."""
-    text = """func.func @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x4xf32>) -> (tensor<4x4xf32>,
+    text = """func.func @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x4xf32>)\
+ -> (tensor<4x4xf32>,
         tensor<4x4xf32>) {
-      %y = stablehlo.dot_general %x, WEIGHT, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+      %y = stablehlo.dot_general %x, WEIGHT, contracting_dims = [1] x [0]\
+ : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
       %n = stablehlo.subtract %w, READ : tensor<4x4xf32>
       return %n, %y : tensor<4x4xf32>, tensor<4x4xf32>
     }"""
-    copied = lambda weight, read: [row[0] for row in schedule_of(text.replace("WEIGHT", weight).replace("READ", read))[1].copied]  # noqa: E731
+
+    def copied(weight, read):
+        return [row[0] for row in schedule_of(text.replace("WEIGHT", weight).replace("READ", read))[1].copied]
+
     assert copied("%w", "%x") == [0]
     assert copied("%w", "%y") == []
     assert copied("%x", "%y") == []
@@ -97,7 +108,8 @@ X, W = 96, 192
 @pytest.mark.parametrize(
     ("wanted", "default", "by_hand"),
     [
-        # r, a result, has its buffer throughout. y from 1 to 3; h, written over y, from 4 to 7; z from 7 to 9; r is written over z at 10.
+        # r, a result, has its buffer throughout. y from 1 to 3; h, written over y, from 4 to 7; z from 7 to 9; r is
+        # written over z at 10.
         ({}, R, [X + W + tiles * TILE for tiles in (2, 4, 4, 4, 4, 4, 4, 6, 4, 4, 2, 2, 2)]),
         # All but w in halves.
         ({("argument", 1): R}, S0, [X // 2 + W + tiles * TILE for tiles in (1, 2, 2, 2, 2, 2, 2, 3, 2, 2, 1, 1, 1)]),
@@ -137,7 +149,10 @@ def memory_of(body, arguments, results, wanted=None, donated=False):
     [(["y"], 0), (["y", "y"], 1), (["y", "a"], 1), (["y", "c"], 1), (["y", "a", "c", "y", "a"], 4)],
 )
 def test_a_result_that_no_op_writes_is_a_copy(returned, copies):
-    """An argument, a constant, or a value that is a result already: its buffer is there throughout, as that of any result."""
+    """An argument, a constant, or a value that is a result already is copied.
+
+    The copy's buffer is there throughout, as that of any result.
+    """
     body = f"""%y = {product("%a", "%a")}
       %c = stablehlo.constant dense<2.0> : {T}
       return {", ".join(f"%{name}" for name in returned)} : {", ".join([T] * len(returned))}"""
@@ -153,7 +168,10 @@ def test_a_result_that_cannot_be_written_over_its_argument_is_beside_it_while_th
 
 
 def test_a_copied_argument_is_there_until_its_last_reader_has_computed():
-    """The new weight comes first, from 0 to 2; the product that reads the old one from 3 to 5, and its result is there throughout."""
+    """The new weight comes first, from 0 to 2.
+
+    The product that reads the old one runs from 3 to 5, and its result is there throughout.
+    """
     body = f"""%y = {product("%x", "%w")}
       %n = stablehlo.subtract %w, %x : {T}"""
     memory = memory_of(body, {"w": T, "x": T}, ["n", "y"], donated=True)
@@ -196,13 +214,18 @@ def test_a_view_that_is_returned_is_made_at_a_time_of_its_own(read):
 
 
 def test_what_is_fused_reads_when_its_reader_runs():
-    """The exponential is computed inside the sum: it takes no memory, and the product that it reads is there until then."""
+    """The exponential is computed inside the sum.
+
+    It takes no memory, and the product that it reads is there until then.
+    """
     body = f"""%y = {product("%a", "%a")}
       %e = stablehlo.exponential %y : tensor<4x4xf32>
       %s = stablehlo.add %e, %a : tensor<4x4xf32>
       %d = {product("%s", "%a")}"""
     choice = choice_of(function(body, {"a": tensor((4, 4))}, {"d": tensor((4, 4))}))
-    assert choice.problem.memory(pick(choice)).tolist() == [64 + tiles * TILE for tiles in (1, 2, 2, 2, 2, 2, 2, 2, 1, 1)]
+    assert choice.problem.memory(pick(choice)).tolist() == [
+        64 + tiles * TILE for tiles in (1, 2, 2, 2, 2, 2, 2, 2, 1, 1)
+    ]
 
 
 def test_what_a_loop_keeps_lies_where_it_came_from():
@@ -214,7 +237,10 @@ def test_what_a_loop_keeps_lies_where_it_came_from():
         .replace("tensor<4x8xf32>\n      cond", "KIND\n      cond")
     )
     text = text.replace("KIND", "tensor<4x8xf32>, tensor<8x8xf32>").replace("dot_general %v, %w", "dot_general %v, %u")
-    text = text.replace("return %j, %y : tensor<i32>, tensor<4x8xf32>", "return %j, %y, %u : tensor<i32>, tensor<4x8xf32>, tensor<8x8xf32>")
+    text = text.replace(
+        "return %j, %y : tensor<i32>, tensor<4x8xf32>",
+        "return %j, %y, %u : tensor<i32>, tensor<4x8xf32>, tensor<8x8xf32>",
+    )
     peaks = [choice.problem.memory(pick(choice)).max() for choice in (choice_of(text), choice_of(loop(3)))]
     assert peaks[0] == peaks[1]
 
@@ -245,8 +271,9 @@ def test_what_a_loop_carries_and_nobody_reads_is_there_until_it_ends():
 
 @pytest.mark.parametrize(("start", "more"), [("%x", 0), ("%c", 1)])
 def test_a_constant_that_a_loop_keeps_is_beside_what_it_carries_while_it_runs(start, more):
-    """The carried value, returned, is there throughout, its successor from 4 to 7. The argument that is kept lies where it did, the
-    constant in a place from 0 until the body has ended at 7.
+    """The carried value, returned, is there throughout, its successor from 4 to 7.
+
+    The argument that is kept stays in its place, and the constant has a place from 0 until the body has ended at 7.
     """
     text = f"""func.func @main(%x: {T}) -> {T} {{
       %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -290,9 +317,11 @@ VIEWED = f"""%r = stablehlo.reshape %y : ({E}) -> {SPLIT}
 
 @pytest.mark.parametrize("read", [DIRECT, VIEWED])
 def test_a_product_puts_in_order_what_an_all_to_all_has_joined(read):
-    """Half of x is cut out of it for y, at 0 and 1. y comes by rows at 1, and at 2 parts of its columns arrive and are joined; it is there
-    until the sum has read it at 7. The product copies it, at 3 and 4; the sum does not. d is there from 4 to 6; the sum, a result
-    written over it, throughout.
+    """Half of x is cut out of it for y, at 0 and 1.
+
+    y comes by rows at 1, and at 2 parts of its columns arrive and are joined; it is there until the sum has read it at
+    7. The product copies it, at 3 and 4; the sum does not. d is there from 4 to 6; the sum, a result written over it,
+    throughout.
     """
     text = f"""func.func @main(%x: {E}) -> {E} {{
       %y = {wide("%x", "%x")}
@@ -314,7 +343,10 @@ def test_what_a_view_that_comes_first_is_moved_from_is_counted_with_the_argument
 
 
 def test_what_goes_through_a_barrier_is_moved_when_it_is_read():
-    """Both copies are made at 0. Half of w is made whole for the second product, at 3 and 4; the first one is there from 1 to 4."""
+    """Both copies are made at 0.
+
+    Half of w is made whole for the second product, at 3 and 4; the first one is there from 1 to 4.
+    """
     text = f"""func.func @main(%x: {E}, %w: {E}) -> {E} {{
       %b:2 = stablehlo.optimization_barrier %x, %w : {E}, {E}
       %y = {wide("%b#0", "%b#0")}
@@ -337,11 +369,16 @@ SUMMED = f"""func.func @main(%x: {E}) -> ({E}, tensor<8xf32>) {{
 
 @pytest.mark.parametrize(
     ("reads", "again"),
-    [(R, (0, 0, 0)), (S0, (4, 2, 1))],  # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
+    [
+        (R, (0, 0, 0)),
+        (S0, (4, 2, 1)),
+    ],  # both of y and z until the product has read v at 10, then one of them; and the half that is cut out
 )
 def test_a_reduction_that_is_sent_what_it_reads_keeps_what_that_is_computed_from(reads, again):
-    """y is there from 1 to 6, as v is written over it, z from 4 to 7, v from 7 to 13. The product copies v, whose other order it reads, at
-    9 and 10; its result is there throughout, as is the line that the reduction makes.
+    """y is there from 1 to 6, as v is written over it, z from 4 to 7, v from 7 to 13.
+
+    The product copies v, whose other order it reads, at 9 and 10; its result is there throughout, as is the line that
+    the reduction makes.
     """
     both, one, cut = again
     until_v = [2, 2 + 2, 2 + 2, 2 + 2, 2 + 4, 2 + 4, 2 + 4, 2 + 4]
@@ -356,8 +393,10 @@ def test_nothing_is_sent_to_one_device_alone():
 
 
 def test_what_is_computed_inside_its_reader_lies_somewhere_before_it_is_moved():
-    """y is there at 1 and 2, and the half of it that the exponential reads at 2 and 3: the sum is written over that. At 3 the exponential's
-    half is there and made whole, which it is at 4. The sum is there from 4 to 7, and the result throughout.
+    """y is there at 1 and 2, and the half of it that the exponential reads at 2 and 3: the sum is written over that.
+
+    At 3 the exponential's half is there and made whole, which it is at 4. The sum is there from 4 to 7, and the result
+    throughout.
     """
     text = f"""func.func @main(%a: {E}) -> {E} {{
       %y = {wide("%a", "%a")}
@@ -383,9 +422,14 @@ PART = tensor((4, 8))
 FILLED = f"stablehlo.dynamic_update_slice %c, %a, %i, %i : ({E}, {PART}, tensor<i32>, tensor<i32>) -> {E}"
 
 
-@pytest.mark.parametrize(("kind", "op", "argument", "computed"), [(E, wide("%a", "%c"), 256, 2), (PART, FILLED, 128, 0)])
+@pytest.mark.parametrize(
+    ("kind", "op", "argument", "computed"), [(E, wide("%a", "%c"), 256, 2), (PART, FILLED, 128, 0)]
+)
 def test_a_constant_is_computed_for_its_reader_unless_that_writes_into_it(kind, op, argument, computed):
-    """The result is there throughout; the constant that a product reads at 0 and 1; the one that is updated has the result's buffer."""
+    """The result is there throughout.
+
+    The constant that a product reads is there at 0 and 1; the one that is updated has the result's buffer.
+    """
     text = f"""func.func @main(%a: {kind}, %i: tensor<i32>) -> {E} {{
       %c = stablehlo.constant dense<2.0> : {E}
       %y = {op}
@@ -422,7 +466,9 @@ WHOLE, EIGHTH = rounded(512), rounded(64)
 )
 def test_bytes_of_a_move(source, target, in_any_order, during, after):
     """On one axis of eight, nothing counted elsewhere."""
-    move = MoveBuffers(source_counted=False, target_counted=False, written_in_order=False, read_in_any_order=in_any_order)
+    move = MoveBuffers(
+        source_counted=False, target_counted=False, written_in_order=False, read_in_any_order=in_any_order
+    )
     assert moved(move, source, target)[1:3] == [during, after]
 
 
@@ -456,7 +502,9 @@ def test_a_loop_writes_in_the_order_that_is_sent_and_not_over_what_it_reads():
 
 def general(left, right, dims, result):
     body = f"%z = stablehlo.dot_general %a, %b, {dims} : ({tensor(left)}, {tensor(right)}) -> {tensor(result)}"
-    return class_of(function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)}), "stablehlo.dot_general")
+    return class_of(
+        function(body, {"a": tensor(left), "b": tensor(right)}, {"z": tensor(result)}), "stablehlo.dot_general"
+    )
 
 
 @pytest.mark.parametrize(
@@ -466,8 +514,22 @@ def general(left, right, dims, result):
         ((4, 6), (8, 6), "contracting_dims = [1] x [1]", (4, 8), [True, True], [True, True]),
         ((6, 4), (6, 8), "contracting_dims = [0] x [0]", (4, 8), [False, True], [True, True]),
         ((2, 3, 4), (2, 3, 8), "contracting_dims = [0, 1] x [0, 1]", (4, 8), [False, True], [False, False]),
-        ((2, 4, 6), (2, 6, 8), "batching_dims = [0] x [0], contracting_dims = [2] x [1]", (2, 4, 8), [True, True], [True, True]),
-        ((4, 2, 6), (6, 2, 8), "batching_dims = [1] x [1], contracting_dims = [2] x [0]", (2, 4, 8), [False, False], [True, True]),
+        (
+            (2, 4, 6),
+            (2, 6, 8),
+            "batching_dims = [0] x [0], contracting_dims = [2] x [1]",
+            (2, 4, 8),
+            [True, True],
+            [True, True],
+        ),
+        (
+            (4, 2, 6),
+            (6, 2, 8),
+            "batching_dims = [1] x [1], contracting_dims = [2] x [0]",
+            (2, 4, 8),
+            [False, False],
+            [True, True],
+        ),
     ],
 )
 def test_how_products_read(left, right, dims, result, lie_well, matrices):
@@ -478,7 +540,8 @@ def test_how_products_read(left, right, dims, result, lie_well, matrices):
 
 SELECTION = function(
     """%o = stablehlo.constant dense<0.0> : tensor<f32>
-      %z = "stablehlo.select_and_scatter"(%a, %b, %o) <{window_dimensions = array<i64: 1, 2>, window_strides = array<i64: 1, 2>}> ({
+      %z = "stablehlo.select_and_scatter"(%a, %b, %o) <{window_dimensions = array<i64: 1, 2>,\
+ window_strides = array<i64: 1, 2>}> ({
       ^bb0(%x: tensor<f32>, %y: tensor<f32>):
         %p = stablehlo.compare GE, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
         stablehlo.return %p : tensor<i1>
@@ -515,7 +578,10 @@ def taken(temporaries, vacant):
 
 
 def test_temporaries_lie_where_arguments_have_been():
-    """The larger one has the argument's buffer while it is empty; the next must wait for nobody, and a third finds it taken."""
+    """The larger one has the argument's buffer while it is empty.
+
+    The next must wait for nobody, and a third finds it taken.
+    """
     assert taken([(80, 2, 4), (60, 5, 6), (50, 4, 5)], vacant=(2, 6)) == 150
     assert taken([(80, 1, 4)], vacant=(2, 6)) == 180
     assert taken([(101, 2, 4)], vacant=(2, 6)) == 201
@@ -534,7 +600,10 @@ def test_a_heap_may_have_gaps():
 
 
 def test_of_one_size_lies_lowest_what_is_there_for_long():
-    """That is what others come and go beside: of four, each there with the next, the outer ones lie lowest, and one finds no place."""
+    """Others come and go beside what is there for long.
+
+    Of four, each there with the next, the outer ones lie lowest, and one finds no place.
+    """
     four = [(100, 0, 10, 0), (100, 10, 20, 1), (100, 20, 30, 2), (100, 30, 40, 3)]
     assert heap(*four) == 200
     assert heap(*four, (10, 1, 1), (10, 2, 2), (10, 38, 38), (10, 39, 39)) == 300
@@ -542,7 +611,10 @@ def test_of_one_size_lies_lowest_what_is_there_for_long():
 
 @pytest.mark.parametrize(("over", "takes"), [(-1, 200), (2, 300)])
 def test_what_is_written_over_another_goes_where_that_does(over, takes):
-    """That is there for a moment, and comes late: one gap is taken by what is there before it, the other by what comes at the end."""
+    """What is written over is there for a moment, and comes late.
+
+    One gap is taken by what is there before it, the other by what comes at the end.
+    """
     before, written = [(100, 0, 4, 0, 0), (100, 3, 9, 1, 1)], [(100, 9, 11, 2, 2), (100, 12, 30, 3, 3, over)]
     behind = [(100, 30, 40, 4, 4), (10, 31, 32), (10, 33, 34), (10, 35, 36)]
     assert heap((10, 1, 1), *before, *written, *behind) == takes
@@ -550,19 +622,25 @@ def test_what_is_written_over_another_goes_where_that_does(over, takes):
 
 # Against XLA: a layer with its gradients and updates, on eight host devices
 
-LAYERS = """func.func @main(%w: tensor<64x256xf32> {tf.aliasing_output = 0 : i32}, %u: tensor<256x64xf32> {tf.aliasing_output = 1 : i32},
+LAYERS = """func.func @main(%w: tensor<64x256xf32> {tf.aliasing_output = 0 : i32},\
+ %u: tensor<256x64xf32> {tf.aliasing_output = 1 : i32},
     %x: tensor<512x64xf32>) -> (tensor<64x256xf32>, tensor<256x64xf32>) {
-  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<512x64xf32>, tensor<64x256xf32>) -> tensor<512x256xf32>
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\
+ : (tensor<512x64xf32>, tensor<64x256xf32>) -> tensor<512x256xf32>
   %h = stablehlo.tanh %y : tensor<512x256xf32>
-  %z = stablehlo.dot_general %h, %u, contracting_dims = [1] x [0] : (tensor<512x256xf32>, tensor<256x64xf32>) -> tensor<512x64xf32>
+  %z = stablehlo.dot_general %h, %u, contracting_dims = [1] x [0]\
+ : (tensor<512x256xf32>, tensor<256x64xf32>) -> tensor<512x64xf32>
   %g = stablehlo.subtract %z, %x : tensor<512x64xf32>
-  %du = stablehlo.dot_general %h, %g, contracting_dims = [0] x [0] : (tensor<512x256xf32>, tensor<512x64xf32>) -> tensor<256x64xf32>
-  %dh = stablehlo.dot_general %g, %u, contracting_dims = [1] x [1] : (tensor<512x64xf32>, tensor<256x64xf32>) -> tensor<512x256xf32>
+  %du = stablehlo.dot_general %h, %g, contracting_dims = [0] x [0]\
+ : (tensor<512x256xf32>, tensor<512x64xf32>) -> tensor<256x64xf32>
+  %dh = stablehlo.dot_general %g, %u, contracting_dims = [1] x [1]\
+ : (tensor<512x64xf32>, tensor<256x64xf32>) -> tensor<512x256xf32>
   %hh = stablehlo.multiply %h, %h : tensor<512x256xf32>
   %one = stablehlo.constant dense<1.0> : tensor<512x256xf32>
   %slope = stablehlo.subtract %one, %hh : tensor<512x256xf32>
   %dy = stablehlo.multiply %dh, %slope : tensor<512x256xf32>
-  %dw = stablehlo.dot_general %x, %dy, contracting_dims = [0] x [0] : (tensor<512x64xf32>, tensor<512x256xf32>) -> tensor<64x256xf32>
+  %dw = stablehlo.dot_general %x, %dy, contracting_dims = [0] x [0]\
+ : (tensor<512x64xf32>, tensor<512x256xf32>) -> tensor<64x256xf32>
   %nw = stablehlo.subtract %w, %dw : tensor<64x256xf32>
   %nu = stablehlo.subtract %u, %du : tensor<256x64xf32>
   return %nw, %nu : tensor<64x256xf32>, tensor<256x64xf32>
@@ -582,7 +660,10 @@ def planned(mesh, budget):
 
 @pytest.mark.parametrize("mesh", ["8", "2x4"])
 def test_predicted_peaks_against_xla_as_memory_tightens(mesh):
-    """From all the memory there is to too little: within the budget, never under what XLA takes nor far over it, and never faster."""
+    """Memory goes from all there is to too little.
+
+    The peak is within the budget, never under what XLA takes nor far over it, and the step is never faster.
+    """
     ample = planned(mesh, "")[1].peak_bytes
     budgets = [int(ample * share) for share in (1.0, 0.7, 0.4, 0.2, 0.02)]
     plans = [(budget, *planned(mesh, budget)) for budget in budgets]

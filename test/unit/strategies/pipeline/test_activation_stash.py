@@ -1,4 +1,7 @@
-"""What a forward pass hands on: the least of all choices, what is never made again, and the same for estimates and for programs."""
+"""What a forward pass hands on: the least of all choices, for estimates as for programs.
+
+Some values are never made again.
+"""
 
 import dataclasses
 from itertools import combinations
@@ -62,7 +65,10 @@ def least(graph, parts, turn):
 
 
 def weight(graph, value):
-    """What making a value again weighs: its elements are four bytes each, and a tanh counts eight of 32 operations that a byte weighs."""
+    """What making a value again weighs.
+
+    Its elements are four bytes each, and a tanh counts eight of the 32 operations that weigh as much as a byte.
+    """
     assert graph.cls(int(graph.value_op[value])).name == CHEAP
     return graph.type_of(value).num_bytes / 4 * 8 / 32
 
@@ -94,7 +100,10 @@ def test_what_lies_in_memory_of_a_part_is_what_does_in_a_program_of_its_own(seed
 
 @pytest.fixture(scope="module")
 def cut():
-    """A GPT with dropout on two devices, in three stages: as programs, with the bytes and element types that stages are said to keep."""
+    """A GPT with dropout on two devices, in three stages.
+
+    Returned are the programs, and the bytes and element types that stages are said to keep.
+    """
     config = dataclasses.replace(GPT, layers=3, dropout=0.1)
     module, remarks = read_module(export_step(gpt.model(config)).encode(), "gpt", context()), Remarks("gpt")
     items = build_named(PARALLEL, {"stages": "3", "num": "4", "mesh": "2", "cluster": "v100x8"})
@@ -104,7 +113,9 @@ def cut():
     with context(), ir.Location.unknown():
         with whole_program(module.operation, remarks) as program:
             handing = handing_of(program, module.operation)
-            stage = np.array([ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else -1 for op in program.ops])
+            stage = np.array(
+                [ir.IntegerAttr(op.attributes[STAGE]).value if STAGE in op.attributes else -1 for op in program.ops]
+            )
             for forward in range(2):
                 found = handing.between(stage, forward, 4 - forward)
                 said.append(handing.size(found))
@@ -122,7 +133,11 @@ def test_programs_hand_on_what_estimates_say(cut):
     for stage, expected in enumerate(said):
         forward, back = by_phase["forward", stage], by_phase["backward", stage]
         layouts = dict(zip(back.reads, step.programs[back.program].inputs, strict=True))
-        crossing = [name for name in back.reads if name in given and name in {*forward.gives, *forward.reads} and "sum" not in name]
+        crossing = [
+            name
+            for name in back.reads
+            if name in given and name in {*forward.gives, *forward.reads} and "sum" not in name
+        ]
         assert sum(local_bytes(layouts[name], step.mesh) for name in crossing) == expected
 
 

@@ -18,7 +18,11 @@ from rhino.strategies.solver.lp.linear_programs import silent_stdout
 def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
     """A problem whose nets are (maker, readers, bytes); a maker of None has no edges to its readers."""
     num = len(work)
-    made = [(maker, reader) for maker, readers, _ in nets if maker is not None for reader in readers] if edges is None else edges
+    made = (
+        [(maker, reader) for maker, readers, _ in nets if maker is not None for reader in readers]
+        if edges is None
+        else edges
+    )
     ends = np.array(sorted(set(made)), dtype=np.int64).reshape(-1, 2)
     more = {"late": np.zeros(num, dtype=bool), "own_bytes": np.zeros(num), **more}
     return StageProblem(
@@ -34,7 +38,10 @@ def problem_of(num_stages, work, nets, pinned=None, edges=None, **more):
 
 
 def random_problem(seed, num_stages, most=7, with_budget=False):
-    """A random graph: tensors with one or two readers, parameters, sometimes pins and a budget; half of it may count as late."""
+    """A random graph: tensors with one or two readers, parameters, sometimes pins and a budget.
+
+    Half of it may count as late.
+    """
     rng = np.random.default_rng(seed)
     num = int(rng.integers(num_stages, most + 1))
     nets = []
@@ -48,7 +55,9 @@ def random_problem(seed, num_stages, most=7, with_budget=False):
     pinned = np.where(rng.random(num) < 0.1, rng.integers(0, 2 * num_stages - 1, size=num), OPEN)
     more = {"late": np.arange(num) > rng.integers(num), "own_bytes": rng.integers(0, 4, size=num).astype(float)}
     if with_budget:
-        more["held"] = make_nets(((rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))) for _ in range(3)), least=1)
+        more["held"] = make_nets(
+            ((rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))) for _ in range(3)), least=1
+        )
         more["saved"] = make_nets((([int(rng.integers(num))], float(rng.integers(1, 5))) for _ in range(3)), least=1)
         more["budget_bytes"] = float(rng.integers(6, 20))
     if seed % 2:
@@ -65,15 +74,25 @@ def all_choices(problem):
         if any(pin not in (OPEN, at) for pin, at in zip(problem.pinned, choice, strict=True)):
             continue
         device = [min(v, problem.last - v) for v in choice]
-        moved = sum(problem.nets.size[n] * (len({device[i] for i in problem.nets.nodes(n)}) - 1) for n in range(len(problem.nets)))
+        moved = sum(
+            problem.nets.size[n] * (len({device[i] for i in problem.nets.nodes(n)}) - 1)
+            for n in range(len(problem.nets))
+        )
         more = problem.apart if len(problem.apart) else [0.0] * problem.num_nodes
-        takes = [problem.work[i] + (more[i] if device[i] < problem.num_stages - 1 else 0.0) for i in range(problem.num_nodes)]
+        takes = [
+            problem.work[i] + (more[i] if device[i] < problem.num_stages - 1 else 0.0) for i in range(problem.num_nodes)
+        ]
         load = [sum(takes[i] for i in range(problem.num_nodes) if device[i] == s) for s in range(problem.num_stages)]
         memory = [0.0] * problem.num_stages
         for s in range(problem.num_stages):
             memory[s] += sum(problem.own_bytes[i] for i in range(problem.num_nodes) if device[i] == s)
-            for nets, times in ((problem.held, 1), (problem.saved, min(problem.num_micro_batches, problem.num_stages - s))):
-                memory[s] += times * sum(nets.size[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n)))
+            for nets, times in (
+                (problem.held, 1),
+                (problem.saved, min(problem.num_micro_batches, problem.num_stages - s)),
+            ):
+                memory[s] += times * sum(
+                    nets.size[n] for n in range(len(nets)) if any(device[i] == s for i in nets.nodes(n))
+                )
         if problem.budget_bytes is None or max(memory) <= problem.budget_bytes:
             yield stage, moved, max(load)
 
@@ -109,7 +128,10 @@ def test_three_stages_as_enumerated(seed, with_budget):
 
 
 def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypatch):
-    """Joined nodes and windows lose nothing on chains with a backward pass, where the best cut is known: one tensor each way."""
+    """Joined nodes and windows lose nothing on chains with a backward pass, where the best cut is known.
+
+    That cut moves one tensor each way.
+    """
     monkeypatch.setattr("rhino.strategies.pipeline.stages.cut.MOST_OPEN", 0)
     for num_layers, num_stages in ((8, 2), (12, 3), (12, 4)):
         found = solve_stages(chain(num_layers, num_stages), 0.1)
@@ -119,9 +141,10 @@ def test_a_large_problem_is_solved_in_windows_as_well_as_by_all_choices(monkeypa
 
 
 def chain(num_layers, num_stages):
-    """Layers, each an activation of 8 bytes from the one before, then gradients down again, each with a weight of its own and its gradient.
+    """Layers, each an activation of 8 bytes from the one before, then gradients down again.
 
-    Nodes: forward, then for each layer from the last its gradients, of the activation and of the weight.
+    Each layer has a weight of its own and its gradient. Nodes: forward, then for each layer from the last its
+    gradients, of the activation and of the weight.
     """
     forward = list(range(num_layers))
     back = {layer: num_layers + 2 * step for step, layer in enumerate(reversed(forward))}
@@ -148,7 +171,11 @@ def uneven(crossing, other, in_seconds=True):
 @pytest.mark.parametrize(
     ("problem", "tolerance", "first"),
     [
-        (uneven(1.0, 0.5), 0.005, 1),  # 9 times 50, and an eighth of the crossing to begin with; else 8 times 51, and 49
+        (
+            uneven(1.0, 0.5),
+            0.005,
+            1,
+        ),  # 9 times 50, and an eighth of the crossing to begin with; else 8 times 51, and 49
         (uneven(80.0, 0.5), 0.02, 2),
         (uneven(80.0, 79.0), 0.005, 1),
         (uneven(1.0, 0.5, in_seconds=False), 0.05, 2),
@@ -173,7 +200,7 @@ def test_the_folded_line_of_a_chain_is_its_layers():
 
 
 def test_joining_keeps_the_best_choice_within_balance():
-    """On random problems without limits of work, the best choice with pinned ends moves no more bytes once nodes are joined."""
+    """With pinned ends and no limits of work, the best choice of a random problem moves no more bytes once joined."""
     for seed in range(60):
         problem = random_problem(seed, 2, most=8)
         pinned = problem.pinned.copy()

@@ -21,11 +21,15 @@ LETTERS = {"forward": "F", "backward": "B", "input-gradient": "I", "weight-gradi
 
 
 def text(order):
-    return [" ".join(f"{LETTERS[task.phase]}{task.stage}.{task.micro_batch}" for task in tasks) for tasks in order.tasks]
+    return [
+        " ".join(f"{LETTERS[task.phase]}{task.stage}.{task.micro_batch}" for task in tasks) for tasks in order.tasks
+    ]
 
 
 def test_table():
-    files = {path.stem for path in (Path(__file__).parents[4] / "strategies" / "pipeline" / "schedules").glob("*.py")} - {
+    files = {
+        path.stem for path in (Path(__file__).parents[4] / "strategies" / "pipeline" / "schedules").glob("*.py")
+    } - {
         "__init__",
         "base",
     }
@@ -52,7 +56,10 @@ def test_eager_1f1b_by_hand():
 
 
 def test_gpipe_by_hand():
-    assert text(make_order("gpipe", Pipeline(2, 3))) == ["F0.0 F0.1 F0.2 B0.0 B0.1 B0.2", "F1.0 F1.1 F1.2 B1.0 B1.1 B1.2"]
+    assert text(make_order("gpipe", Pipeline(2, 3))) == [
+        "F0.0 F0.1 F0.2 B0.0 B0.1 B0.2",
+        "F1.0 F1.1 F1.2 B1.0 B1.1 B1.2",
+    ]
 
 
 def test_zero_bubble_by_hand():
@@ -87,7 +94,9 @@ def test_orders_by_definition(num_stages, num_micro_batches):
     for name, order in orders(num_stages, num_micro_batches):
         splits = SCHEDULES[name.partition("/")[0]].splits_backward
         phases = ("forward", "input-gradient", "weight-gradient") if splits else ("forward", "backward")
-        everything = {Task(phase, s, i) for phase in phases for s in range(num_stages) for i in range(num_micro_batches)}
+        everything = {
+            Task(phase, s, i) for phase in phases for s in range(num_stages) for i in range(num_micro_batches)
+        }
         listed = [task for tasks in order.tasks for task in tasks]
         assert len(listed) == len(everything)
         assert set(listed) == everything
@@ -108,7 +117,10 @@ def finishes(order, backward, num_stages):
             return [replace(task, stage=task.stage - 1)] if task.stage else []
         if task.phase == "weight-gradient":
             return [replace(task, phase=backward)]
-        return [replace(task, phase="forward"), *([replace(task, stage=task.stage + 1)] if task.stage + 1 < num_stages else [])]
+        return [
+            replace(task, phase="forward"),
+            *([replace(task, stage=task.stage + 1)] if task.stage + 1 < num_stages else []),
+        ]
 
     done, at, moved = set(), [0] * len(order.tasks), True
     while moved:
@@ -198,7 +210,10 @@ def check_moves(step):
 
 
 def test_two_towers_and_a_skip_over_two_stages():
-    """Stages 0 and 1 read the data, 2 reads both, 3 reads stage 0 too: one transfer of it to each of 2 and 3 in a micro-batch."""
+    """Stages 0 and 1 read the data, 2 reads both, 3 reads stage 0 too.
+
+    In a micro-batch stage 0 has one transfer to each of 2 and 3.
+    """
     whole = staged(4, 3, {2: [0, 1], 3: [0, 2]}, tied=(0, 3), norm=True)
     step = checked(whole, make_order("1f1b", Pipeline(4, 3)))
     ways = {}
@@ -296,6 +311,10 @@ def test_the_apply_of_a_rank_stands_after_all_its_micro_batches():
     for _, order in orders(4, 5):
         step = checked(whole, order)
         for rank in range(step.num_ranks):
-            phases = [one.task.phase for one in step.instructions if isinstance(one, Run) and step.slots[one.outputs[0]].rank == rank]
+            phases = [
+                one.task.phase
+                for one in step.instructions
+                if isinstance(one, Run) and step.slots[one.outputs[0]].rank == rank
+            ]
             places = [ONCE.index(phase) * 2 if phase in ONCE else 1 for phase in phases]
             assert places == sorted(places)

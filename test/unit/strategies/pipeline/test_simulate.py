@@ -46,7 +46,9 @@ def test_micro_batches_in_flight(d, m):
     staged = chain(d, m)
     assert [one.peak_micro_batches for one in run(staged, "1f1b").memory] == [min(m, d - s) for s in range(d)]
     assert [one.peak_micro_batches for one in run(staged, "gpipe").memory] == [m] * d
-    assert [one.peak_micro_batches for one in run(staged, "eager-1f1b").memory] == [min(m, 2 * (d - s) - 1) for s in range(d)]
+    assert [one.peak_micro_batches for one in run(staged, "eager-1f1b").memory] == [
+        min(m, 2 * (d - s) - 1) for s in range(d)
+    ]
     together = chain(d, m, fused=True)
     assert [one.peak_micro_batches for one in run(together, "1f1b").memory] == [min(m, d - s) for s in range(d)]
     assert [one.peak_micro_batches for one in run(together, "gpipe").memory] == [*[m] * (d - 1), 1]
@@ -75,13 +77,17 @@ def test_bubble_of_zero_bubble(d, m):
 
 @pytest.mark.parametrize(("d", "m"), [(d, m) for d in range(2, 5) for m in range(2 * d, 10)])
 def test_running_ahead_hides_transfers(d, m):
-    """A transfer is as long as a forward: 1F1B waits for those of every micro-batch, and who runs ahead for those of one alone.
+    """A transfer is as long as a forward.
 
-    ZB-H2 has weight gradients left for the time in which the last of them go back.
+    1F1B waits for those of every micro-batch, and a schedule that runs ahead for those of one alone. ZB-H2 has weight
+    gradients left for the time in which the last of them go back.
     """
     link = Link(1.0, 1e9)
     whole, halves = chain(d, m), chain(d, m, split=True)
-    for staged, plain, ahead, waited in ((whole, "1f1b", "eager-1f1b", 2), (halves, "zero-bubble", "zero-bubble-h2", 1)):
+    for staged, plain, ahead, waited in (
+        (whole, "1f1b", "eager-1f1b", 2),
+        (halves, "zero-bubble", "zero-bubble-h2", 1),
+    ):
         found, waits = (run(staged, name, link=link).timeline for name in (ahead, plain))
         alone = run(staged, plain).timeline.end_s
         assert found.end_s < waits.end_s
@@ -97,11 +103,16 @@ def test_zero_bubble_is_never_slower(d, m):
 
 
 def test_transfers_take_time_and_overlap():
-    """Two stages: 256 bytes of a row lie on each device; 64 bytes a second and a second of latency are 5 s there and 5 s back."""
+    """Each device of two stages has 256 bytes of a row.
+
+    At 64 bytes a second and a second of latency they take 5 s there and 5 s back.
+    """
     found = run(chain(2, 2), "1f1b", link=Link(1.0, 64.0), forward=10.0, backward=20.0)
     moves = [(one.start_s, one.end_s, one.giver, one.taker) for one in found.timeline.moves]
     assert sorted(moves) == [(10.0, 15.0, 0, 1), (20.0, 25.0, 0, 1), (45.0, 50.0, 1, 0), (75.0, 80.0, 1, 0)]
-    spans = [(str(one.task), one.start_s, one.end_s) for one in found.timeline.spans if one.task.micro_batch is not None]
+    spans = [
+        (str(one.task), one.start_s, one.end_s) for one in found.timeline.spans if one.task.micro_batch is not None
+    ]
     assert sorted(spans, key=lambda one: (one[1], one[0])) == [
         ("forward of stage 0, micro-batch 0", 0.0, 10.0),
         ("forward of stage 0, micro-batch 1", 10.0, 20.0),
@@ -127,7 +138,10 @@ def test_transfers_between_two_ranks_queue():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_spans_follow_from_the_list(seed):
-    """No rank runs two things at a time; nothing starts before what it reads is there; runs and transfers take what they cost."""
+    """No rank runs two things at a time.
+
+    Nothing starts before what it reads is there; runs and transfers take what they cost.
+    """
     staged = random_step(seed, 4, 3)
     for _, order in orders(4, 3):
         step = assemble(staged, order)
@@ -156,7 +170,10 @@ def test_local_bytes():
 
 
 def in_turn():
-    """An argument, a row made of it, and a weight that takes the argument over; 1024, 256 and 1024 bytes on a device."""
+    """An argument, a row made of it, and a weight that takes the argument over.
+
+    They have 1024, 256 and 1024 bytes on a device.
+    """
     b = Builder()
     b.argument("a", WEIGHT, consumed=True)
     b.part("apply", 0, ["a"], [("row", ROW)], kind="row")
@@ -177,7 +194,10 @@ def test_memory_by_hand():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_memory_by_counting(seed):
-    """The peak of each rank is the most that its held slots take, over all instructions; what is taken over counts once."""
+    """The peak of each rank is the most that its held slots take, over all instructions.
+
+    What is taken over counts once.
+    """
     staged = random_step(seed, 3, 4)
     for _, order in orders(3, 4):
         step = assemble(staged, order)

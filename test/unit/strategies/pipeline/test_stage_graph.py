@@ -29,7 +29,10 @@ MICRO_BATCHES, BATCH, WIDTH = 4, 64, 32
 
 
 def accumulation(loss, params, *, norm=False, width=WIDTH):
-    """The text of a step that accumulates the gradients of `loss(params, x, y)` in a loop, and applies them, over their norm or not."""
+    """The text of a step that accumulates gradients of `loss(params, x, y)` in a loop and applies them.
+
+    They are divided by their norm, or not.
+    """
 
     def step(params, xs, ys):
         def body(i, sums):
@@ -48,9 +51,13 @@ def module_of(text):
     """The normalized module, whose loop is marked as the one over micro-batches."""
     module = ir.Module.parse(text, context())
     build_pass_manager((Normalize(),), context()).run(module.operation)
-    (loop,) = [op for op in module.body.operations[0].regions[0].blocks[0].operations if op.operation.name == "stablehlo.while"]
+    (loop,) = [
+        op for op in module.body.operations[0].regions[0].blocks[0].operations if op.operation.name == "stablehlo.while"
+    ]
     with context():
-        loop.operation.attributes["rhino.micro_batches"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), MICRO_BATCHES)
+        loop.operation.attributes["rhino.micro_batches"] = ir.IntegerAttr.get(
+            ir.IntegerType.get_signless(64), MICRO_BATCHES
+        )
     return module
 
 
@@ -61,8 +68,14 @@ def staged(text, num_stages, tolerance="0.1"):
         PipelineStages(stages=num_stages, tolerance=tolerance, cluster="v100x8").run(module.operation, remarks)
         block = module.body.operations[0].regions[0].blocks[0]
         (loop,) = [op for op in block.operations if op.operation.name == "stablehlo.while"]
-        sides = [list(loop.regions[1].blocks[0].operations)[:-1], list(block.operations)[list(block.operations).index(loop) + 1 : -1]]
-        marked = [[(op.operation.name[10:], ir.IntegerAttr(op.attributes["rhino.stage"]).value) for op in side] for side in sides]
+        sides = [
+            list(loop.regions[1].blocks[0].operations)[:-1],
+            list(block.operations)[list(block.operations).index(loop) + 1 : -1],
+        ]
+        marked = [
+            [(op.operation.name[10:], ir.IntegerAttr(op.attributes["rhino.stage"]).value) for op in side]
+            for side in sides
+        ]
     return remarks.statistics["staging"], remarks.statistics["stages"], marked
 
 
@@ -90,7 +103,7 @@ def staging_of(text, link=None) -> tuple[Program, object]:
 
 
 def test_gradients_that_are_added_up_at_the_end_do_not_hide_where_the_way_back_begins():
-    """Weights are larger than what a micro-batch holds of a layer, and the loop adds their gradients up behind everything else."""
+    """Weights are larger than a micro-batch's share of a layer, and the loop adds up their gradients at its end."""
     _, staging = staging_of(accumulation(layers, weights(6, 4096), width=4096))
     problem = staging.problem
     assert problem.work[problem.late].sum() > 0.6 * problem.work.sum()
@@ -120,7 +133,7 @@ def test_a_tied_weight_and_what_one_of_its_uses_adds_to_its_gradient_are_sent_on
 
 
 def inference(layers):
-    """The text of a step that takes each micro-batch through `layers` and back through the first, and stacks what comes out."""
+    """The text of a step that takes micro-batches through `layers`, back through the first, and stacks the results."""
 
     def step(params, xs):
         def body(i, out):
@@ -152,7 +165,11 @@ def test_a_norm_of_all_gradients_ties_no_update_to_another():
 
 def test_what_costs_nothing_has_no_node_and_counters_tie_nothing():
     program, staging = staging_of(accumulation(layers, weights(2)))
-    names = {program.graph.cls(op).name for op in range(program.graph.num_ops) if staging.node[op] == NO_NODE and staging.parts.body[op]}
+    names = {
+        program.graph.cls(op).name
+        for op in range(program.graph.num_ops)
+        if staging.node[op] == NO_NODE and staging.parts.body[op]
+    }
     assert {"stablehlo.compare", "stablehlo.select"} <= names
     every = [program.graph.cls(op).name for op in range(program.graph.num_ops)]
     assert "stablehlo.constant" in every
@@ -162,8 +179,14 @@ def test_what_costs_nothing_has_no_node_and_counters_tie_nothing():
 def test_updates_belong_to_the_sums_that_they_start_from():
     program, staging = staging_of(accumulation(layers, weights(2)))
     graph, node = program.graph, staging.node
-    for value, returned in zip(graph.results(graph.loops[0].op), graph.operands(graph.loops[0].end).tolist(), strict=True):
-        readers = [op for op in np.flatnonzero(staging.parts.apply).tolist() if value in graph.operands(op) and node[op] != NO_NODE]
+    for value, returned in zip(
+        graph.results(graph.loops[0].op), graph.operands(graph.loops[0].end).tolist(), strict=True
+    ):
+        readers = [
+            op
+            for op in np.flatnonzero(staging.parts.apply).tolist()
+            if value in graph.operands(op) and node[op] != NO_NODE
+        ]
         assert all(node[op] == node[graph.value_op[returned]] for op in readers)
 
 
@@ -175,7 +198,9 @@ def test_work_and_memory_are_those_of_the_program():
     batch = MICRO_BATCHES * BATCH * WIDTH * 4
     sums, parameters = 2 * weight, 2 * weight
     saved = together[0] - 2 * batch - sums - parameters
-    assert saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4  # both layers' results at least, for two micro-batches in flight
+    assert (
+        saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4
+    )  # both layers' results at least, for two micro-batches in flight
 
 
 def test_a_running_sum_is_of_the_node_that_makes_what_is_added():
@@ -233,7 +258,9 @@ def test_a_sharded_step_is_cut_with_the_seconds_and_bytes_that_its_shardings_wer
     module, remarks = module_of(accumulation(layers, weights(6, 4096), width=4096)), Remarks()
     choose = ChooseShardings(mesh="2", ranks=2, cluster="v100x8")
     with context():
-        build_pass_manager([Normalize(), choose, PipelineStages(stages=2, cluster="v100x8")], module.context, remarks).run(module.operation)
+        build_pass_manager(
+            [Normalize(), choose, PipelineStages(stages=2, cluster="v100x8")], module.context, remarks
+        ).run(module.operation)
     staging, answer, plan = remarks.statistics["staging"], remarks.statistics["answer"], remarks.statistics["plan"]
     times = np.where(staging.parts.body, MICRO_BATCHES, 1)
     assert staging.parts.seconds @ times == pytest.approx(answer.cost, rel=1e-6)

@@ -39,7 +39,9 @@ class Said(StageNeeds):
         return 1.0
 
     def passing_bytes(self, phase, stage):
-        return {"forward": 10.0, "backward": 30.0, "input-gradient": 20.0, "weight-gradient": 5.0, "apply": 250.0}[phase]
+        return {"forward": 10.0, "backward": 30.0, "input-gradient": 20.0, "weight-gradient": 5.0, "apply": 250.0}[
+            phase
+        ]
 
 
 def needs(name, stages, micro_batches, chunks=1):
@@ -47,10 +49,20 @@ def needs(name, stages, micro_batches, chunks=1):
 
 
 def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then():
-    assert needs("1f1b", 4, 8) == (1431.0, 1331.0, 1251.0, 1251.0)  # the last two hold most when they apply the gradients
+    assert needs("1f1b", 4, 8) == (
+        1431.0,
+        1331.0,
+        1251.0,
+        1251.0,
+    )  # the last two hold most when they apply the gradients
     assert needs("1f1b", 4, 2) == (1251.0, 1251.0, 1251.0, 1251.0)
     assert needs("gpipe", 3, 8) == (1831.0,) * 3
-    assert needs("zero-bubble", 4, 8) == (1421.0, 1381.0, 1341.0, 1301.0)  # the last has one micro-batch, and three that wait
+    assert needs("zero-bubble", 4, 8) == (
+        1421.0,
+        1381.0,
+        1341.0,
+        1301.0,
+    )  # the last has one micro-batch, and three that wait
 
 
 def gpt_step(**changed):
@@ -74,16 +86,20 @@ def test_ranks_need_what_the_proof_of_their_programs_says():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
-    """With what the backward pass makes again, and what is written to be handed on, of which the last stage has nothing."""
+    """It takes what the backward pass makes again, and what is written to be handed on: nothing in the last stage."""
     text = gpt_step(layers=4, hidden=256, vocab=512, seq=256, batch=32, dropout=dropout)
     cuts = []
     plain = StageEstimates.cuts
-    monkeypatch.setattr(StageEstimates, "cuts", lambda self, number: cuts.append((self, plain(self, number))) or cuts[-1][1])
+    monkeypatch.setattr(
+        StageEstimates, "cuts", lambda self, number: cuts.append((self, plain(self, number))) or cuts[-1][1]
+    )
     Evaluator(replace(setup_of(text, "1f1b"), tolerances=(0.05,))).outcome(PlanConfig(2, (2,), 4))
     estimates, (cut,) = cuts[-1]
     assert estimates.staging.problem.apart.sum() > 0.05 * estimates.staging.problem.work.sum()
     made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance="0.05"))
-    taken = {program.module: seconds for program, seconds in zip(made.execution.step.programs, made.execution.run_s, strict=True)}
+    taken = {
+        program.module: seconds for program, seconds in zip(made.plan.step.programs, made.costs.run_s, strict=True)
+    }
     times = cut.times
     assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)
     assert times.input_s[0] + times.weight_s[0] == pytest.approx(taken["backward_0"], rel=0.02)
@@ -120,7 +136,8 @@ def test_what_is_quick_enough_by_running_ahead_is_not_cut_off_where_that_fits():
 def test_a_tolerance_that_is_said_is_the_one_of_the_search():
     setup = setup_of(gpt_step(layers=4), "1f1b")
     even, uneven, any_of_both = (
-        Evaluator(replace(setup, tolerances=some)).outcome(PlanConfig(2, (2,), 4)).step_s for some in ((0.0,), (1.0,), (0.0, 1.0))
+        Evaluator(replace(setup, tolerances=some)).outcome(PlanConfig(2, (2,), 4)).step_s
+        for some in ((0.0,), (1.0,), (0.0, 1.0))
     )
     assert even != uneven
     assert any_of_both == min(even, uneven)

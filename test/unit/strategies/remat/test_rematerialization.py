@@ -64,7 +64,10 @@ def test_corners_are_the_optima_of_all_prices(seed: int):
     rng = random.Random(seed)
     piece = random_piece(rng)
     points = [
-        (kept_bytes(piece.late, piece.num_bytes, [(piece.reads[u], piece.makes[u]) for u in again]), sum(piece.seconds[u] for u in again))
+        (
+            kept_bytes(piece.late, piece.num_bytes, [(piece.reads[u], piece.makes[u]) for u in again]),
+            sum(piece.seconds[u] for u in again),
+        )
         for again in subsets([u for u in range(len(piece.seconds)) if piece.may_repeat[u]])
     ]
     corners = frontier(piece)
@@ -82,7 +85,9 @@ def random_stash(rng: random.Random, num_units: int) -> Stash:
         units.append(Unit(number, 0, rng.choice([1.0, 2.0, 5.0]), reads, (number,), rng.random() < 0.95))
     num_bytes = {number: rng.randint(1, 9) for number in range(num_units)}
     late = frozenset(number for number in range(num_units) if rng.random() < 0.7)
-    return Stash(tuple(units), num_bytes, late, frozenset(n for n in range(num_units) if rng.random() < 0.05), num_units)
+    return Stash(
+        tuple(units), num_bytes, late, frozenset(n for n in range(num_units) if rng.random() < 0.05), num_units
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -107,7 +112,9 @@ def test_the_choice_is_the_best_for_its_pieces(seed: int):
     assert chosen.bound_s <= chosen.added_s + 1e-9
     if chosen.blocks:  # what is kept in any case was counted as needed, so a little less may do
         assert chosen.added_s <= best + 5.0
-        assert chosen.kept_bytes <= max(share * stash.total_bytes(0), least + sum(stash.num_bytes[value] for value in fixed))
+        assert chosen.kept_bytes <= max(
+            share * stash.total_bytes(0), least + sum(stash.num_bytes[value] for value in fixed)
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -157,7 +164,9 @@ def test_steps_that_recompute_more_take_less_memory_and_give_the_same(name: str,
         assert memory < whole
         for step, same in zip(found, expected, strict=True):
             for one, other in zip(step, same, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * max(1.0, float(np.abs(other).max(initial=0.0))))
+                np.testing.assert_allclose(
+                    one, other, rtol=1e-5, atol=1e-6 * max(1.0, float(np.abs(other).max(initial=0.0)))
+                )
 
 
 def test_nothing_changes_where_nothing_is_recomputed():
@@ -176,7 +185,9 @@ class Apart(_Scheduler):
 def test_what_ops_behind_a_barrier_share_changes_no_schedule(name: str, num: int):
     module = read_module(export_step(ZOO[name]).encode(), name, make_context())
     parts = (MicroBatch(num=num), Normalize()) if num > 1 else ()
-    build_pass_manager((Normalize(), *parts, Rematerialize(remat="0.7")), module.context, Remarks(name)).run(module.operation)
+    build_pass_manager((Normalize(), *parts, Rematerialize(remat="0.7")), module.context, Remarks(name)).run(
+        module.operation
+    )
     with module.context:
         graph = read_program(entry_function(module), mesh_of_shape((1,)), name).graph
     in_memory = materialized(graph).tolist()

@@ -1,4 +1,4 @@
-"""The choice problem of small modules: nodes and edges, memory by hand, what the plan of a choice costs, and enumeration."""
+"""The choice problem of small modules: nodes and edges, memory by hand, a choice's plan and cost, and enumeration."""
 
 from dataclasses import replace
 from functools import cache
@@ -77,15 +77,20 @@ def test_scalars_and_free_values_make_no_edges():
 def test_a_free_operand_is_no_partial_sum():
     body = "%c = stablehlo.constant dense<2.0> : tensor<4x6xf32>\n%r = stablehlo.add %a, %c : tensor<4x6xf32>"
     choice = choice_of(function(body, {"a": tensor((4, 6))}, {"r": tensor((4, 6))}))
-    assert [[s.result_specs for s in node.states] for node in choice.nodes if node.kind == "op"] == [[(R,), (S0,), (S1,)]]
+    assert [[s.result_specs for s in node.states] for node in choice.nodes if node.kind == "op"] == [
+        [(R,), (S0,), (S1,)]
+    ]
 
 
 def test_a_shared_reshard_is_paid_once():
     """A sum over devices, read twice: taken once, by the value, for both."""
-    body = """%y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
+    body = """%y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
       %p = stablehlo.tanh %y : tensor<4x8xf32>
       %q = stablehlo.sqrt %y : tensor<4x8xf32>"""
-    choice = choice_of(function(body, {"a": tensor((4, 6)), "b": tensor((6, 8))}, {"p": tensor((4, 8)), "q": tensor((4, 8))}))
+    choice = choice_of(
+        function(body, {"a": tensor((4, 6)), "b": tensor((6, 8))}, {"p": tensor((4, 8)), "q": tensor((4, 8))})
+    )
     states = pick(choice, {("argument", 0): S1, ("argument", 1): S0, ("op", 0): ((S1, S0), (P,))})
     compute = sum(choice.problem.tables[t][s] for t, s in zip(choice.problem.node_table, states, strict=True))
     assert choice.problem.cost(states) - compute == pytest.approx(model().move_s(ReshardStep("all_reduce", (0,), 128)))
@@ -120,7 +125,8 @@ def test_a_donated_argument_and_its_result_lie_alike():
     assert node_names(choice) == [("argument", 0), ("argument", 1), ("op", 0)]
     for spec in (R, S0, S1):
         assert make_plan(choice, pick(choice, {("argument", 0): spec})).returned == (spec,)
-    # Stored whole: half of it is cut out for the op (48 bytes read and written at 1 GB/s), and the result's halves are gathered.
+    # Stored whole: half of it is cut out for the op (48 bytes read and written at 1 GB/s), and the result's halves are
+    # gathered.
     more = 96e-9 + model().move_s(ReshardStep("all_gather", (0,), 96))
     same = choice.problem.cost(pick(choice, default=S0))
     assert choice.problem.cost(pick(choice, {("argument", 0): R}, S0)) - same == pytest.approx(more)
@@ -130,13 +136,19 @@ def test_a_donated_argument_and_its_result_lie_alike():
 
 
 def test_a_body_costs_what_its_trips_cost():
-    """The weight in halves by columns: in every trip the product's result is gathered; around the loop nothing is sent."""
+    """The weight in halves by columns: in every trip the product's result is gathered.
+
+    Around the loop nothing is sent.
+    """
     for trips in (3, 5):
         choice = choice_of(loop(trips))
         (product,) = [node.number for node in choice.nodes if node.kind == "op" and len(node.states) > 3]
         states = pick(choice, {("argument", 1): S1, ("op", product): ((R, S1), (S1,))})
-        # 128 bytes read, 128 of the weight and 64 written at 1 GB/s (longer than 256 operations at 1 GFLOP/s), 128 gathered.
-        assert choice.problem.cost(states) == pytest.approx(trips * (320e-9 + model().move_s(ReshardStep("all_gather", (0,), 128))))
+        # 128 bytes read, 128 of the weight and 64 written at 1 GB/s (longer than 256 operations at 1 GFLOP/s), 128
+        # gathered.
+        assert choice.problem.cost(states) == pytest.approx(
+            trips * (320e-9 + model().move_s(ReshardStep("all_gather", (0,), 128)))
+        )
 
 
 def test_what_a_loop_carries_lies_in_one_way():
@@ -162,7 +174,10 @@ def zoo_choice(name, size):
 
 
 def random_choice(choice, seed, sums_late):
-    """A legal choice: the best one at random costs of states. Only with `sums_late` is a value stored as a sum for several readers."""
+    """A legal choice: the best one at random costs of states.
+
+    Only with `sums_late` is a value stored as a sum for several readers.
+    """
     rng, problem = np.random.default_rng(seed), choice.problem
     tables = [rng.choice([1e-5, 1e-4]) * rng.random(n) for n in problem.num_states()]
     for node, table in zip(choice.nodes, tables, strict=True):
@@ -176,26 +191,38 @@ def random_choice(choice, seed, sums_late):
 
 
 def plan_cost(choice, states):
-    """Ops cost what their nodes say, the rest is the plan's: the collectives that it lists, each for as often as it runs, and slices."""
+    """Ops cost what their nodes say, the rest is the plan's.
+
+    The rest is slices, and the collectives that the plan lists, each for as often as it runs.
+    """
     problem, graph, plan = choice.problem, choice.graph, make_plan(choice, states)
     compute = sum(problem.tables[t][s] for t, s in zip(problem.node_table, states, strict=True))
     # A scalar's sum is part of its op's node.
     moves = [t for t in plan.transfers() if graph.type_of(t.value).shape]
     assert moves
     cut_bytes = sum(times * graph.type_of(value).num_bytes / plan.sizes[0] for value, times in slices(graph, plan))
-    return compute + sum(t.times * choice.model.move_s(t.move) for t in moves) + 2 * cut_bytes / DEVICE.memory_bytes_per_s
+    return (
+        compute + sum(t.times * choice.model.move_s(t.move) for t in moves) + 2 * cut_bytes / DEVICE.memory_bytes_per_s
+    )
 
 
 def slices(graph, plan):
-    """The values that are whole where a part is wanted, and how often a part is cut out; free ones are computed in parts instead."""
+    """The values that are whole where a part is wanted, and how often a part is cut out.
+
+    Free values are computed in parts instead.
+    """
     every = graph.times().tolist()
     wanted = [
-        (v, need, every[op]) for op, s in enumerate(plan.ops) for v, need in zip(graph.operands(op).tolist(), s.operand_specs, strict=True)
+        (v, need, every[op])
+        for op, s in enumerate(plan.ops)
+        for v, need in zip(graph.operands(op).tolist(), s.operand_specs, strict=True)
     ]
     wanted += [(v, spec, 1) for v, spec in zip(graph.returns, plan.returned, strict=True)]
     found = [(plan.specs[v], need, v, times) for v, need, times in wanted]
     for op, state in enumerate(plan.ops):
-        found += [(comes, plan.specs[v], v, every[op]) for v, comes in zip(graph.results(op), state.result_specs, strict=True)]
+        found += [
+            (comes, plan.specs[v], v, every[op]) for v, comes in zip(graph.results(op), state.result_specs, strict=True)
+        ]
     free = [op >= 0 and graph.cls(op).free for op in graph.value_op.tolist()]
     return [(v, times) for source, target, v, times in found if source == R and target not in (R, P) and not free[v]]
 
@@ -211,7 +238,10 @@ def test_a_plan_costs_what_the_problem_says(name, size):
 
 @pytest.mark.parametrize("name", ["mlp", "two-tower"])
 def test_a_plan_sums_once_what_several_readers_want_whole(name):
-    """A choice may put the same sum on each of its edges; its plan takes it where the value is stored, and costs less."""
+    """A choice may put the same sum on each of its edges.
+
+    Its plan takes it where the value is stored, and costs less.
+    """
     choice = zoo_choice(name, 8)
     chosen = [random_choice(choice, seed, sums_late=True) for seed in range(8)]
     saved = [1 - plan_cost(choice, states) / choice.problem.cost(states) for states in chosen]
@@ -272,13 +302,20 @@ STACKS = """func.func @main(%x: tensor<8x8xf32>, %ws: tensor<4x8x8xf32>) -> tens
   }
   return %end#3 : tensor<4x8x8xf32>
 }"""
-PRODUCT = "stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>"
+PRODUCT = (
+    "stablehlo.dot_general %v, %w, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>"
+)
 
 
 @pytest.mark.parametrize(
     ("read", "kept", "trip", "why"),
     [
-        (PRODUCT, "%y", 2 + 3 + 2, "the part of the stack is copied, a product reads two tensors and writes one, its result is copied"),
+        (
+            PRODUCT,
+            "%y",
+            2 + 3 + 2,
+            "the part of the stack is copied, a product reads two tensors and writes one, its result is copied",
+        ),
         ("stablehlo.add %v, %w : tensor<8x8xf32>", "%y", 2 + 1 + 2, "a sum is written for the next trip, and copied"),
         (
             "stablehlo.add %v, %w : tensor<8x8xf32>",
@@ -307,7 +344,8 @@ TINY = {
     "loop": loop(3),
     "sums and maxima": function(
         """%z = stablehlo.constant dense<0.0> : tensor<f32>
-      %y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
+      %y = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]\
+ : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
       %e = stablehlo.exponential %y : tensor<4x8xf32>
       %m = stablehlo.reduce(%e init: %z) applies stablehlo.maximum across dimensions = [1]
         : (tensor<4x8xf32>, tensor<f32>) -> tensor<4xf32>
@@ -350,5 +388,9 @@ def test_what_one_choice_keeps_is_what_the_problem_with_memory_says_of_it(name):
     for _ in range(20):
         states = rng.integers(free.problem.num_states())
         problem, alone = free.kept(states)
-        assert problem.memory(alone).tolist() == every.problem.memory(states).tolist() == every.kept(states)[0].memory(states).tolist()
+        assert (
+            problem.memory(alone).tolist()
+            == every.problem.memory(states).tolist()
+            == every.kept(states)[0].memory(states).tolist()
+        )
         assert {problem.tables[table].size for table in problem.node_residents.table} == {1}

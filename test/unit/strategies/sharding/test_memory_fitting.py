@@ -55,8 +55,16 @@ def test_rows_are_corrected_by_the_peak_of_the_program(budget, chosen, limits):
 @pytest.mark.parametrize(
     ("answers", "budget", "limits"),
     [
-        ([(118.0, 62.0), (113.0, 61.5), (90.0, 60.0)], 60, [120, 118 * 60 / 62, 113 * (60 / 61.5) ** 2]),  # a little less is not enough
-        ([(110.0, 90.0), (80.0, 60.0)], 60, [120, 110 * 60 / 90, (80 * 110) ** 0.5]),  # and much less is too little: 80 are needed
+        (
+            [(118.0, 62.0), (113.0, 61.5), (90.0, 60.0)],
+            60,
+            [120, 118 * 60 / 62, 113 * (60 / 61.5) ** 2],
+        ),  # a little less is not enough
+        (
+            [(110.0, 90.0), (80.0, 60.0)],
+            60,
+            [120, 110 * 60 / 90, (80 * 110) ** 0.5],
+        ),  # and much less is too little: 80 are needed
     ],
 )
 def test_the_limit_of_rows_is_lowered_ever_more_and_raised_again_where_nothing_fits(answers, budget, limits):
@@ -78,7 +86,9 @@ def test_the_limit_of_rows_is_raised_where_much_of_the_budget_is_left():
 
 def test_a_lower_limit_is_tried_where_steps_are_spent():
     search, asked = Rows(SECOND), []
-    search.within = lambda limit, free: asked.append(limit) or (Rows.within(search, limit, free) if limit < 150 else Unsolved(1.0))
+    search.within = lambda limit, free: (
+        asked.append(limit) or (Rows.within(search, limit, free) if limit < 150 else Unsolved(1.0))
+    )
     found = fit(search, 75, FREE, lambda states: [100.0, 75.0][int(states[0])])
     assert (found.cost, asked) == (2.0, pytest.approx([150, 150 / 1.125]))
 
@@ -91,7 +101,7 @@ def test_no_lower_limit_is_tried_where_what_stays_within_one_is_too_slow():
 
 
 def test_no_limit_is_tried_under_which_the_choice_that_does_not_fit_is_found_again():
-    """Of a budget just under what the best choice takes, little lies between its first limit and what that choice has for rows."""
+    """With a budget just under what the best choice takes, the first limit is close to that choice's rows."""
     nothing, asked = Rows(SECOND), []
     nothing.within = lambda limit, free: asked.append(limit) or Infeasible(None)
     assert fit(nothing, 95, FREE, lambda states: PEAKS[int(states[0])]) == Infeasible(None)
@@ -102,24 +112,34 @@ def test_a_refusal_is_in_terms_of_the_budget():
     """Rows may take twice the budget; 80 of theirs are 40 of it, more than the limit widened by an eighth."""
     search = Rows(SECOND, THIRD)
     found = fit(search, 30, FREE, lambda states: PEAKS[int(states[0])])
-    assert (found, search.asked) == (Infeasible(40.0, 100.0), [60]), "of programs, that of the best choice alone is known"
+    assert (found, search.asked) == (Infeasible(40.0, 100.0), [60]), (
+        "of programs, that of the best choice alone is known"
+    )
     assert fit(search, 30, Unsolved(1.0), len) == Unsolved(1.0)
 
 
 def test_the_least_that_rows_need_is_tried_once_where_a_wider_limit_took_too_much():
-    """Of 36 rows may take 72. 80 are needed; what stays within 81 takes 58, and what stays within a little more than 80 is no less."""
+    """Rows may take 72 of a budget of 36, and need 80.
+
+    What stays within 81 takes 58, and what stays within a little more than 80 is no less.
+    """
     search = Rows(SECOND, answer(2, 2.5, 80.7), THIRD)
     found = fit(search, 36, FREE, lambda states: [100.0, 72.0, 60.0, 58.0][int(states[0])])
     assert (found, search.asked) == (Infeasible(40.0, 60.0), pytest.approx([72, 81, 80.35], rel=1e-4))
 
 
 def test_what_is_left_of_the_budget_is_tried_where_much_is_to_be_gained():
-    """58 of 60 are taken. A choice of more rows takes 59 and saves a fifth; where none saves much of a large step, no other is tried."""
+    """58 of 60 are taken. A choice of more rows takes 59 and saves a fifth.
+
+    Where none saves much of a large step, no other is tried.
+    """
     peaks = [100.0, 59.0, 58.0]
     search = Rows(answer(1, 4.0, 121.0), answer(2, 5.0, 90.0))
     found = fit(search, 60, FREE, lambda states: peaks[int(states[0])])
     assert (found.cost, found.peak_bytes, found.method) == (4.0, 59.0, ", within 122 B of rows")
-    search = Rows(*(replace(one, states=np.repeat(one.states, 4000)) for one in (answer(1, 1.001, 121.0), answer(2, 1.002, 90.0))))
+    search = Rows(
+        *(replace(one, states=np.repeat(one.states, 4000)) for one in (answer(1, 1.001, 121.0), answer(2, 1.002, 90.0)))
+    )
     free = replace(FREE, states=np.repeat(FREE.states, 4000))
     assert fit(search, 60, free, lambda states: peaks[int(states[0])]).cost == 1.002
     assert search.asked == [120]
@@ -135,7 +155,10 @@ def test_choices_of_least_rows_are_asked_where_no_limit_leads_to_one_that_fits()
 
 
 def test_a_refusal_names_no_more_than_a_program_that_was_found():
-    """Rows may take twice the budget. What stays within the first limit takes 62 of it, and nothing stays within less than 116 of rows."""
+    """Rows may take twice the budget.
+
+    What stays within the first limit takes 62 of it, and nothing stays within less than 116 of rows.
+    """
     search = Rows(answer(1, 2.0, 118.0), answer(2, 2.0, 116.0))
     refused = fit(search, 56, FREE, lambda states: [100.0, 62.0, 57.0][int(states[0])])
     assert refused == Infeasible(57.0, 57.0)

@@ -1,4 +1,4 @@
-"""The last stage of a search under a budget, by programs alone: what it takes over, what it asks for, and what it proves."""
+"""The last stage of a search under a budget, by programs: what it takes over, asks for, and proves."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,10 @@ def test_of_two_choices_of_which_neither_fits_a_mixture_does():
 
 
 def test_choices_that_look_too_large_are_not_asked():
-    """The cheapest is known to be too large, and so is, by its rows, what is like it; another, of as many rows, fits."""
+    """The cheapest is known to be too large, and so is, by its rows, what is like it.
+
+    Another, of as many rows, fits.
+    """
     problem = apart(8)
     free, alike, other, slow = ints(*[0] * 8), ints(*[0] * 7, 1), ints(0, 1, 1, 1, 1, 1, 1, 1), ints(*[1] * 8)
     search = taking(problem, lambda states: 9.5 if states.sum() > 5 else 20.0, 10.0, [free, alike, other], [free, slow])
@@ -85,7 +88,10 @@ def test_no_more_programs_are_asked_for_than_there_are_steps_and_none_where_noth
 
 
 def test_a_budget_is_met_by_the_one_part_that_rows_do_not_show():
-    """Rows count 10 or 9 bytes a part. The program takes 10 less where the last part is slow, whatever else is: that one will do."""
+    """Rows count 10 or 9 bytes a part.
+
+    The program takes 10 less where the last part is slow, whatever the others are: that part will do.
+    """
     search = Search(apart(12), Limits(exact_below_states=0))
     found = fit(search, 105.0, search.free(105.0), lambda states: 110.0 - 10.0 * states[-1] + (states == 0).sum() / 10)
     assert isinstance(found, Answer)

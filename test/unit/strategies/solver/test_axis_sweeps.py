@@ -1,4 +1,7 @@
-"""Sweeps over mesh axes against enumeration, and the search where elimination is too wide: with a budget and without."""
+"""Sweeps over mesh axes against enumeration, and the search where elimination is too wide.
+
+There are cases with a budget and without.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -27,7 +30,10 @@ HAIR = 1e-8
 
 @cache
 def case(seed):
-    """A problem, the least cost of a choice, a budget, and the least cost under it and under a hair less: infinite where there is none."""
+    """A problem, the least cost of a choice, a budget, and the least cost under it and under a hair less.
+
+    A cost is infinite where there is no choice.
+    """
     problem = random_joint_problem(seed)
     budget = random_budget(problem, seed)
     found = [brute_force(problem, limit) for limit in (None, budget, budget - HAIR * abs(budget))]
@@ -73,11 +79,17 @@ def test_a_sweep_is_never_below_the_optimum_and_stops_where_no_axis_helps(batch)
 
 @pytest.mark.parametrize("entries", [1 << 20, 30])
 def test_within_masks_it_is_the_best(entries):
-    """Where tables are too large, it is the best found near a bound: never better than the best, and most often as good."""
+    """Where tables are too large, it is the best found near a bound.
+
+    It is never better than the best, and most often as good.
+    """
     guided = 0
     for seed in BATCHES[0]:
         problem, rng = case(seed)[0], np.random.default_rng(seed)
-        masks = [tuple(sorted({0, *rng.choice(n, rng.integers(1, n + 1), replace=False).tolist()})) for n in problem.num_states()]
+        masks = [
+            tuple(sorted({0, *rng.choice(n, rng.integers(1, n + 1), replace=False).tolist()}))
+            for n in problem.num_states()
+        ]
         best, found = brute_force(restricted(problem, masks)), sweep_of(problem, entries).within(masks)
         if best is None:
             assert not np.isfinite(problem.cost(found))

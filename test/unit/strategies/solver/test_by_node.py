@@ -68,7 +68,10 @@ def test_dropping_states_and_chains_first_changes_nothing(batch):
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_what_is_left_after_dropping_states_still_holds_the_optimum(batch):
-    """Enumeration of the core, with the states that are left, is as good as enumeration of all; and reads back as such."""
+    """Enumeration of the core, with the states that are left, is as good as enumeration of all.
+
+    Its choice reads back at the same cost.
+    """
     dropped = 0
     for seed in batch:
         problem = random_problem(seed)
@@ -76,7 +79,9 @@ def test_what_is_left_after_dropping_states_still_holds_the_optimum(batch):
         dropped += elimination.drop_dominated()
         nodes, core = elimination.core_problem()
         found = brute_force(core)
-        assert elimination.constant + (np.inf if found is None else found.cost) == pytest.approx(truth(seed), rel=ROUNDING)
+        assert elimination.constant + (np.inf if found is None else found.cost) == pytest.approx(
+            truth(seed), rel=ROUNDING
+        )
         if found is not None and np.isfinite(truth(seed)):
             states = elimination.read_back(dict(zip(nodes, found.states.tolist(), strict=True)))
             assert problem.cost(states) == pytest.approx(truth(seed), rel=ROUNDING)
@@ -94,7 +99,9 @@ def test_what_is_left_after_chains_has_degree_three_and_the_same_optimum(batch):
         assert (degree >= 3).all()
         assert (elimination.core().nodes, elimination.core().num_edges) == (tuple(nodes), core.num_edges)
         found = brute_force(core)
-        assert elimination.constant + (np.inf if found is None else found.cost) == pytest.approx(truth(seed), rel=ROUNDING)
+        assert elimination.constant + (np.inf if found is None else found.cost) == pytest.approx(
+            truth(seed), rel=ROUNDING
+        )
         cores += bool(nodes)
     assert cores > 3
 
@@ -157,7 +164,7 @@ def complete(num_nodes, num_states):
 
 
 def test_a_replayed_order_is_held_to_the_limit_too():
-    """A hub of pairs alone: prices may leave it more states than the first run saw, and then its table is too large all the same."""
+    """Prices may leave a hub of pairs more states than the first run saw; then its table is too large all the same."""
     costs = [np.zeros(10) for _ in range(6)]
     hub = problem_of(costs, {(0, other): np.arange(100.0).reshape(10, 10) % 7 for other in range(1, 6)})
     with pytest.raises(TooWideError):
@@ -269,7 +276,12 @@ def test_the_least_of_a_sum_is_over_the_first_position(at_once, monkeypatch):
     rng = np.random.default_rng(0)
     unary, near, wide, far = rng.random(2), rng.random((2, 3)), rng.random((4, 2, 3)), rng.random((3, 4))
     store = TableStore()
-    parts = ((store.intern(unary), (0,)), (store.intern(near), (0, 1)), (store.intern(wide), (2, 0, 1)), (store.intern(far), (1, 2)))
+    parts = (
+        (store.intern(unary), (0,)),
+        (store.intern(near), (0, 1)),
+        (store.intern(wide), (2, 0, 1)),
+        (store.intern(far), (1, 2)),
+    )
     found = store.tables[store.least(parts)]
     assert found.shape == (3, 4)
     for j, k in itertools.product(range(3), range(4)):

@@ -52,7 +52,10 @@ def test_more_rounds_tell_more_apart():
 
 
 def test_alike_layers_are_as_few_however_many():
-    """The ends of a row of layers are told from its middle, and the middle is one: 12 layers make no more classes than 9."""
+    """The ends of a row of layers are told from its middle, and the middle is one.
+
+    12 layers make no more classes than 9.
+    """
     problem = random_joint_problem(11)
     counts = [len(np.unique(find_classes(layered(problem, layers, 0), 3).node)) for layers in (9, 12)]
     assert counts[0] == counts[1] < 9 * problem.num_nodes

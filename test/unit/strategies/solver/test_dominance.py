@@ -1,4 +1,7 @@
-"""Which states can win, against the definition; and that the bound which spares comparisons rules out nothing that they would not."""
+"""Which states can win, against the definition.
+
+The bound that spares comparisons rules out nothing that they would not.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from rhino.strategies.solver.elimination.dominance import bound_of, undominated
 
 
 def drawn(seed, states):
-    """A node's costs and the tables of its edges, with illegal entries, equal rows and rows that are illegal everywhere."""
+    """A node's costs and its edges' tables, with illegal entries, equal rows, and rows that are illegal everywhere."""
     rng = np.random.default_rng(seed)
     tables = Tables(rng)
     edges = [tables.cost((states, int(rng.integers(1, 9)))) for _ in range(rng.integers(1, 4))]
@@ -22,9 +25,15 @@ def drawn(seed, states):
 def loses(cost, edges, p, q):
     """Whether state q is legal wherever p is, and never costs more: by what each costs at worst on every edge."""
     legal = [np.isfinite(edge[p]) for edge in edges]
-    if p == q or not np.isfinite(cost[q]) or any((ok & ~np.isfinite(edge[q])).any() for ok, edge in zip(legal, edges, strict=True)):
+    if (
+        p == q
+        or not np.isfinite(cost[q])
+        or any((ok & ~np.isfinite(edge[q])).any() for ok, edge in zip(legal, edges, strict=True))
+    ):
         return False
-    return cost[p] - cost[q] >= sum((edge[q][ok] - edge[p][ok]).max(initial=-np.inf) for ok, edge in zip(legal, edges, strict=True))
+    return cost[p] - cost[q] >= sum(
+        (edge[q][ok] - edge[p][ok]).max(initial=-np.inf) for ok, edge in zip(legal, edges, strict=True)
+    )
 
 
 @pytest.mark.parametrize("states", [2, 5, 12])

@@ -1,4 +1,7 @@
-"""Prices against enumeration and against the LP whose duals they are: never above the optimum, and nearly as high as the LP."""
+"""Prices against enumeration and against the LP whose duals they are.
+
+Bounds are never above the optimum, and nearly as high as the LP.
+"""
 
 from dataclasses import replace
 
@@ -111,7 +114,9 @@ def test_without_costs_nothing_is_lost_by_rounding():
     """Three nodes that must differ in pairs: there is a choice, and it is free."""
     apart = np.where(np.eye(3, dtype=bool), np.inf, 0.0)
     ends = np.array([[0, 1], [0, 2], [1, 2]])
-    problem = Problem((np.zeros(3), apart), np.zeros(3, dtype=np.int64), ends[:, 0], ends[:, 1], np.ones(3, dtype=np.int64))
+    problem = Problem(
+        (np.zeros(3), apart), np.zeros(3, dtype=np.int64), ends[:, 0], ends[:, 1], np.ones(3, dtype=np.int64)
+    )
     assert raised(problem, 1).bound == pytest.approx(0.0, abs=1e-12)
     assert problem.cost(greedy(raised(problem, 1))) == 0.0
 
@@ -153,9 +158,15 @@ def test_choices_near_the_bound_are_good():
         if best is None:
             continue
         ascent = raised(problem, MANY)
-        near, quick = (problem.cost(choice) for choice in (best_near(ascent, TableStore(), 1 << 20, -np.inf), greedy(ascent)))
+        near, quick = (
+            problem.cost(choice) for choice in (best_near(ascent, TableStore(), 1 << 20, -np.inf), greedy(ascent))
+        )
         assert best.cost * (1 - ROUNDING) <= near <= quick, seed
-        count, legal, best_found = count + 1, legal + np.isfinite(quick), best_found + (near <= best.cost * (1 + ROUNDING))
+        count, legal, best_found = (
+            count + 1,
+            legal + np.isfinite(quick),
+            best_found + (near <= best.cost * (1 + ROUNDING)),
+        )
     assert legal > 0.5 * count, (legal, count)
     assert best_found > 0.9 * count, (best_found, count)
 

@@ -1,4 +1,7 @@
-"""Elimination in batches against enumeration and against elimination node by node; and that alike layers are no work of their own."""
+"""Elimination in batches against enumeration and against elimination node by node.
+
+Alike layers are no work of their own.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +35,8 @@ def check(problem, elimination, wanted):
 
 
 @pytest.mark.parametrize(
-    ("first", "by_node"), [("nothing", False), ("dominated", False), ("dominated", True), ("chains", False), ("chains", True)]
+    ("first", "by_node"),
+    [("nothing", False), ("dominated", False), ("dominated", True), ("chains", False), ("chains", True)],
 )
 def test_removing_every_node_finds_the_optimum(first, by_node, monkeypatch):
     """Also where dominated states are found node by node from the first round on."""
@@ -66,7 +70,9 @@ def test_what_is_left_after_chains_has_degree_three_and_the_same_optimum():
     cores = 0
     for seed in range(1000, 1100):
         problem, rng = random_problem(seed), np.random.default_rng(seed)
-        masks = [tuple(sorted(rng.choice(n, rng.integers(1, n + 1), replace=False).tolist())) for n in problem.num_states()]
+        masks = [
+            tuple(sorted(rng.choice(n, rng.integers(1, n + 1), replace=False).tolist())) for n in problem.num_states()
+        ]
         single = Elimination(problem, TableStore(), masks=masks)
         single.run(NO_LIMIT)
         elimination = BatchElimination(problem, TableStore(), masks=masks)
@@ -109,10 +115,16 @@ def test_a_loss_that_travels_down_a_chain_takes_few_rounds(monkeypatch):
     agree = np.array([[0.0, 1.0], [1.0, 0.0]])
     links = np.arange(count - 1)
     problem = Problem(
-        (np.zeros(1), np.zeros(2), agree[:1], agree), np.minimum(np.arange(count), 1), links, links + 1, np.minimum(links, 1) + 2
+        (np.zeros(1), np.zeros(2), agree[:1], agree),
+        np.minimum(np.arange(count), 1),
+        links,
+        links + 1,
+        np.minimum(links, 1) + 2,
     )
     undominated = BatchElimination._undominated
-    monkeypatch.setattr(BatchElimination, "_undominated", lambda self, work: rounds.append(work.sum()) or undominated(self, work))
+    monkeypatch.setattr(
+        BatchElimination, "_undominated", lambda self, work: rounds.append(work.sum()) or undominated(self, work)
+    )
     elimination = BatchElimination(problem, TableStore())
     assert elimination.drop_dominated() == count - 1
     assert len(rounds) < count / 10
@@ -171,7 +183,9 @@ def complete(num_nodes, num_states):
     """Every node joined to every other, with costs of its own."""
     rng = np.random.default_rng(0)
     ends = np.array([(u, v) for u in range(num_nodes) for v in range(u + 1, num_nodes)], dtype=np.int64)
-    tables = [rng.uniform(0, 1, num_states) for _ in range(num_nodes)] + [rng.uniform(0, 1, (num_states, num_states)) for _ in ends]
+    tables = [rng.uniform(0, 1, num_states) for _ in range(num_nodes)] + [
+        rng.uniform(0, 1, (num_states, num_states)) for _ in ends
+    ]
     return Problem(tuple(tables), np.arange(num_nodes), ends[:, 0], ends[:, 1], np.arange(num_nodes, len(tables)))
 
 

@@ -24,12 +24,16 @@ PRICES_ALONE = Limits(exact_below_states=0)
 ROUNDING = 1e-7
 """Relative: what a bound may exceed the truth by, and a cost too; solvers sum in another order."""
 HAIR = 1e-8
-"""Relative: a solver of rows cannot tell budgets apart that are nearer, and these problems have bytes beside gigabytes."""
+"""Relative: a solver of rows cannot tell budgets apart that are nearer, and these problems have bytes beside
+gigabytes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A random problem, a budget for it, its least cost under it, and under a hair less: infinite where nothing fits."""
+    """A random problem, a budget for it, its least cost under it, and under a hair less.
+
+    A cost is infinite where nothing fits.
+    """
 
     problem: Problem
     budget: float
@@ -151,13 +155,17 @@ def test_a_replayed_order_gives_the_value_of_a_new_one():
         assert value == pytest.approx(wanted, rel=1e-9), seed
         if np.isfinite(wanted):
             priced = [
-                problem.cost(x) + sum(p * (problem.memory(x)[t] - budget) for t, p in prices.items()) for x in (again.states, other.states)
+                problem.cost(x) + sum(p * (problem.memory(x)[t] - budget) for t, p in prices.items())
+                for x in (again.states, other.states)
             ]
             assert priced == pytest.approx([wanted, wanted], rel=1e-6, abs=1e-9), seed
 
 
 def test_an_interrupted_search_gives_what_it_has():
-    """Wherever the user stops it: before anything fits it stops, after that there is a legal answer with a bound that holds."""
+    """The user may stop it anywhere.
+
+    Before anything fits it only stops; after that there is a legal answer with a bound that holds.
+    """
     stopped = answered = 0
     for seed in BATCHES[0]:
         this = case(seed)
@@ -191,7 +199,11 @@ def test_statistics_say_what_was_there_and_what_was_left():
     search = Search(problem)
     search.run(case(2003).budget)
     found = search.statistics
-    assert (found.nodes, found.edges, found.states) == (problem.num_nodes, problem.num_edges, problem.num_states().sum())
+    assert (found.nodes, found.edges, found.states) == (
+        problem.num_nodes,
+        problem.num_edges,
+        problem.num_states().sum(),
+    )
     assert found.core_nodes <= found.nodes
     assert found.core_edges <= found.edges
     assert found.solves >= 1
@@ -214,7 +226,10 @@ def parted(costs, sizes, spans, num_times):
 
 
 def test_memory_is_bought_where_it_is_cheapest():
-    """Three tensors of 10 bytes, whose halves cost 5, 1 and 3: for 20 bytes the last two are halved; for 25 only the second."""
+    """Three tensors of 10 bytes, whose halves cost 5, 1 and 3: for 20 bytes the last two are halved.
+
+    For 25 bytes only the second one is.
+    """
     problem = parted([[0, 5], [0, 1], [0, 3]], [[10, 5]] * 3, [(0, 0)] * 3, 1)
     wanted = {30: (0, [0, 0, 0]), 25: (1, [0, 1, 0]), 20: (4, [0, 1, 1]), 15: (9, [1, 1, 1])}
     for limits in (Limits(), PRICES_ALONE):
@@ -226,7 +241,10 @@ def test_memory_is_bought_where_it_is_cheapest():
 
 
 def test_only_what_is_alive_at_the_same_time_counts():
-    """Two tensors of 10 bytes that never meet fit 10 bytes; where they meet, at one time, one of them is halved, and the other too."""
+    """Two tensors of 10 bytes that never meet fit 10 bytes.
+
+    Where they meet at one time, one is halved under 15 bytes, and both under 10.
+    """
     apart = parted([[0, 5], [0, 1]], [[10, 5]] * 2, [(0, 1), (2, 3)], 4)
     assert Search(apart).run(10).cost == 0
     meeting = parted([[0, 5], [0, 1]], [[10, 5]] * 2, [(0, 2), (2, 3)], 4)
@@ -272,12 +290,17 @@ def test_what_is_mixed_at_seams_fits_and_is_cheaper(batch):
 
 
 def layered(layers, seam, hanging):
-    """Layers in a row, each fast with 10 bytes or slow with 1, a seam between two of different kinds, and nodes that hang on each layer."""
+    """Layers in a row, each fast with 10 bytes or slow with 1, and nodes that hang on each layer.
+
+    Between two layers of different kinds there is a seam.
+    """
     nodes = layers * (1 + hanging)
     at = np.arange(layers)
     ends = [np.stack([at[:-1], at[1:]])] + [np.stack([at + layers * h, at + layers * (h + 1)]) for h in range(hanging)]
     u, v = np.concatenate(ends, axis=1)
-    tables = tuple(map(np.array, ([0.0, 1.0], [10.0, 1.0], [0.0, 0.0], [[0.0, seam], [seam, 0.0]], [[0.0, np.inf], [np.inf, 0.0]])))
+    tables = tuple(
+        map(np.array, ([0.0, 1.0], [10.0, 1.0], [0.0, 0.0], [[0.0, seam], [seam, 0.0]], [[0.0, np.inf], [np.inf, 0.0]]))
+    )
     kinds = np.concatenate([np.full(layers - 1, 3), np.full(layers * hanging, 4)])
     kept = Residents(at, np.full(layers, 1), np.zeros(layers, dtype=np.int64), np.zeros(layers, dtype=np.int64))
     return Problem(tables, np.where(np.arange(nodes) < layers, 0, 2), u, v, kinds, 1, np.zeros(1), kept)
@@ -285,7 +308,10 @@ def layered(layers, seam, hanging):
 
 @pytest.mark.parametrize("hanging", [0, 1, 3])
 def test_alike_layers_are_parted_at_one_seam(hanging):
-    """Prices find all layers fast or all slow. With room for 7 fast ones of 30, 23 are slow, and one seam lies between."""
+    """Prices find all layers fast or all slow.
+
+    With room for 7 fast ones of 30, 23 are slow, and one seam lies between.
+    """
     problem = layered(30, 2.0, hanging)
     room = 30 + 7 * 9 + 5
     found = Search(problem, PRICES_ALONE).run(room)
@@ -315,7 +341,10 @@ def test_a_search_under_another_budget_begins_with_what_was_found():
 
 @pytest.mark.parametrize("seed", [300, 1218])
 def test_a_solve_that_is_cut_off_before_it_has_a_choice_leaves_none(seed):
-    """Searches under other budgets begin with what was found: an illegal choice would be one that none of them could price."""
+    """Searches under other budgets begin with what was found.
+
+    An illegal choice would be one that none of them could price.
+    """
     problem = random_joint_problem(seed)
     best = brute_force(problem)
     search = Search(problem, Limits(table_entries=4, exact_below_states=0, cutoff=best.cost * (1 + 1e-9)))
@@ -326,7 +355,10 @@ def test_a_solve_that_is_cut_off_before_it_has_a_choice_leaves_none(seed):
 
 
 def test_small_tensors_are_mixed_under_a_large_budget():
-    """Taking over both kilobytes would break the budget of 64 GB by one of them; the solver's tolerance is 64 of them."""
+    """Taking over both kilobytes would break the budget of 64 GB by one of them.
+
+    The solver's tolerance is 64 of them.
+    """
     large, small = 64e9, 1024.0
     tables = tuple(map(np.array, ([0.0], [large], [2.0, 0.0], [3.0, 0.0], [0.0, small])))
     kept = Residents(ints(0, 1, 2), ints(1, 4, 4), ints(0, 0, 0), ints(0, 0, 0))
@@ -346,9 +378,14 @@ def search_of_three():
 
 
 def test_a_mixture_fits_at_every_time_and_not_only_where_its_choices_are_worst():
-    """Two choices take 9 at time 0 or at time 2, where each makes a row, and both 8 between; so a mixture of them takes 8 there."""
+    """Two choices take 9 at time 0 or at time 2, where each makes a row, and both 8 between.
+
+    So a mixture of them takes 8 there.
+    """
     cost, prices = search_of_three().master()
-    assert cost == pytest.approx(19 / 32)  # 21, 3 and 8 parts of 32; by the times 0 and 4 alone 5 and 3 of 8 would do, for 3 / 8
+    assert cost == pytest.approx(
+        19 / 32
+    )  # 21, 3 and 8 parts of 32; by the times 0 and 4 alone 5 and 3 of 8 would do, for 3 / 8
     assert 2 in prices
 
 
@@ -387,7 +424,10 @@ def test_peaks_are_the_worst_times_of_what_is_over_the_budget():
 
 
 def bound_by_memory(batch):
-    """Yields seed, problem, budget, best choice without the budget and one that fits, of the problems whose best choice does not."""
+    """Yields the problems whose best choice does not fit their budget.
+
+    Each comes with its seed and budget, its best choice without the budget, and a choice that fits.
+    """
     for seed in batch:
         this = case(seed)
         free = brute_force(this.problem)

@@ -110,7 +110,7 @@ def test_equals_brute_force_within_a_budget(solver, batch):
 
 
 def test_the_random_problems_hold_every_case():
-    """Without infeasible, binding and slack budgets, and LPs that are not whole, the comparisons above would show little."""
+    """Without infeasible, binding and slack budgets, and LPs that are not whole, the comparisons would show little."""
     seen = {"no choice": 0, "does not fit": 0, "costs more": 0, "fits as it is": 0, "LP is split": 0, "carries": 0}
     for seed in range(NUM_PROBLEMS):
         problem = random_problem(seed)
@@ -262,7 +262,13 @@ def test_an_odd_cycle_needs_branching():
 
 
 def rows(cost, matrix, low, high):
-    return Rows(np.array(cost, dtype=float), sparse.csr_matrix(np.array(matrix, dtype=float)), np.array(low), np.array(high), len(cost))
+    return Rows(
+        np.array(cost, dtype=float),
+        sparse.csr_matrix(np.array(matrix, dtype=float)),
+        np.array(low),
+        np.array(high),
+        len(cost),
+    )
 
 
 @pytest.mark.parametrize("highs_fails", [False, True])
@@ -285,7 +291,9 @@ def test_rows_tell_the_four_cases_apart(highs_fails, monkeypatch):
     assert whole.bound == pytest.approx(-4)
     assert whole.is_optimal
     nothing = rows([1, 1], [[1, 1]], [3.0], [3.0])
-    assert all(isinstance(solve_rows(nothing, integer=integer, step_limit=100), Infeasible) for integer in (False, True))
+    assert all(
+        isinstance(solve_rows(nothing, integer=integer, step_limit=100), Infeasible) for integer in (False, True)
+    )
 
 
 def test_rows_stop_at_the_step_limit():

@@ -1,4 +1,7 @@
-"""Tiny programs on two mesh axes, through the choice problem that is made of them: the search against enumeration, and plans on paper."""
+"""Tiny programs on two mesh axes, through the choice problem that is made of them.
+
+The search is compared with enumeration, and with plans on paper.
+"""
 
 from functools import cache
 
@@ -26,7 +29,10 @@ def model(sizes=GRID, latency_s=1e-9):
     """The inner axis is twice as fast as the outer one."""
     rates = [1e9 * 2**number for number in range(len(sizes))]
     return CostModel(
-        DEVICE, tuple(MeshAxis("xyz"[n], size, latency_s, rates[n], rates[n], "ring", ("link",)) for n, size in enumerate(sizes))
+        DEVICE,
+        tuple(
+            MeshAxis("xyz"[n], size, latency_s, rates[n], rates[n], "ring", ("link",)) for n, size in enumerate(sizes)
+        ),
     )
 
 
@@ -46,19 +52,23 @@ TWO = function(
     {"z": tensor((2,))},
 )
 TWICE = function(
-    f"{matrix_times('y', 'a', 'x', 4, 2)}\n%p = stablehlo.tanh %y : tensor<4xf32>\n%q = stablehlo.negate %y : tensor<4xf32>",
+    f"{matrix_times('y', 'a', 'x', 4, 2)}\n%p = stablehlo.tanh %y : tensor<4xf32>\n"
+    f"%q = stablehlo.negate %y : tensor<4xf32>",
     {"a": tensor((4, 2)), "x": tensor((2,))},
     {"p": tensor((4,)), "q": tensor((4,))},
 )
 REDUCED = function(
     """%l = stablehlo.constant dense<0xFF800000> : tensor<f32>
     %z = stablehlo.constant dense<0.0> : tensor<f32>
-    %m = stablehlo.reduce(%a init: %l) applies stablehlo.maximum across dimensions = [1] : (tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>
-    %s = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [0, 1] : (tensor<4x4xf32>, tensor<f32>) -> tensor<f32>""",
+    %m = stablehlo.reduce(%a init: %l) applies stablehlo.maximum across dimensions = [1]\
+ : (tensor<4x4xf32>, tensor<f32>) -> tensor<4xf32>
+    %s = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [0, 1]\
+ : (tensor<4x4xf32>, tensor<f32>) -> tensor<f32>""",
     {"a": tensor((4, 4))},
     {"m": tensor((4,)), "s": tensor(())},
 )
-UPDATE = """func.func @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<4x4xf32>) -> tensor<4x4xf32> {
+UPDATE = """func.func @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<4x4xf32>)\
+ -> tensor<4x4xf32> {
   %n = stablehlo.subtract %w, %g : tensor<4x4xf32>
   return %n : tensor<4x4xf32>
 }"""
@@ -91,7 +101,9 @@ def truth(name, sizes):
 
 
 @pytest.mark.parametrize("entries", [Limits().table_entries, 30])
-@pytest.mark.parametrize(("name", "sizes"), [*((name, GRID) for name in TINY), ("one", (2, 4)), ("one", (2, 2, 2)), ("reduced", (4, 2))])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [*((name, GRID) for name in TINY), ("one", (2, 4)), ("one", (2, 2, 2)), ("reduced", (4, 2))]
+)
 def test_the_search_finds_the_best_of_all_choices(name, sizes, entries):
     """By elimination, and by sweeps where tables may have 30 entries; with budgets by MILP in the end."""
     problem, costs, peaks = truth(name, sizes)
@@ -123,7 +135,9 @@ def test_every_state_lies_as_its_axes_divide(name):
             assert {s.result_specs[0] for s in node.states} == set(all_specs(shape, GRID))
         elif node.kind == "op":
             kinds = [graph.type_of(v).shape for v in graph.operands(node.number).tolist()]
-            assert all(fits(need, shape, GRID) for s in node.states for need, shape in zip(s.operand_specs, kinds, strict=True))
+            assert all(
+                fits(need, shape, GRID) for s in node.states for need, shape in zip(s.operand_specs, kinds, strict=True)
+            )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -144,7 +158,10 @@ def test_a_choice_on_one_axis_of_two_is_the_choice_on_that_axis_alone():
 
 
 def test_a_plan_on_two_axes_says_what_is_sent_along_each():
-    """Rows along x, the sum along y: of 4 x 8 and 8, each device multiplies 2 x 4 by 4, and joins 2 sums with its neighbour along y."""
+    """Rows are split along x, and the sum along y.
+
+    Of 4 x 8 and 8, each device multiplies 2 x 4 by 4, and joins 2 sums with its neighbour along y.
+    """
     choice = choice_of(ONE)
     wanted = {
         ("argument", 0): pack((S0, S1)),

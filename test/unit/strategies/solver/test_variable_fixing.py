@@ -43,7 +43,10 @@ def test_no_cheap_point_has_a_fixed_variable_otherwise() -> None:
             values = fixed_values(rows, relaxed.duals, most_cost)
             fixed += int((values != OPEN).sum())
             told += sum(len({point[variable] for point in points}) == 1 for variable in range(9))
-            assert all(value == OPEN or all(point[variable] == value for point in points) for variable, value in enumerate(values))
+            assert all(
+                value == OPEN or all(point[variable] == value for point in points)
+                for variable, value in enumerate(values)
+            )
     assert fixed >= told / 3 > 50
 
 
@@ -52,4 +55,8 @@ def test_any_prices_of_rows_are_right() -> None:
     for _ in range(20):
         rows = drawn_rows(rng, 8)
         values = fixed_values(rows, rng.uniform(-3, 3, len(rows.high)), 0.0)
-        assert all(value in (OPEN, point[variable]) for point in cheap_points(rows, 0.0) for variable, value in enumerate(values))
+        assert all(
+            value in (OPEN, point[variable])
+            for point in cheap_points(rows, 0.0)
+            for variable, value in enumerate(values)
+        )

@@ -1,4 +1,7 @@
-"""A deep step planned as a shallow one: layers that stand for several count as often, in seconds, traffic and memory."""
+"""A deep step planned as a shallow one.
+
+Layers that stand for several count as often, in seconds, traffic and memory.
+"""
 
 import dataclasses
 from collections import Counter
@@ -69,7 +72,9 @@ def argument_bytes(graph):
     return int((graph.value_bytes() * graph.copies())[: len(graph.arguments)].sum())
 
 
-@pytest.mark.parametrize(("model", "groups", "stretches"), [(DEEP_GPT, 3, (8,)), (dataclasses.replace(T5, layers=6), 2, (4, 4))])
+@pytest.mark.parametrize(
+    ("model", "groups", "stretches"), [(DEEP_GPT, 3, (8,)), (dataclasses.replace(T5, layers=6), 2, (4, 4))]
+)
 def test_groups_stand_for_the_work_and_the_arguments_of_all_layers(model, groups, stretches):
     module, found = fold(step(model), groups)
     deep, shallow = graph_of(ir.Module.parse(step(model), make_context())), graph_of(module)
@@ -87,7 +92,10 @@ def product(one, other):
 
 
 def weights_used(where, layers=9):
-    """Returns layers with a weight each, which is read there alone, by the layer two before too, or once more after all layers."""
+    """Returns layers with a weight each.
+
+    It is read there alone, by the layer two before too, or once more after all layers.
+    """
     body = []
     for n in range(layers):
         body += [f"%p{n} = {product(f'%h{n}', f'%w{n}')}", f"%t{n} = stablehlo.tanh %p{n} : {KIND}"]

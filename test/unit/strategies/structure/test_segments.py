@@ -1,4 +1,7 @@
-"""Segments: a partition along the cuts; a model's layers, which names of ops and parameters tell; folds against enumeration."""
+"""Segments: a partition along the cuts, and a model's layers, which names of ops and parameters tell.
+
+Folds are compared with enumeration.
+"""
 
 import re
 from collections import Counter
@@ -62,7 +65,9 @@ def needed_by(graph, flow, op):
     found, todo = {op}, [op]
     while todo:
         made = todo.pop()
-        new = {int(reader) for reader, producer in zip(flow.reader, flow.producer, strict=True) if producer == made} - found
+        new = {
+            int(reader) for reader, producer in zip(flow.reader, flow.producer, strict=True) if producer == made
+        } - found
         found |= new
         todo += sorted(new)
     return found
@@ -113,7 +118,7 @@ def test_names_and_order_of_a_training_step_say_nothing():
 
 
 def test_layers_come_out_and_fold():
-    """An op of layer k stands between the cuts of that layer, whichever way it is on, and depth adds no segment of a new kind."""
+    """An op of layer k is between that layer's cuts, on every way, and depth adds no segment of a new kind."""
     unique = set()
     for depth in (3, 5):
         graph, layers = step_of(gpt.model(replace(GPT, layers=depth)))
@@ -145,7 +150,10 @@ def clipped(gradients):
 @pytest.mark.parametrize("one_layer", [block, jax.checkpoint(block)], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("treat", [lambda gradients: gradients, clipped], ids=["plain", "clipped"])
 def test_what_all_layers_share_hides_none(one_layer, treat):
-    """A mask that all read, a norm over all gradients, activations computed twice: depth still adds no segment of a new kind."""
+    """All layers share a mask and a norm over all gradients, and their activations are computed twice.
+
+    Depth still adds no segment of a new kind.
+    """
 
     def step(params, moments, x, given):
         def loss(params):
@@ -160,7 +168,9 @@ def test_what_all_layers_share_hides_none(one_layer, treat):
     found = []
     for depth in (5, 8):
         params = [{"up": jnp.zeros((8, 16)), "down": jnp.zeros((16, 8))}] * depth
-        with program_of_text(jax.jit(step).lower(params, params, jnp.zeros((4, 8)), jnp.zeros((4, 8))).as_text()) as program:
+        with program_of_text(
+            jax.jit(step).lower(params, params, jnp.zeros((4, 8)), jnp.zeros((4, 8))).as_text()
+        ) as program:
             segments = segments_of(program.graph)
         assert segments.turns
         assert abs(len(segments.fold) - 2 * depth) <= 1
@@ -180,7 +190,10 @@ def test_a_rolled_model_has_the_segments_of_one_layer():
 
 
 def pair_of(rng):
-    """Two pieces of program side by side, each on its own arguments, and the segment of each op; often one is the other reordered."""
+    """Two pieces of program side by side, each on its own arguments, and the segment of each op.
+
+    Often one piece is the other one reordered.
+    """
     pieces = []
     for _ in range(2):
         ops = []
@@ -216,7 +229,8 @@ def alike(graph, segment):
             pairing = dict(zip((0, 1), arguments, strict=True))
             pairing |= {graph.results(a)[0]: graph.results(b)[0] for a, b in zip(sides[0], ops, strict=True)}
             same = all(
-                graph.op_class[a] == graph.op_class[b] and [pairing[v] for v in graph.operands(a).tolist()] == graph.operands(b).tolist()
+                graph.op_class[a] == graph.op_class[b]
+                and [pairing[v] for v in graph.operands(a).tolist()] == graph.operands(b).tolist()
                 for a, b in zip(sides[0], ops, strict=True)
             )
             if same and {pairing[v] for v in returned[0]} == returned[1]:

@@ -77,7 +77,11 @@ def test_cones_by_their_definition(seed):
             assert cones.number[op] == -1
             continue
         around = {int(cones.number[reader]) for reader in readers[op]}
-        alone = len(set(tensors_read(graph, op))) > 1 or bool(set(graph.results(op)) & set(graph.returns)) or len(around) != 1
+        alone = (
+            len(set(tensors_read(graph, op))) > 1
+            or bool(set(graph.results(op)) & set(graph.returns))
+            or len(around) != 1
+        )
         assert (op in roots) == alone
         assert cones.number[op] == (roots.index(op) if alone else around.pop())
 
@@ -100,7 +104,10 @@ LOOP = """
 
 
 def test_loops_are_seen_through():
-    """The body reads what the loop starts with; behind it, its sum comes from the body, and what the body keeps from the argument."""
+    """The body reads what the loop starts with.
+
+    Behind it, its sum comes from the body, and what the body keeps from the argument.
+    """
     graph = program_of(function(LOOP, {"x": tensor([4]), "w": tensor([4])}, {"y": tensor([4])})).graph
     names = [graph.cls(op).name.removeprefix("stablehlo.") for op in range(graph.num_ops)]
     flow = flow_of(graph)
