@@ -15,6 +15,7 @@ from models import example, sized, step_of
 from report import Options, Question, key, option
 
 from rhino.passes.planner.plan_costs import plan_costs
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 
 FORMS: Final = {"unrolled": False, "scanned": True}
 _LLAMA: Final = {"hidden": 2048, "heads": 16, "kv_heads": 4, "ffn": 5632, "vocab": 32000, "seq": 1024, "batch": 16}
@@ -47,12 +48,12 @@ def _planned(name: str, target: str, scan: bool) -> tuple[float, dict[str, float
     model, _, layers = name.partition("-")
     text = step_of(sized(model, **SIZES[model], layers=int(layers), scan=scan))
     _, remarks = quality.search(text, f"{name}.mlir", target)
-    costs = plan_costs(remarks.statistics)
+    costs = plan_costs(remarks.result(ShardingChoice))
     seconds = {"collectives": sum(found for _, found in costs.transfers)}
     for op, found in enumerate(costs.compute_s()):
         kind = costs.plan.graph.cls(op).name.removeprefix("stablehlo.")
         seconds[kind] = seconds.get(kind, 0.0) + found
-    return remarks.statistics["answer"].cost, seconds
+    return remarks.result(ShardingChoice).answer.cost, seconds
 
 
 def _differences(

@@ -37,7 +37,7 @@ def _of_plan(data: Facts) -> Facts:
         execution = data["execution"]
         names = ("run_s", "temp_bytes", "link_latency_s", "link_bytes_per_s", "nonnegative_arguments")
         facts |= {name: execution[name] for name in names}
-        facts["arguments"] = [(row[0], row[1], (*row[4:], 0, None)[1]) for row in data["arguments"]]
+        facts["arguments"] = [(row[0], row[1], _argument(row)[4]) for row in data["arguments"]]
         facts["results"] = len(data["results"])
         return facts
     sharding = data["sharding"]

@@ -14,7 +14,7 @@ from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.program.collectives import module_stats
 from rhino.passes.base import Remarks
-from rhino.passes.sharding.choose_shardings import predicted_stats
+from rhino.passes.sharding.choose_shardings import ShardingChoice, predicted_stats
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.compare import TOLERANCES, Difference, differences, worst
@@ -68,7 +68,8 @@ def sharded(text: bytes, name: str, pipeline: str) -> tuple[ir.Module, Remarks]:
 
 def planned(module: ir.Module, name: str, remarks: Remarks) -> Planned:
     """Returns what a search has found for a module."""
-    return Planned(module, localized_copy(module, name), remarks.statistics["plan"], remarks.statistics["answer"])
+    chosen = remarks.result(ShardingChoice)
+    return Planned(module, localized_copy(module, name), chosen.plan, chosen.answer)
 
 
 def plan_step(text: bytes, name: str, cluster: str, budget: str = "", mesh: str = "") -> Planned:

@@ -31,6 +31,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_bytes, format_seconds, parse_size
 from rhino.passes.base import Remarks
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.strategies.solver.answer import Answer
 
@@ -113,7 +114,7 @@ def found(name: str, target: str, budget: str, constraints: str = "", *, localiz
         if error.id not in _NO_PLAN:
             raise
         return Found(error=f"{error.id}: {error.what}")
-    answer: Answer = remarks.statistics["answer"]
+    answer: Answer = remarks.result(ShardingChoice).answer
     sent = module_stats(localized_copy(module, name)).total.num_bytes if localize else None
     return Found(answer.cost, answer.bound, answer.gap, answer.peak_bytes, sent, answer.method)
 

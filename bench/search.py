@@ -26,7 +26,7 @@ from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.registry import Item
-from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager, parse_pipeline
 from rhino.passes.unsharded import whole_program
 from rhino.strategies.structure.cones import cones_of
@@ -58,7 +58,7 @@ def phases(options: Options) -> Iterator[Record]:
     for item in parse_pipeline(auto_shard(options.cluster, options.mesh, options.budget, options.level)):
         seconds = _run_item(item, module, remarks)
         if isinstance(item, ChooseShardings):
-            spent |= remarks.statistics["phases"]
+            spent |= remarks.result(PhaseTimes).seconds
         else:
             phase = "normalize" if isinstance(item, Normalize) else "rules"
             spent[phase] = spent.get(phase, 0.0) + seconds
@@ -78,7 +78,8 @@ def _run_item(item: Item, module: ir.Module, remarks: Remarks) -> float:
 
 def _outcome(remarks: Remarks) -> Record:
     """Returns the size of the problem before and after exact reduction, and the answer. Units are in the names."""
-    answer, search, program = (remarks.statistics[name] for name in ("answer", "search", "program"))
+    chosen = remarks.result(ShardingChoice)
+    answer, search, program = chosen.answer, chosen.solver.statistics, chosen.program
     sizes = ("nodes", "edges", "states", "core_nodes", "core_edges", "solves")
     return {
         "ops": program.graph.num_ops,
@@ -87,7 +88,7 @@ def _outcome(remarks: Remarks) -> Record:
         "bound_s": answer.bound,
         "gap": answer.gap,
         "peak_bytes": answer.peak_bytes,
-        "budget_bytes": remarks.statistics["budget_bytes"],
+        "budget_bytes": chosen.budget_bytes,
         "method": answer.method,
     }
 

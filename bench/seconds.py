@@ -41,6 +41,7 @@ from rhino.ir.plan.step_memory import memory_of
 from rhino.ir.program.named_tensors import argument_tensors
 from rhino.passes.base import Remarks
 from rhino.passes.registry import Item, build_named
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
@@ -160,7 +161,7 @@ def _sharded(pair: Pair, cluster: str) -> Ready:
         file = Path(folder) / "constraints.toml"
         file.write_text(_constraints(pair, module), encoding="utf-8")
         build_pass_manager(_passes(pair, cluster, str(file)), module.context, remarks).run(module.operation)
-    answer = remarks.statistics["answer"]
+    answer = remarks.result(ShardingChoice).answer
     executable = compile_module(wrap_manual(localized_copy(module, pair.model)), pick_devices(pair.num_devices))
     inputs = draw_inputs(executable.signature, rule, {})
 

@@ -24,6 +24,7 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_bytes
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.devices import request_host_devices
 from rhino.runtime.executor.executable import compile_module
@@ -126,7 +127,7 @@ def _padded(name: str, text: bytes, cluster: str, pad: str) -> Record:
     sharding = str(boundary_attributes(entry, "arg")[0][SHARDING])
     total = module_stats(localized_copy(module, name)).total
     masks = next((int(one.text.split()[0]) for one in remarks.items if " masks keep padding out" in one.text), 0)
-    answer = remarks.statistics["answer"]
+    answer = remarks.result(ShardingChoice).answer
     return {
         "vocabulary": name,
         "embedding": f"{'x'.join(map(str, entry.type.inputs[0].shape))} {sharding[sharding.index('[') : -1]}",

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir, passmanager
@@ -53,17 +53,38 @@ class Remark:
         return f"{head}remark: [{self.pass_name}] {self.text}"
 
 
+Result = TypeVar("Result")
+
+
 @dataclass
 class Remarks:
-    """Where passes leave remarks and measurements; a tool decides what to show."""
+    """Where passes leave remarks and their results; a tool decides what to show.
+
+    MLIR's pass manager hands nothing back, so a pass records what it found, one value of a type of its own.
+    """
 
     file: str = ""
     items: list[Remark] = field(default_factory=list)
-    statistics: dict[str, Any] = field(default_factory=dict)
+    results: dict[type, object] = field(default_factory=dict)
 
     def add(self, pass_name: str, place: Place, text: str) -> None:
         """Records one remark."""
         self.items.append(Remark(pass_name, place, text))
+
+    def record(self, result: object) -> None:
+        """Records the result of a pass, in place of an earlier one of its type."""
+        self.results[type(result)] = result
+
+    def find(self, kind: type[Result]) -> Result | None:
+        """Returns the recorded result of a type, None where there is none."""
+        found = self.results.get(kind)
+        return found if isinstance(found, kind) else None
+
+    def result(self, kind: type[Result]) -> Result:
+        """Returns the recorded result of a type, which a pass that ran has left."""
+        found = self.find(kind)
+        assert found is not None, f"no pass has left a {kind.__name__}"
+        return found
 
 
 def _spell(value: object) -> str:

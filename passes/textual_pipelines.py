@@ -29,8 +29,8 @@ _LIST: Final = "rhino-opt --list-passes names ours; MLIR's run as mlir-opt would
 def parse_pipeline(text: str) -> tuple[Item, ...]:
     """Returns the steps of a textual pipeline, in order; a named pipeline's steps stand in its place."""
     elements = _split(text)
-    if len(elements) == 1 and (whole := _WHOLE.fullmatch(elements[0])):
-        elements = _split(whole[1])
+    if len(elements) == 1 and (module := _WHOLE.fullmatch(elements[0])):
+        elements = _split(module[1])
     return tuple(item for element in elements for item in _items(element))
 
 

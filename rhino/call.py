@@ -37,7 +37,7 @@ class Pieces:
     names: tuple[str, ...]
     static: tuple[tuple[int | str, Hashable], ...]
 
-    def whole(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def all_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of the user's function, constants and all."""
         num_positional = len(self.values) - len(self.names)
         by_name: dict[str, Any] = dict(zip(self.names, self.values[num_positional:], strict=True))

@@ -15,7 +15,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh
 
-from rhino.asked_plan import AskedPlan
 from rhino.call import CallShape, Key, Pieces
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.cluster.presets import PRESETS
@@ -24,6 +23,7 @@ from rhino.ir.plan.files import plan_digest
 from rhino.ir.plan.plan import dims_text
 from rhino.jit_program import JitProgram, make_program
 from rhino.plan import Plan
+from rhino.plan_options import PlanOptions
 from rhino.planner import Planned, adopt_plan, plan_function
 from rhino.stage_programs import StagePrograms
 from rhino.traced import Traced, key_dims, trace
@@ -31,14 +31,14 @@ from rhino.trees import Trees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class CallOptions:
     """What the user said beside the function: a request, whose cluster may be left out, or a plan that was kept.
 
     `mesh` and `devices` are those of JAX, where they are given; with `verify` the first step of each program is
     computed in a second way.
     """
 
-    plan_asked: AskedPlan
+    plan_options: PlanOptions
     plan: Plan | None
     mesh: AbstractMesh | None
     devices: tuple[jax.Device, ...] | None
@@ -75,24 +75,29 @@ class Entry:
 
 
 def make_entry(
-    fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, asked: Asked, before: Entry | None = None
+    fn: Callable[..., Any],
+    shape: CallShape,
+    pieces: Pieces,
+    key: Key,
+    options: CallOptions,
+    before: Entry | None = None,
 ) -> Entry:
     """Returns `fn` planned for a call: by search, or as the kept plan says.
 
     Arrays of the call that lie as `before` put them, the entry for other shapes, stay there if a plan fits so.
     """
-    kept = asked.plan
-    request = asked.plan_asked if kept is not None else _settled(asked.plan_asked, asked.devices)
+    kept = options.plan
+    request = options.plan_options if kept is not None else _settled(options.plan_options, options.devices)
     named = request.mesh if kept is None else kept.facts.mesh if kept.facts.sharding else None
-    traced = trace(fn, shape, pieces, key, asked.mesh or _abstract(named, asked.devices))
+    traced = trace(fn, shape, pieces, key, options.mesh or _abstract(named, options.devices))
     staying = _staying(traced, request, before, pieces) if before is not None and kept is None else None
     found = _planned_first([request] if staying is None else [staying, request], traced, kept)
-    devices = _first(asked.devices, found.plan.num_devices, shape.name)
+    devices = _first(options.devices, found.plan.num_devices, shape.name)
     plan = Plan(found.plan, Trees(key.tree, traced.out_tree), devices, traced)
     return Entry(replace(traced, code=b""), plan, found.code, shape.donated_pieces(pieces))
 
 
-def _staying(traced: Traced, request: AskedPlan, before: Entry, pieces: Pieces) -> AskedPlan | None:
+def _staying(traced: Traced, request: PlanOptions, before: Entry, pieces: Pieces) -> PlanOptions | None:
     """Returns the request with each array of a call pinned to its current sharding, if the plan `before` placed it.
 
     Returns None where there is no such array.
@@ -108,16 +113,16 @@ def _staying(traced: Traced, request: AskedPlan, before: Entry, pieces: Pieces) 
         and not key_dims(aval)
         for leaf, aval in zip(leaves, traced.in_avals, strict=True)
     ]
-    lies = jax.tree.leaves(plan.in_shardings) if any(there) else leaves
+    planned = jax.tree.leaves(plan.in_shardings) if any(there) else leaves
     pins = tuple(
         f"{one.path}={dims_text(one.dims)}"
-        for leaf, sharding, one, is_there in zip(leaves, lies, facts.arguments, there, strict=True)
+        for leaf, sharding, one, is_there in zip(leaves, planned, facts.arguments, there, strict=True)
         if is_there and one.dims and not one.padded and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     )
     return replace(request, mesh=facts.mesh, searches_mesh=False).with_pins(pins) if pins else None
 
 
-def _planned_first(requests: Sequence[AskedPlan], traced: Traced, kept: Plan | None) -> Planned:
+def _planned_first(requests: Sequence[PlanOptions], traced: Traced, kept: Plan | None) -> Planned:
     """Returns the plan by the first of the requests that can be had. Raises what the last one does."""
     *others, last = requests
     for request in others:
@@ -126,7 +131,7 @@ def _planned_first(requests: Sequence[AskedPlan], traced: Traced, kept: Plan | N
     return _planned(traced, last, kept)
 
 
-def _planned(traced: Traced, request: AskedPlan, kept: Plan | None) -> Planned:
+def _planned(traced: Traced, request: PlanOptions, kept: Plan | None) -> Planned:
     if kept is None:
         return plan_function(traced, request)
     return adopt_plan(traced, kept.facts, request.cluster or None, request.op_rules)
@@ -178,7 +183,7 @@ def _abstract(mesh: Mesh | None, devices: tuple[jax.Device, ...] | None) -> Abst
     return found
 
 
-def _settled(request: AskedPlan, devices: tuple[jax.Device, ...] | None) -> AskedPlan:
+def _settled(request: PlanOptions, devices: tuple[jax.Device, ...] | None) -> PlanOptions:
     """Returns the request with a cluster: if none is named, that of the host devices that are there."""
     if request.cluster:
         return request
@@ -194,11 +199,11 @@ def _settled(request: AskedPlan, devices: tuple[jax.Device, ...] | None) -> Aske
     hosts = {int(name.removeprefix("cpu")): name for name in PRESETS if name.startswith("cpu")}
     cluster = next((hosts[size] for size in sorted(hosts) if size >= count), None)
     has_mesh = request.mesh is not None or request.searches_mesh
-    is_whole = request.is_open and not has_mesh  # what is left open is on all of the cluster
-    if cluster is None or (is_whole and count not in hosts and request.stages is None):
+    takes_cluster = request.is_open and not has_mesh  # what is left open is on all of the cluster
+    if cluster is None or (takes_cluster and count not in hosts and request.stages is None):
         raise RhinoError(
             "RHI-CLUSTER-001", f"no cluster is named, and no preset has {count} host devices", fix="name a cluster"
         )
-    if has_mesh or (is_whole and count in hosts):
+    if has_mesh or (takes_cluster and count in hosts):
         return replace(request, cluster=cluster)
     return replace(request, cluster=cluster, mesh=mesh_of_shape((count // (request.stages or 1),)), shared=count)

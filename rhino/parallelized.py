@@ -9,17 +9,16 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import jax
 
-from rhino.asked_plan import SHARD, WHOLE, AskedPlan
 from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
-from rhino.entry import Asked, Entry, make_entry
+from rhino.entry import CallOptions, Entry, make_entry
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
 from rhino.passes.sharding.problem import AUTO
-from rhino.pins import Asked as Pins
-from rhino.pins import pin_texts
+from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
+from rhino.plan_options import SHARD, WHOLE, PlanOptions
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
@@ -45,9 +44,11 @@ class Parallelized:
     place is moved.
     """
 
-    def __init__(self, fn: Callable[..., Any], shape: CallShape, asked: Asked, on_new_shapes: OnNewShapes) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], shape: CallShape, options: CallOptions, on_new_shapes: OnNewShapes
+    ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._shape, self._asked, self._on_new_shapes = fn, shape, asked, on_new_shapes
+        self._fn, self._shape, self._options, self._on_new_shapes = fn, shape, options, on_new_shapes
         self._entries: dict[Key, Entry] = {}
         self._run: Any = None  # what jit gave for the last call, if arguments can be handed on as they are
         self._watched: tuple[Getter, ...] = ()
@@ -114,14 +115,14 @@ class Parallelized:
         self._shape.check_alive(pieces)
         own = self._shape.with_own_buffers(pieces)
         program = entry.program
-        is_first = self._asked.verify and program.key not in self._verified
+        is_first = self._options.verify and program.key not in self._verified
         expected = expected_step(self._fn, own, entry) if is_first else None
         try:
             result = program.run(*own.values)
         except ValueError:  # some of it is committed to another place
             result = program.run(*program.place(own.values))
         if expected is not None:
-            check_step(expected, result, entry, self._asked.plan_asked.op_rules)
+            check_step(expected, result, entry, self._options.plan_options.op_rules)
             self._verified.add(program.key)
         self._run = None if self._shape.static or pieces.names else program.run
         self._watched = program.watched
@@ -133,7 +134,7 @@ class Parallelized:
             if self._entries and self._on_new_shapes == "error":
                 raise self._other_shapes(pieces, key)
             before = list(self._entries.values())[-1] if self._entries else None
-            self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._asked, before)
+            self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._options, before)
         return self._entries[key]
 
     def _other_shapes(self, pieces: Pieces, key: Key) -> RhinoError:
@@ -254,25 +255,25 @@ def parallelize(
     text = _mesh_text(mesh)
     named = parse_mesh(text) if text and text != AUTO else None
     other_mesh = text and plan is not None and (named is None or named.axes != plan.axes)
-    said = [
+    given = [
         name
         for name, one in (("mesh", other_mesh), ("pins", pins), ("forbid", forbid), ("axis_roles", axis_roles))
         if one
     ]
-    said += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
-    said += [
+    given += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
+    given += [
         name
         for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule))
         if one is not None
     ]
-    said += [
+    given += [
         name
         for name, one in (("remat", remat is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD))
         if one
     ]
-    if plan is not None and said:
+    if plan is not None and given:
         raise RhinoError(
-            "RHI-JAX-002", f"{said[0]} is given, and a plan, which has decided that already", fix="leave one out"
+            "RHI-JAX-002", f"{given[0]} is given, and a plan, which has decided that already", fix="leave one out"
         )
     shape = CallShape(
         fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames))
@@ -280,7 +281,7 @@ def parallelize(
     if devices is None and isinstance(mesh, jax.sharding.Mesh):
         devices = list(mesh.devices.flat)
     num_stages = count("stages", stages)
-    asked = AskedPlan(
+    plan_options = PlanOptions(
         cluster="" if cluster is None else path_of("cluster", cluster),
         mesh=named,
         searches_mesh=text == AUTO,
@@ -300,12 +301,15 @@ def parallelize(
         search=search,
         jobs=count("jobs", jobs),
     )
-    if asked.search not in (SHARD, WHOLE):
-        raise RhinoError("RHI-JAX-002", f"search is {asked.search!r}", fix="say 'shard' or 'whole'")
-    if asked.schedule:
-        find_schedule(asked.schedule)  # raises for another
+    if plan_options.search not in (SHARD, WHOLE):
+        raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix="say 'shard' or 'whole'")
+    if plan_options.schedule:
+        find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(
-        fn, shape, Asked(asked, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)), on_new_shapes
+        fn,
+        shape,
+        CallOptions(plan_options, plan, _abstract_mesh(mesh), devices_of(devices), bool(verify)),
+        on_new_shapes,
     )
 
 

@@ -12,7 +12,7 @@ from rhino.ir.request.patterns import RESULT, dotted, matches
 from rhino.keywords import text_of, texts
 from rhino.passes.planner.module_facts import Sides
 
-Asked = Mapping[str, PartitionSpec | str] | Sequence[str]
+Pins = Mapping[str, PartitionSpec | str] | Sequence[str]
 
 _NAMED = "name tensors by their path, as 'state.w' or 'state.*'"
 
@@ -21,15 +21,15 @@ Named = tuple[tuple[str, ...], int]
 """A tensor that a pin may speak of: its names, of which the first is no other's, and its rank."""
 
 
-def pin_texts(asked: Asked, tensors: Sequence[Named]) -> tuple[str, ...]:
+def pin_texts(pins: Pins, tensors: Sequence[Named]) -> tuple[str, ...]:
     """Returns pins as `rhino-pin` reads them, for a function of these arguments and results.
 
     A partition spec leaves out dims at the end that are whole; the pin lists them for each tensor that its name finds.
     """
-    if not isinstance(asked, Mapping):
-        return texts("pins", asked, "give a list of such texts, or a dictionary")
+    if not isinstance(pins, Mapping):
+        return texts("pins", pins, "give a list of such texts, or a dictionary")
     return tuple(
-        text for name, spec in asked.items() for text in _texts(text_of("a name of pins", name, _NAMED), spec, tensors)
+        text for name, spec in pins.items() for text in _texts(text_of("a name of pins", name, _NAMED), spec, tensors)
     )
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from jax.version import __version__ as jax_version
 
-from rhino.asked_plan import SHARD, AskedPlan
 from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import Place, RhinoError
@@ -35,6 +34,7 @@ from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS, Target, write_mesh
+from rhino.plan_options import SHARD, PlanOptions
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
 from rhino.strategies.cost.cost_model import CostModel
@@ -54,7 +54,7 @@ class Planned:
     code: bytes = b""
 
 
-def plan_function(traced: Traced, asked: AskedPlan) -> Planned:
+def plan_function(traced: Traced, options: PlanOptions) -> Planned:
     """Returns the best plan that keeps to what is asked.
 
     Raises:
@@ -62,10 +62,10 @@ def plan_function(traced: Traced, asked: AskedPlan) -> Planned:
             batch that there is not.
     """
     try:
-        return _planned(traced, asked)
+        return _planned(traced, options)
     except RhinoError as error:
         fix = in_keywords(error.fix)
-        if error.id in NOT_MADE and asked.search == SHARD:
+        if error.id in NOT_MADE and options.search == SHARD:
             fix = f"{fix}; or say search='whole': {WHOLE_NEEDS_LESS}"
         raise replace(error, fix=fix) from None
 
@@ -110,26 +110,26 @@ def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | N
     return module
 
 
-def _planned(traced: Traced, asked: AskedPlan) -> Planned:
-    if asked.stages is None and (count := _marked(traced)) > 1:
-        mesh = mesh_of_shape((max(1, asked.shared // count),)) if asked.shared else asked.mesh
-        asked = replace(asked, stages=count, mesh=mesh)
-    if asked.is_open or asked.is_staged:
-        refuse_pads({"pad": "; ".join(asked.pad), "constraints": asked.constraints})
-    unused = "schedule" if asked.schedule else "batch" if asked.batch and asked.micro_batches is None else ""
-    if unused and not asked.is_open and not asked.is_staged:
+def _planned(traced: Traced, options: PlanOptions) -> Planned:
+    if options.stages is None and (count := _marked(traced)) > 1:
+        mesh = mesh_of_shape((max(1, options.shared // count),)) if options.shared else options.mesh
+        options = replace(options, stages=count, mesh=mesh)
+    if options.is_open or options.is_staged:
+        refuse_pads({"pad": "; ".join(options.pad), "constraints": options.constraints})
+    unused = "schedule" if options.schedule else "batch" if options.batch and options.micro_batches is None else ""
+    if unused and not options.is_open and not options.is_staged:
         what = f"{unused} is given, and {traced.name} is one program for the whole batch"
         raise RhinoError(
             "RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out"
         )
-    if asked.micro_batches == 1 and not asked.is_open and not asked.is_staged:
-        asked = replace(
-            asked, micro_batches=None, batch=""
+    if options.micro_batches == 1 and not options.is_open and not options.is_staged:
+        options = replace(
+            options, micro_batches=None, batch=""
         )  # a loop of one trip would refuse arguments that have no batch
-    request = asked.request(shapes(traced, read_traced(traced, make_context())))
-    if asked.is_open:
+    request = options.request(shapes(traced, read_traced(traced, make_context())))
+    if options.is_open:
         return _autotuned(traced, request)
-    return _staged(traced, request) if asked.is_staged else _one_program(traced, request)
+    return _staged(traced, request) if options.is_staged else _one_program(traced, request)
 
 
 def _marked(traced: Traced) -> int:

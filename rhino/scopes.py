@@ -7,8 +7,8 @@
     with rhino.split(8):
         logits = features @ params["classes"]
 
-A scope is a name on the locations of ops (rhino/ir/scopes.py), which JAX keeps through `grad`, `vmap`, `scan` and
-`jit`. It changes no value, and means nothing to plain `jax.jit`. Source: Whale 3.1.2.
+A scope is a name on the locations of ops (rhino/ir/program/scopes.py), which JAX keeps through `grad`, `vmap`, `scan`
+and `jit`. It changes no value, and means nothing to plain `jax.jit`. Source: Whale 3.1.2.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _entered(kind: str, num_devices: int | None) -> Iterator[None]:
 
     A scope inside another one of the same words gets a name of its own, so that the two are distinct.
     """
-    way = Way(kind, num_devices)
+    sharing = Way(kind, num_devices)
     around = {str(one.name) for one in current_name_stack().stack}
-    with jax.named_scope(next(name for depth in count() if (name := way.name(depth)) not in around)):
+    with jax.named_scope(next(name for depth in count() if (name := sharing.name(depth)) not in around)):
         yield

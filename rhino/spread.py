@@ -73,7 +73,7 @@ class Spread:
             self._taken(number, leaf) if isinstance(leaf, jax.Array) else leaf for number, leaf in enumerate(leaves)
         ]
 
-    def whole(self, results: Sequence[Any]) -> list[Any]:
+    def completed(self, results: Sequence[Any]) -> list[Any]:
         """Returns the results of a step as every process has them."""
         found = list(results[: len(self._plan.facts.results)])
         for number, handler in self._absent.items():

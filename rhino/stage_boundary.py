@@ -24,7 +24,7 @@ def stage_boundary(tree: T) -> T:
     `stages=1` is said. The backward pass of a value crosses where it does. Under `jax.jit`, `jax.grad` and the like
     this does nothing, and costs nothing.
     """
-    marked: T = jax.tree.map(partial(_boundary.bind, way=FORWARD), tree)
+    marked: T = jax.tree.map(partial(_boundary.bind, direction=FORWARD), tree)
     return marked
 
 
@@ -33,16 +33,16 @@ _boundary.def_impl(lambda array, **_: array)
 _boundary.def_abstract_eval(lambda array, **_: array)
 
 
-def _turned(cotangent: Any, _: Any, *, way: str) -> list[Any]:  # noqa: ANN401 - what JAX differentiates
+def _turned(cotangent: Any, _: Any, *, direction: str) -> list[Any]:  # noqa: ANN401 - what JAX differentiates
     return [
         cotangent
         if isinstance(cotangent, ad.Zero)
-        else _boundary.bind(cotangent, way=BACK if way == FORWARD else FORWARD)
+        else _boundary.bind(cotangent, direction=BACK if direction == FORWARD else FORWARD)
     ]
 
 
-def _marked(array: jax.Array, *, way: str) -> jax.Array:
-    result: jax.Array = jax.lax.composite(lambda one, way: one, BOUNDARY)(array, way=way)
+def _marked(array: jax.Array, *, direction: str) -> jax.Array:
+    result: jax.Array = jax.lax.composite(lambda one, way: one, BOUNDARY)(array, way=direction)
     return result
 
 

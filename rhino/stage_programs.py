@@ -57,13 +57,13 @@ class StagePrograms:
             raise NewShapesError
         taken = leaves if self._spread is None else self._spread.taken(leaves)
         arguments = [_stored(leaf, *kind) for leaf, kind in zip(taken, self._kinds, strict=True)]
-        results, handed = _each_once(self._executor.run(arguments))
+        results, result_ids = _each_once(self._executor.run(arguments))
         for number in self._donated:
             leaf = leaves[number]
-            if isinstance(leaf, jax.Array) and id(arguments[number]) not in handed and not leaf.is_deleted():
+            if isinstance(leaf, jax.Array) and id(arguments[number]) not in result_ids and not leaf.is_deleted():
                 leaf.delete()  # it was sent, or moved first: its buffer could not be taken over
         if self._spread is not None:
-            results = self._spread.whole(results)
+            results = self._spread.completed(results)
         for number, implementation in self._keys.items():
             results[number] = jax.random.wrap_key_data(results[number], impl=implementation)
         for number in self._weak:

@@ -87,9 +87,9 @@ def _absent(kind: Any, sharding: NamedSharding) -> jax.Array:  # noqa: ANN401 - 
 
 def _moved(given: Tree, mesh: Mesh) -> Tree:
     """Returns what `init_fn` is given with arrays that are committed to other devices copied to those of a mesh."""
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, whole) if isinstance(leaf, jax.Array) and leaf.committed else leaf, given
+        lambda leaf: jax.device_put(leaf, replicated) if isinstance(leaf, jax.Array) and leaf.committed else leaf, given
     )
 
 

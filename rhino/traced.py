@@ -48,7 +48,7 @@ def trace(fn: Callable[..., Any], shape: CallShape, pieces: Pieces, key: Key, me
     blank = Pieces(jax.tree.unflatten(tree, shapes_of(leaves)), pieces.names, pieces.static)
     numbers = [one for one in shape.static if isinstance(one, int)]
     names = [one for one in shape.static if isinstance(one, str)]
-    args, kwargs = blank.whole()
+    args, kwargs = blank.all_arguments()
     jitted = jax.jit(
         fn, static_argnums=sorted(n for n in numbers if n < len(args)), static_argnames=sorted(names), keep_unused=True
     )

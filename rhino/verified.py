@@ -51,7 +51,7 @@ def expected_step(fn: Callable[..., Any], pieces: Pieces, entry: Entry) -> Expec
     assert plan.traced is not None, "a plan that was made for a call has its program"
 
     def step(*values: Any) -> Any:  # noqa: ANN401 - pytrees
-        args, kwargs = replace(pieces, values=values).whole()
+        args, kwargs = replace(pieces, values=values).all_arguments()
         return fn(*args, **kwargs)
 
     names_a_mesh = _names_a_mesh(plan.traced)

@@ -81,13 +81,13 @@ def tensor_drawing(shape: Sequence[int], dims: Sequence[Sequence[str]], mesh: Ma
     )
     if prod(parts) > MOST_BLOCKS:
         return Drawing(width, height, (Box(0, 0, width, height, None, "", str(prod(parts)), words),), words)
-    held: dict[tuple[int, int], list[int]] = {}
+    holders: dict[tuple[int, int], list[int]] = {}
     for block, numbers in devices.items():
         key = tuple(block[d] if d is not None else 0 for d in (rows, columns))
-        held.setdefault((key[0], key[1]), []).extend(numbers)
+        holders.setdefault((key[0], key[1]), []).extend(numbers)
     boxes = []
     for number, (row, column) in enumerate(product(range(parts[0]), range(parts[1]))):
-        whose = ranges(held[row, column])
+        whose = ranges(holders[row, column])
         hue = None if not cut else number * _HUES // max(1, prod(parts))
         w, h = width / parts[1], height / parts[0]
         label = whose if w >= 5.5 * len(whose) and h >= 9 else ""

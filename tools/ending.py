@@ -27,8 +27,8 @@ class _StopError(BaseException):
 
 
 @contextmanager
-def heard_at_once(said: str, stderr: TextIO) -> Iterator[None]:
-    """Prints `said` on `stderr` as soon as the user interrupts.
+def heard_at_once(message: str, stderr: TextIO) -> Iterator[None]:
+    """Prints `message` on `stderr` as soon as the user interrupts.
 
     A second interruption ends the command as soon as Python gets to run, because ending in order may take a while.
     Where interruptions are not ours to handle (in other threads, in the background), nothing changes.
@@ -44,7 +44,7 @@ def heard_at_once(said: str, stderr: TextIO) -> Iterator[None]:
     def first(*_: object) -> None:
         signal.signal(signal.SIGINT, second)
         with suppress(OSError):  # not by `print`, which may be what is interrupted
-            os.write(stderr.fileno(), f"{said}\n".encode())
+            os.write(stderr.fileno(), f"{message}\n".encode())
         raise KeyboardInterrupt
 
     if own:
@@ -66,8 +66,8 @@ def exit_code_of(
     try:
         try:
             code = work()
-        except Information as asked:
-            _print(stdout, str(asked))
+        except Information as information:
+            _print(stdout, str(information))
             return int(ExitCode.OK)
         stdout.flush()
         return code

@@ -51,7 +51,7 @@ class Expectation:
     kind: str
     line: int
     part: str
-    said_at: int
+    written_at: int
 
 
 def diagnostics_of(error: RhinoError) -> tuple[Diagnostic, ...]:
@@ -94,14 +94,16 @@ def _expectation(line: str, number: int, bare: Sequence[int], file: str) -> Expe
     return Expectation(kind, at, part, number)
 
 
-def compare(expectations: Sequence[Expectation], said: Iterable[Diagnostic], file: str) -> tuple[RhinoError, ...]:
+def compare(
+    expectations: Sequence[Expectation], diagnostics: Iterable[Diagnostic], file: str
+) -> tuple[RhinoError, ...]:
     """Returns an error for each unexpected diagnostic, then for each expectation that was not met.
 
     There are none if all is as expected.
     """
     met = [False] * len(expectations)
     wrong = []
-    for one in said:
+    for one in diagnostics:
         line = one.place.line if one.place.file == file else UNKNOWN
         fitting = [
             n for n, e in enumerate(expectations) if (e.kind, e.line) == (one.kind, line) and e.part in one.message
@@ -114,5 +116,5 @@ def compare(expectations: Sequence[Expectation], said: Iterable[Diagnostic], fil
         if not met[number]:
             where = f"at line {expectation.line}" if expectation.line != UNKNOWN else "without a place"
             what = f"expected {expectation.kind} {where} was not produced: {expectation.part}"
-            wrong.append(RhinoError("RHI-CLI-004", what, Place(file, expectation.said_at)))
+            wrong.append(RhinoError("RHI-CLI-004", what, Place(file, expectation.written_at)))
     return tuple(wrong)

@@ -81,7 +81,7 @@ def first_difference(
     """
     ops, arguments, unjudged = body_of(annotated), list(entry_function(annotated).arguments), ""
     chunks = list(
-        _chunks([one for one in results_inside(annotated) if _is_held(ops[one.op].results[one.position].type)])
+        _chunks([one for one in results_inside(annotated) if _fits_array(ops[one.op].results[one.position].type)])
     )
     for chunk in chunks[:MOST_CHUNKS]:
         exposed = exposing(annotated, chunk)
@@ -89,16 +89,16 @@ def first_difference(
         found = differences(signature, ours, _alone(exposed, inputs, devices[0]), tolerance)
         first = len(found) - len(chunk)
         values = [ops[one.op].results[one.position] for one in chunk]
-        held = dict(zip([*arguments, *values], [*inputs, *ours[first:]], strict=True))
+        computed = dict(zip([*arguments, *values], [*inputs, *ours[first:]], strict=True))
         for one, apart in zip(chunk, found[first:], strict=True):
             if apart.passes:
                 continue
             op = ops[one.op]
-            if captured_by(op) or not all(value in held for value in _read(op)):
+            if captured_by(op) or not all(value in computed for value in _read(op)):
                 unjudged = (
                     unjudged or f"{_text(op, one.position, apart)}; it cannot be run by itself, so it may be rounding"
                 )
-            elif wrong := _fault(op, one.position, held, devices[0], tolerance):
+            elif wrong := _fault(op, one.position, computed, devices[0], tolerance):
                 return Verdict(_text(op, one.position, wrong))
         if all(one.passes for one in found[:first]):
             return Verdict(
@@ -115,16 +115,20 @@ def first_difference(
 
 
 def _fault(
-    op: ir.Operation, position: int, held: Mapping[ir.Value[ir.Type], Host], device: jax.Device, tolerance: float | None
+    op: ir.Operation,
+    position: int,
+    computed: Mapping[ir.Value[ir.Type], Host],
+    device: jax.Device,
+    tolerance: float | None,
 ) -> Difference | None:
     """Returns how far a result is from what one device computes from the same operands.
 
     Returns None where the difference is no more than rounding.
     """
-    given = [held[value] for value in _read(op)]
+    given = [computed[value] for value in _read(op)]
     executable = compile_module(_single(op), [device])
     expected = _run(executable, given)[position]
-    found = difference(executable.signature.results[position], held[op.results[position]], expected, tolerance)
+    found = difference(executable.signature.results[position], computed[op.results[position]], expected, tolerance)
     terms = [_largest(value) for value in given]
     scale = max([*terms, _largest(expected)], default=0.0)
     if op.name in _MULTIPLYING:
@@ -211,7 +215,7 @@ def _largest(value: Host) -> float:
     return float(np.max(np.abs(wide), initial=0.0, where=np.isfinite(wide)))
 
 
-def _is_held(kind: ir.Type) -> bool:
+def _fits_array(kind: ir.Type) -> bool:
     """Says whether an array can hold a tensor of this type."""
     return array_dtype(str(ir.RankedTensorType(kind).element_type)) is not None
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
+from rhino.ir.graph.collective_stats import CollectiveStats
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.manual import bytecode
@@ -27,6 +28,7 @@ from rhino.ir.program.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
 from rhino.passes.planner.one_program import search
 from rhino.passes.registry import Item
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -78,11 +80,11 @@ class _Outcome:
 
     output: bytes | None = None
     errors: tuple[RhinoError, ...] = ()
-    said: list[Diagnostic] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
     remarks: Remarks = field(default_factory=Remarks)
 
     def every(self) -> tuple[Diagnostic, ...]:
-        return (*self.said, *(one for error in self.errors for one in diagnostics_of(error)))
+        return (*self.diagnostics, *(one for error in self.errors for one in diagnostics_of(error)))
 
 
 @dataclass
@@ -136,19 +138,15 @@ class _Command:
         """Prints what was asked for beside the IR."""
         for outcome in outcomes:
             if not options.verify_diagnostics:
-                for one in outcome.said:
+                for one in outcome.diagnostics:
                     print(one, file=self.stderr)
-            statistics = outcome.remarks.statistics
-            if (
-                any(name == "auto-shard" for name, _ in options.steps)
-                and "answer" in statistics
-                and not options.verify_diagnostics
-            ):
-                print(summary_text(statistics), file=self.stderr)
+            shards = any(name == "auto-shard" for name, _ in options.steps) and not options.verify_diagnostics
+            if shards and (chosen := outcome.remarks.find(ShardingChoice)):
+                print(summary_text(chosen), file=self.stderr)
             if options.print_statistics:
-                print(statistics_text(statistics), file=self.stderr)
-            if options.localize and "localized" in statistics:
-                print(collectives_text(statistics["localized"]), file=self.stderr)
+                print(statistics_text(outcome.remarks), file=self.stderr)
+            if options.localize and (stats := outcome.remarks.find(CollectiveStats)):
+                print(collectives_text(stats), file=self.stderr)
 
     def reproducer(self) -> str:
         """Returns a command line that does the same again; what came from stdin is kept in a file for it."""
@@ -175,13 +173,13 @@ class _Run:
         try:
             result.output = self.output(data, result)
         except RhinoError as error:
-            result.errors = (self.with_way_out(error),)
+            result.errors = (self.with_alternative(error),)
         except ir.MLIRError as error:
             result.errors = self.pass_errors(error)
-        result.said += self.remarks_said(result.remarks)
+        result.diagnostics += self.shown_remarks(result.remarks)
         return result
 
-    def with_way_out(self, error: RhinoError) -> RhinoError:
+    def with_alternative(self, error: RhinoError) -> RhinoError:
         """Returns an error that names what takes less memory, where that was not asked for."""
         if error.exit_code != ExitCode.DOES_NOT_FIT or [name for name, _ in self.options.steps] != ["auto-shard"]:
             return error
@@ -244,14 +242,14 @@ class _Run:
             if plan:
                 predicted = plan.plan.predicted
                 return Made(MadeModule(own, finish), predicted.step_s, tuple(map(float, predicted.peak_bytes)))
-            answer = remarks.statistics["answer"]
+            answer = remarks.result(ShardingChoice).answer
             return Made(MadeModule(own, finish), answer.cost, (answer.peak_bytes,))
 
         return search_plan(module, self.options, given_options(self.options), self.file, self.stderr, make)
 
     def with_locations(self) -> bool:
-        asked: bool | None = self.options.mlir_print_debuginfo
-        return self.options.output != "-" if asked is None else asked
+        requested: bool | None = self.options.mlir_print_debuginfo
+        return self.options.output != "-" if requested is None else requested
 
     def run_passes(self, module: ir.Module, items: Sequence[Item], remarks: Remarks) -> None:
         manager = build_pass_manager(items, self.context, remarks)
@@ -267,15 +265,15 @@ class _Run:
         """Takes up, while it is entered, what MLIR says beside errors."""
 
         def take(one: ir.Diagnostic) -> bool:
-            for said in (one, *one.notes):
-                result.said.append(
-                    Diagnostic(said.severity.name.lower(), place_of(said.location, self.file), str(said.message))
+            for part in (one, *one.notes):
+                result.diagnostics.append(
+                    Diagnostic(part.severity.name.lower(), place_of(part.location, self.file), str(part.message))
                 )
             return True
 
         return cast(ir.DiagnosticHandler, self.context.attach_diagnostic_handler(take))
 
-    def remarks_said(self, remarks: Remarks) -> list[Diagnostic]:
+    def shown_remarks(self, remarks: Remarks) -> list[Diagnostic]:
         wanted: re.Pattern[str] | None = self.options.remarks_filter
         every = [Diagnostic("remark", one.place, f"[{one.pass_name}] {one.text}") for one in remarks.items]
         return [one for one in every if wanted is not None and wanted.search(one.message)]

@@ -237,14 +237,14 @@ def _given(options: argparse.Namespace, name: str) -> str | None:
     return value if value is None else "; ".join(value) if isinstance(value, list) else str(value)
 
 
-def _in_order(asked: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _in_order(steps: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The steps as given, but --localize after the last --auto-shard: what is local cannot be sharded."""
-    names = [name for name, _ in asked]
+    names = [name for name, _ in steps]
     if "auto-shard" not in names:
-        return list(asked)
+        return list(steps)
     last = len(names) - 1 - names[::-1].index("auto-shard")
-    early = [step for step in asked[:last] if step[0] == "localize"]
-    return [*(step for step in asked[: last + 1] if step[0] != "localize"), *early, *asked[last + 1 :]]
+    early = [step for step in steps[:last] if step[0] == "localize"]
+    return [*(step for step in steps[: last + 1] if step[0] != "localize"), *early, *steps[last + 1 :]]
 
 
 def _takes(name: str) -> tuple[str, ...]:
@@ -389,12 +389,12 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     )
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
     add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")
-    ways = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
+    strategies = "; ".join(f"{one.name}: {one.doc}" for one in STRATEGIES.values())
     add(
         "--strategy",
         metavar="S",
         choices=tuple(STRATEGIES),
-        help=f"how the best plan is searched for (default {BEST}). {ways}",
+        help=f"how the best plan is searched for (default {BEST}). {strategies}",
     )
     add("--jobs", type=int, metavar="N", help="processes that search; the plan is the same (default: one a core)")
     add(

@@ -88,7 +88,7 @@ def search_plan(
         return make(ir.Module.parse(setup.module, module.context), decided_options(options, plan))
 
     with heard_at_once(_INTERRUPTED, stderr), Progress(stderr) as progress:
-        made, report = choose_plan(setup, request, make_own, progress.told)
+        made, report = choose_plan(setup, request, make_own, progress.on_round)
     print(report.text(), file=stderr)
     if options.plan_json:
         write_output(options.plan_json, (json.dumps(report.json(), indent=2) + "\n").encode(), sys.stdout.buffer)
@@ -160,7 +160,7 @@ class Progress:
         if self.is_shown:
             self.status.stop()
 
-    def told(self, explored: Explored) -> None:
+    def on_round(self, explored: Explored) -> None:
         """Shows what is known after a round."""
         if self.is_shown:
             best = explored.quickest

@@ -120,6 +120,6 @@ def bytes_cell(num_bytes: float, of: float = 0.0) -> Cell:
     return Cell(format_bytes(num_bytes), num_bytes, num_bytes / of if of else None)
 
 
-def share_text(part: float, whole: float) -> str:
+def share_text(part: float, total: float) -> str:
     """Returns a share in per cent."""
-    return f"{part / whole:.0%}" if whole else "-"
+    return f"{part / total:.0%}" if total else "-"

@@ -8,7 +8,7 @@ from typing import Final
 
 from rhino.ir.plan.instructions import Run, Step, Transfer
 from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, dims_text
-from rhino.ir.plan.step_memory import held_over_time, local_bytes, slots_held
+from rhino.ir.plan.step_memory import live_slots, local_bytes, memory_over_time
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.planner.plan_rows import (
     alike,
@@ -101,8 +101,8 @@ def _parts(plan: Plan, simulation: Simulation | None) -> Iterator[PagePart]:
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    asked = "; ".join(f"{key}: {value}" for key, value in plan.options.items())
-    yield "asked", asked or "nothing beside cluster, mesh and budget"
+    options = "; ".join(f"{key}: {value}" for key, value in plan.options.items())
+    yield "asked", options or "nothing beside cluster, mesh and budget"
     ops = f"{sum(plan.source.ops.values())} ops, " if plan.source.ops else ""
     form = f", {plan.sharding.form} form" if plan.sharding else ""
     yield "program", f"{plan.source.function}, {ops}sha256 {plan.source.sha256}{form}"
@@ -138,7 +138,7 @@ def _rank_memory(execution: Execution, simulation: Simulation, rank: int) -> tup
     """Returns the curve of a rank's memory, and its peak in words."""
     began, step = _began(execution.step, simulation), execution.step
     every: list[tuple[float, float]] = []
-    for at, whose, num_bytes in held_over_time(step, execution.temp_bytes):
+    for at, whose, num_bytes in memory_over_time(step, execution.temp_bytes):
         if whose == rank:  # what is freed and donated follows the list, so no time is before the one in front of it
             every.append((max(began[at], every[-1][0] if every else 0.0), num_bytes))
     size = -(-len(every) // _MOST_POINTS)
@@ -340,7 +340,7 @@ def _slots_at_peak(execution: Execution, simulation: Simulation) -> Iterable[Row
             made |= dict.fromkeys(one.outputs, step.programs[one.program].name)
     rows: dict[tuple[int, str], list[int]] = {}
     for rank, memory in enumerate(simulation.memory):
-        for slot in slots_held(step, memory.peak_at, rank):
+        for slot in live_slots(step, memory.peak_at, rank):
             layout = step.slots[slot].layout
             shape = ",".join(map(str, layout.shape))
             what = f"{layout.dtype}[{shape}], {'given by ' + made[slot] if slot in made else 'fed or received'}"

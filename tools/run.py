@@ -237,14 +237,14 @@ def _original(module: ir.Module, options: argparse.Namespace, stdin: BinaryIO) -
     return copy_module(module)
 
 
-def _prepare_devices(needed: int, asked: int | None) -> None:
-    if asked is not None and asked < needed:
+def _prepare_devices(needed: int, requested: int | None) -> None:
+    if requested is not None and requested < needed:
         raise RhinoError(
             "RHI-RUN-004",
-            f"--devices={asked}, and the module's mesh has {needed}",
-            fix=f"give --devices={needed}, or plan for {asked}",
+            f"--devices={requested}, and the module's mesh has {needed}",
+            fix=f"give --devices={needed}, or plan for {requested}",
         )
-    request_host_devices(asked or needed, os.environ)
+    request_host_devices(requested or needed, os.environ)
 
 
 def _compile(module: ir.Module, form: str, devices: Sequence[jax.Device]) -> _Program:
@@ -275,10 +275,10 @@ def _choose(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:
     with compiling_apart(module, len(devices)) as hlo_text:
         localized = _compile_localized(local, devices)
         try:
-            said = _stats_lines("annotated form, as XLA would have it", hlo_stats(hlo_text()))
+            stats = _stats_lines("annotated form, as XLA would have it", hlo_stats(hlo_text()))
         except RhinoError as error:
-            said = (f"note: XLA does not take the annotated form: {error.what.splitlines()[0][:200]}",)
-    return replace(localized, lines=(*localized.lines, *said))
+            stats = (f"note: XLA does not take the annotated form: {error.what.splitlines()[0][:200]}",)
+    return replace(localized, lines=(*localized.lines, *stats))
 
 
 def _compile_annotated(module: ir.Module, devices: Sequence[jax.Device]) -> _Program:

@@ -26,7 +26,7 @@ def difference_text(found: Sequence[Difference]) -> str:
     if one is None:
         return "no results to compare"
     num_nan = sum(difference.has_nan for difference in found)
-    said = f" ({num_nan} of {len(found)} hold NaN on one device too, which proves little)" if num_nan else ""
+    note = f" ({num_nan} of {len(found)} hold NaN on one device too, which proves little)" if num_nan else ""
     if one.max_rel == 0:
-        return f"all results equal{said}"
-    return f"worst result {one.value.label}: relative error {one.max_rel:.2g}, absolute {one.max_abs:.2g}{said}"
+        return f"all results equal{note}"
+    return f"worst result {one.value.label}: relative error {one.max_rel:.2g}, absolute {one.max_abs:.2g}{note}"

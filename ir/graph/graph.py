@@ -54,8 +54,8 @@ class OpClass:
     op commutes with addition over them jointly, the others held: when exactly these are partial sums, so is the result.
     A `free` op depends on constants alone: it is computed wherever it is needed. A `fusible` op can be computed inside
     its consumer's loop. `moved_bytes` is what the op reads and writes where somebody has said so; otherwise that
-    follows from its operands and results. `held` are the specs that its operands must have and its results come in,
-    where there is no choice.
+    follows from its operands and results. `fixed_specs` are the specs that its operands must have and its results come
+    in, where there is no choice.
     """
 
     name: str
@@ -68,7 +68,7 @@ class OpClass:
     fusible: bool
     flops: int
     moved_bytes: int | None = None
-    held: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
+    fixed_specs: tuple[tuple[Spec, ...], tuple[Spec, ...]] | None = None
     is_view: bool = field(init=False, compare=False, repr=False)
     """Whether each result lies where the operand of the same number does: the same bytes under other indices."""
 

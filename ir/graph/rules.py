@@ -36,7 +36,7 @@ class Rule:
         """Returns the factors that an operand has."""
         return frozenset(factor for dim in self.operands[operand] for factor in dim)
 
-    def keeping_whole(self, factors: frozenset[int]) -> Rule:
+    def with_fixed(self, factors: frozenset[int]) -> Rule:
         """Returns the rule in which `factors` cannot be split either."""
         return replace(self, fixed=self.fixed | factors)
 

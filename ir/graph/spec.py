@@ -125,11 +125,11 @@ def all_specs(shape: Sequence[int], sizes: Sequence[int], partial: Sequence[int]
     Along the axes in `partial` it is a partial sum.
     """
     dims = range(min(len(shape), _MOST_DIMS))
-    ways = [
+    options = [
         (REPLICATED, *([PARTIAL] if axis in partial else []), *map(split, dims)) if size > 1 else (REPLICATED,)
         for axis, size in enumerate(sizes)
     ]
-    return tuple([spec for entries in product(*ways) if fits(spec := pack(entries), shape, sizes)])
+    return tuple([spec for entries in product(*options) if fits(spec := pack(entries), shape, sizes)])
 
 
 def dim_axes(spec: int, num_axes: int, rank: int) -> list[list[int]]:

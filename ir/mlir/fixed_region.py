@@ -24,7 +24,7 @@ _CALL: Final = "rhino.manual"
 _CHANNEL: Final = "channel_handle"
 _HANDLE: Final = re.compile(r"handle = (\d+)")
 
-Held = tuple[tuple[Spec, ...], tuple[Spec, ...]]
+FixedSpecs = tuple[tuple[Spec, ...], tuple[Spec, ...]]
 """The specs that operands must have, and those that results come in."""
 
 
@@ -36,7 +36,7 @@ class SetAside:
     module: ir.Module
 
 
-def held_specs(op: ir.Operation, mesh: NamedMesh, file: str) -> Held:
+def fixed_specs(op: ir.Operation, mesh: NamedMesh, file: str) -> FixedSpecs:
     """Returns the specs of the operands and results of a manual computation.
 
     Raises:

@@ -128,10 +128,10 @@ class _Reader:
             *(list(sdy.DimensionShardingAttr(dim).axes) for dim in given.dimension_shardings),
         ]
         dims = [sdy.DimensionShardingAttr.get(refs, is_closed=True) for refs in axes]
-        held = [*[1] * len(sums), *local.shape]
-        shape = [size * self.parts(refs) for size, refs in zip(held, axes, strict=True)]
-        whole = ir.RankedTensorType.get(shape, local.element_type, local.encoding)
-        return _Boundary(sdy.TensorShardingAttr.get(self.mesh_ref, dims), whole, len(sums))
+        local_sizes = [*[1] * len(sums), *local.shape]
+        shape = [size * self.parts(refs) for size, refs in zip(local_sizes, axes, strict=True)]
+        global_type = ir.RankedTensorType.get(shape, local.element_type, local.encoding)
+        return _Boundary(sdy.TensorShardingAttr.get(self.mesh_ref, dims), global_type, len(sums))
 
     def parts(self, axes: list[ir.Attribute]) -> int:
         """Into how many parts a dimension is split over `axes`, some of which may be parts of a mesh axis."""

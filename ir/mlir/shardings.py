@@ -129,7 +129,7 @@ def allowed_specs(
             raise _refused(place, what, str(attribute), why, fix)
     entries |= {names.index(sdy.AxisRefAttr(ref).name): PARTIAL for ref in sharding.unreduced_axes}
     entries |= {names.index(sdy.AxisRefAttr(ref).name): REPLICATED for ref in sharding.replicated_axes}
-    ways = [
+    options = [
         (entries[axis],)
         if axis in entries
         else (
@@ -142,7 +142,7 @@ def allowed_specs(
         )
         for axis, size in enumerate(mesh.shape)
     ]
-    return frozenset(spec for choice in product(*ways) if fits(spec := pack(choice), shape, mesh.shape))
+    return frozenset(spec for choice in product(*options) if fits(spec := pack(choice), shape, mesh.shape))
 
 
 _FIX: Final = "choose dims that whole axes divide, outer axes first, or leave the sharding open for the search"

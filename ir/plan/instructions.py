@@ -199,11 +199,11 @@ def project(step: Step, ranks: Sequence[int]) -> tuple[Local, ...]:
 def _part(step: Step, one: Global, here: frozenset[int]) -> tuple[Local, ...]:
     match one:
         case Transfer(uid, source, target):
-            giver, taker = step.slots[source].rank, step.slots[target].rank
-            if giver in here and taker in here:
+            source_rank, target_rank = step.slots[source].rank, step.slots[target].rank
+            if source_rank in here and target_rank in here:
                 return (Copy(uid, source, target),)
-            sends = (Send(uid, source, taker),) if giver in here else ()
-            return (*sends, *((Receive(uid, target, giver),) if taker in here else ()))
+            sends = (Send(uid, source, target_rank),) if source_rank in here else ()
+            return (*sends, *((Receive(uid, target, source_rank),) if target_rank in here else ()))
         case Free(slots):
             kept = tuple([slot for slot in slots if step.slots[slot].rank in here])
             return (Free(kept),) if kept else ()

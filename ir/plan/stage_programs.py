@@ -12,7 +12,7 @@ Values go by name. A name is one of
   same name in every micro-batch, and `apply` programs read what it is in the end.
 
 Where a value is read on another rank than the one that gives it, it is moved there, once (in every micro-batch, if it
-is given in each). No accumulator is moved before its end. Its giver and all its readers mean one layout.
+is given in each). No accumulator is moved before its end. Its producer and all its readers mean one layout.
 """
 
 from __future__ import annotations

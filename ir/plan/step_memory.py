@@ -48,22 +48,22 @@ def memory_of(step: Step, temp_bytes: Sequence[int] = ()) -> tuple[RankMemory, .
     The step's slots are written once and given up once, as the verifier proves.
     """
     peaks = [RankMemory(0, 0, 0)] * step.num_ranks
-    for rank, held in enumerate(_peak_micro_batches(step)):
-        peaks[rank] = RankMemory(0, 0, held)
-    for at, rank, held_bytes in held_over_time(step, temp_bytes):
-        if held_bytes > peaks[rank].peak_bytes:
-            peaks[rank] = RankMemory(held_bytes, at, peaks[rank].peak_micro_batches)
+    for rank, micro_batches in enumerate(_peak_micro_batches(step)):
+        peaks[rank] = RankMemory(0, 0, micro_batches)
+    for at, rank, used_bytes in memory_over_time(step, temp_bytes):
+        if used_bytes > peaks[rank].peak_bytes:
+            peaks[rank] = RankMemory(used_bytes, at, peaks[rank].peak_micro_batches)
     return tuple(peaks)
 
 
-def slots_held(step: Step, at: int, rank: int) -> tuple[int, ...]:
+def live_slots(step: Step, at: int, rank: int) -> tuple[int, ...]:
     """Returns the slots of a rank that hold an array after instruction `at`."""
-    held = dict.fromkeys(slot for slot, _ in step.constants)
+    live = dict.fromkeys(slot for slot, _ in step.constants)
     for one in step.instructions[: at + 1]:
-        held |= dict.fromkeys(writes(one))
+        live |= dict.fromkeys(writes(one))
         for slot in given_up(step, one):
-            held.pop(slot)
-    return tuple([slot for slot in held if step.slots[slot].rank == rank])
+            live.pop(slot)
+    return tuple([slot for slot in live if step.slots[slot].rank == rank])
 
 
 def given_up(step: Step, one: Global) -> tuple[int, ...]:
@@ -77,22 +77,22 @@ def given_up(step: Step, one: Global) -> tuple[int, ...]:
             return ()
 
 
-def held_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def memory_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yields each instruction that writes, with its rank and the bytes that a device of it holds meanwhile."""
     sizes = [local_bytes(slot.layout, step.mesh) for slot in step.slots]
-    held = [0] * step.num_ranks
+    used = [0] * step.num_ranks
     for slot, _ in step.constants:
-        held[step.slots[slot].rank] += sizes[slot]
+        used[step.slots[slot].rank] += sizes[slot]
     for at, one in enumerate(step.instructions):
         gone, written = given_up(step, one), writes(one)
         if written:
             rank = step.slots[written[0]].rank
             taken_over = sum(sizes[slot] for slot in gone)
-            held[rank] += sum(sizes[slot] for slot in written) - taken_over
-            yield at, rank, held[rank] + (temp_bytes[one.program] if temp_bytes and isinstance(one, Run) else 0)
+            used[rank] += sum(sizes[slot] for slot in written) - taken_over
+            yield at, rank, used[rank] + (temp_bytes[one.program] if temp_bytes and isinstance(one, Run) else 0)
         else:
             for slot in gone:
-                held[step.slots[slot].rank] -= sizes[slot]
+                used[step.slots[slot].rank] -= sizes[slot]
 
 
 def _peak_micro_batches(step: Step) -> list[int]:

@@ -23,11 +23,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TransferSpan:
-    """Transfer `uid` is under way from `start_s` to `end_s`, from rank `giver` to rank `taker`."""
+    """Transfer `uid` is under way from `start_s` to `end_s`, from `source_rank` to `target_rank`."""
 
     uid: int
-    giver: int
-    taker: int
+    source_rank: int
+    target_rank: int
     start_s: float
     end_s: float
 

@@ -41,7 +41,7 @@ from rhino.ir.plan.instructions import (
     writes,
 )
 from rhino.ir.plan.plan import Execution, Plan
-from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
+from rhino.ir.plan.step_memory import live_slots, local_bytes, memory_of
 from rhino.ir.units import PEAK, format_bytes
 
 _State: TypeAlias = Literal["empty", "constant", "held", "freed", "taken over", "fetched"]
@@ -111,10 +111,10 @@ def verify_parts(step: Step, parts: Sequence[tuple[Sequence[int], Sequence[Local
         RhinoError: RHI-STEP-009 where a rank is with no process or with two, or a list is not the process's part of the
             step.
     """
-    held = sorted(rank for ranks, _ in parts for rank in ranks)
-    if held != list(range(step.num_ranks)):
+    assigned = sorted(rank for ranks, _ in parts for rank in ranks)
+    if assigned != list(range(step.num_ranks)):
         raise RhinoError(
-            "RHI-STEP-009", f"the processes hold ranks {held}, expected each of 0 .. {step.num_ranks - 1} once"
+            "RHI-STEP-009", f"the processes hold ranks {assigned}, expected each of 0 .. {step.num_ranks - 1} once"
         )
     for ranks, found in parts:
         for at, (expected, got) in enumerate(zip_longest(project(step, ranks), found)):
@@ -255,11 +255,11 @@ class _Walk:
 
     def check_transfer(self, source: int, target: int) -> None:
         """A transfer is between two ranks, and changes no layout."""
-        giver, taker = self.step.slots[source], self.step.slots[target]
-        if giver.rank == taker.rank:
-            raise self.error("RHI-STEP-006", f"both slots are on rank {giver.rank}")
-        if giver.layout != taker.layout:
-            raise self.error("RHI-STEP-006", f"from {_words(giver.layout)} to {_words(taker.layout)}")
+        from_slot, to_slot = self.step.slots[source], self.step.slots[target]
+        if from_slot.rank == to_slot.rank:
+            raise self.error("RHI-STEP-006", f"both slots are on rank {from_slot.rank}")
+        if from_slot.layout != to_slot.layout:
+            raise self.error("RHI-STEP-006", f"from {_words(from_slot.layout)} to {_words(to_slot.layout)}")
 
     def check_number(self, words: str, number: int, count: int) -> None:
         """An argument or result is one of those that there are, and not there before."""
@@ -312,9 +312,9 @@ def _check_memory(step: Step, limits: Limits) -> None:
 
 def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: int) -> RhinoError:
     one = step.instructions[at]
-    held = slots_held(step, at, rank)
-    sizes = {slot: local_bytes(step.slots[slot].layout, step.mesh) for slot in held}
-    largest = sorted(held, key=lambda slot: (-sizes[slot], slot))[:_NUM_LARGEST]
+    live = live_slots(step, at, rank)
+    sizes = {slot: local_bytes(step.slots[slot].layout, step.mesh) for slot in live}
+    largest = sorted(live, key=lambda slot: (-sizes[slot], slot))[:_NUM_LARGEST]
     notes = [
         f"slot {slot}, {_words(step.slots[slot].layout)}: {format_bytes(sizes[slot])}, "
         f"{_origin(step, slot, limits.names)}"
@@ -328,7 +328,7 @@ def _does_not_fit(step: Step, limits: Limits, rank: int, peak_bytes: int, at: in
         "RHI-STEP-008",
         f"rank {rank} has a {PEAK} of {format_bytes(peak_bytes)} on each device at instruction {at}, "
         f"{_what(step, one)}: {format_bytes(peak_bytes - limits.budget_bytes)} more than it has",
-        notes=(f"{len(held)} arrays are held then", *notes),
+        notes=(f"{len(live)} arrays are held then", *notes),
         fix="take more stages, more micro-batches, a schedule that holds fewer of them, or devices with more memory",
     )
 

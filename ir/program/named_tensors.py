@@ -83,7 +83,7 @@ def write_boundary(entry: func.FuncOp, side: Side, tensors: Sequence[NamedTensor
     """Writes what is said of arguments or results."""
     old = boundary_attributes(entry, side)
     set_boundary_attributes(
-        entry, side, [{**attrs, **_said_of(tensor)} for attrs, tensor in zip(old, tensors, strict=True)]
+        entry, side, [{**attrs, **_attributes_of(tensor)} for attrs, tensor in zip(old, tensors, strict=True)]
     )
 
 
@@ -190,7 +190,7 @@ def _boundary_tensor(names: tuple[str, ...], what: str, kind: ir.Type, place: Pl
     return NamedTensor(names, what, shape, place, attrs.get(SHARDING), forbidden, said_words(attrs))
 
 
-def _said_of(tensor: NamedTensor) -> Attributes:
+def _attributes_of(tensor: NamedTensor) -> Attributes:
     found: Attributes = {} if tensor.sharding is None else {SHARDING: tensor.sharding}
     if tensor.forbidden:
         found[FORBIDDEN] = ir.ArrayAttr.get(list(dict.fromkeys(tensor.forbidden)))
@@ -199,9 +199,9 @@ def _said_of(tensor: NamedTensor) -> Attributes:
     return found
 
 
-def _words(said: Sequence[str]) -> ir.Attribute:
+def _words(texts: Sequence[str]) -> ir.Attribute:
     """Returns the attribute that holds a user's words, each once: what is said again stays as it is."""
-    return ir.ArrayAttr.get([ir.StringAttr.get(words) for words in dict.fromkeys(said)])
+    return ir.ArrayAttr.get([ir.StringAttr.get(words) for words in dict.fromkeys(texts)])
 
 
 def _op_shardings(op: ir.Operation) -> list[ir.Attribute]:

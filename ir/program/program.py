@@ -18,7 +18,7 @@ from rhino.ir.graph.spec import REPLICATED, Spec, all_specs, without_unit_axes
 from rhino.ir.mlir.bindings import func, ir, sdy, stablehlo
 from rhino.ir.mlir.boundary import boundary_attributes, entries
 from rhino.ir.mlir.donation import ALIAS
-from rhino.ir.mlir.fixed_region import MANUAL, Held, held_specs
+from rhino.ir.mlir.fixed_region import MANUAL, FixedSpecs, fixed_specs
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.mlir.reader import walk
 from rhino.ir.mlir.refusals import GSPMD, USE_SHARDY, cannot_honour, refuse_foreign
@@ -141,7 +141,7 @@ class _Reader:
     fixed: dict[int, frozenset[Spec]] = field(default_factory=dict)
     ops: list[ir.Operation] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
-    held: dict[int, Held] = field(default_factory=dict)
+    fixed_specs: dict[int, FixedSpecs] = field(default_factory=dict)
     zeros: set[int] = field(default_factory=set)
 
     def arguments(self, entry: func.FuncOp) -> tuple[Argument, ...]:
@@ -224,7 +224,7 @@ class _Reader:
         if known is None:
             refuse_foreign(op, self.file)
             if name == MANUAL:
-                self.held[number] = held_specs(op, self.mesh, self.file)
+                self.fixed_specs[number] = fixed_specs(op, self.mesh, self.file)
             known = self.class_number(op, own)
             if by_types:
                 self.class_keys[own] = known
@@ -237,7 +237,7 @@ class _Reader:
             for offset, sharding in enumerate(_shardings(op)[: len(op.results)]):
                 self.fix(first + offset, sharding, op.location, f"'{name}' result {offset}")
         elif name == MANUAL:
-            for value, spec in enumerate(self.held[number][1], first):
+            for value, spec in enumerate(self.fixed_specs[number][1], first):
                 self.fixed[value] = frozenset({spec})
         elif name == CONSTRAINT:
             self.fix(first, attributes["sharding"], op.location, f"'{name}'")
@@ -294,10 +294,10 @@ class _Reader:
         addresses.
         """
         _, types, results, rule, free, *_ = own
-        held = self.held.get(len(self.ops) - 1)
-        key = (*own, reduction_of(op), linear_in(op), held)
+        specs = self.fixed_specs.get(len(self.ops) - 1)
+        key = (*own, reduction_of(op), linear_in(op), specs)
         if key not in self.class_keys:
-            cls = replace(self.make_class(op, types, results, rule, free), held=held)
+            cls = replace(self.make_class(op, types, results, rule, free), fixed_specs=specs)
             self.class_keys[key] = self.classes.setdefault(cls, len(self.classes))
         return self.class_keys[key]
 
@@ -379,9 +379,9 @@ def _localizable(op: ir.Operation, rule: Rule) -> Rule | None:
     """
     match op.name:
         case "stablehlo.dynamic_update_slice":  # where it writes is a global place
-            return rule.keeping_whole(rule.factors_of(0) - rule.factors_of(1))
+            return rule.with_fixed(rule.factors_of(0) - rule.factors_of(1))
         case "stablehlo.scatter":
-            return rule.keeping_whole(_unaddressed(op, rule))
+            return rule.with_fixed(_unaddressed(op, rule))
         case _ if op.name == CUSTOM_CALL:  # only its owner knows what it does with its shapes
             return rule if is_custom(op.attributes[RULE]) else None
         case "stablehlo.convolution":
@@ -409,7 +409,7 @@ def _convolution_rule(op: ir.Operation, rule: Rule) -> Rule:
         (rule.operands[1], numbers.kernel_spatial_dimensions),
         (rule.results[0], numbers.output_spatial_dimensions),
     )
-    return rule.keeping_whole(frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim]))
+    return rule.with_fixed(frozenset(factor for mapping, dims in spatial for dim in dims for factor in mapping[dim]))
 
 
 def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
@@ -417,7 +417,7 @@ def _pad_rule(op: ir.Operation, rule: Rule) -> Rule | None:
     low, high, interior = (list(ir.DenseI64ArrayAttr(op.attributes[f"{edge}"])) for edge in _EDGES)
     if any(interior):
         return None
-    return rule.keeping_whole(
+    return rule.with_fixed(
         frozenset(f for dim, (a, b) in enumerate(zip(low, high, strict=True)) if a or b for f in rule.operands[0][dim])
     )
 

@@ -49,8 +49,8 @@ def depth_in(pattern: str, path: tuple[str, ...]) -> int | None:
 
 @cache
 def _path(text: str) -> tuple[str, ...]:
-    whole = "/".join(reversed(list(_names(text))))
-    return tuple(part for part in _WRAPPED.sub("", whole).split("/")[:-1] if part)
+    joined = "/".join(reversed(list(_names(text))))
+    return tuple(part for part in _WRAPPED.sub("", joined).split("/")[:-1] if part)
 
 
 def _names(text: str) -> Iterator[str]:

@@ -26,18 +26,18 @@ def logical_shape(attributes: Mapping[str, ir.Attribute], stored: tuple[int, ...
     Raises:
         RhinoError: RHI-READ-002 where the attributes are no shapes that fit.
     """
-    whole = padded_shape(attributes, stored, place)
+    padded = padded_shape(attributes, stored, place)
     if PADDED not in attributes:
-        return whole
+        return padded
     shape = _shape(attributes[PADDED])
     if (
         shape is None
-        or len(shape) != len(whole)
-        or any(not 0 <= own <= size for own, size in zip(shape, whole, strict=True))
+        or len(shape) != len(padded)
+        or any(not 0 <= own <= size for own, size in zip(shape, padded, strict=True))
     ):
         raise RhinoError(
             "RHI-READ-002",
-            f"{PADDED} is {attributes[PADDED]}, and the tensor has shape {list(whole)}",
+            f"{PADDED} is {attributes[PADDED]}, and the tensor has shape {list(padded)}",
             place,
             fix="write the logical shape as array<i64: ...>, each dim of at most the size that is stored, "
             "or take the attribute away",

@@ -66,11 +66,11 @@ def _test(loop: ir.Operation) -> _Test | None:
         .removesuffix(">")
     )
     left, right = compare.operands
-    for side, other, way in ((left, right, direction), (right, left, _MIRRORED.get(direction, ""))):
+    for side, other, comparison in ((left, right, direction), (right, left, _MIRRORED.get(direction, ""))):
         counter = _argument_number(side, condition)
         bound = _fixed(loop, condition, body, other)
-        if counter is not None and bound is not None and way in _MIRRORED:
-            return _Test(counter, way, bound)
+        if counter is not None and bound is not None and comparison in _MIRRORED:
+            return _Test(counter, comparison, bound)
     return None
 
 

@@ -114,37 +114,39 @@ class _MalformedError(Exception):
 
 def parse_pin(text: str) -> Pin:
     """Returns the pin `PATTERN=[dims]`. Raises RHI-CLI-001."""
-    said = f"pin '{text}'"
-    return _on_command_line(said, lambda: _pin(*_halves(text, f"PATTERN={_SHARDING}"), said))
+    origin = f"pin '{text}'"
+    return _on_command_line(origin, lambda: _pin(*_halves(text, f"PATTERN={_SHARDING}"), origin))
 
 
 def parse_forbid(text: str) -> Ban | AxisBan:
     """Returns the ban `PATTERN=[dims]` or `PATTERN=axis`. Raises RHI-CLI-001."""
-    said = f"forbid '{text}'"
-    return _on_command_line(said, lambda: _ban(*_halves(text, f"PATTERN=AXIS, or PATTERN={_SHARDING}"), said))
+    origin = f"forbid '{text}'"
+    return _on_command_line(origin, lambda: _ban(*_halves(text, f"PATTERN=AXIS, or PATTERN={_SHARDING}"), origin))
 
 
 def parse_role(text: str) -> AxisRole:
     """Returns the role `AXIS=batch` or `AXIS=model`. Raises RHI-CLI-001."""
-    said = f"axis-role '{text}'"
-    return _on_command_line(said, lambda: _role(*_halves(text, "AXIS=ROLE"), said))
+    origin = f"axis-role '{text}'"
+    return _on_command_line(origin, lambda: _role(*_halves(text, "AXIS=ROLE"), origin))
 
 
 def parse_scope(text: str) -> Scope:
     """Returns the scope `PATTERN=replicate(N)` or `PATTERN=split(N)`. Raises RHI-CLI-001."""
-    said = f"scope '{text}'"
-    return _on_command_line(said, lambda: _scope(*_halves(text, "PATTERN=replicate(N), or PATTERN=split(N)"), said))
+    origin = f"scope '{text}'"
+    return _on_command_line(origin, lambda: _scope(*_halves(text, "PATTERN=replicate(N), or PATTERN=split(N)"), origin))
 
 
 def parse_pad(text: str) -> Pad:
     """Returns the pad `PATTERN` or `PATTERN:DIM`. Raises RHI-CLI-001."""
-    said = f"pad '{text}'"
+    origin = f"pad '{text}'"
     pattern, colon, dim = text.strip().rpartition(":")
     if colon and not (pattern and dim.isdecimal()):
         raise RhinoError(
-            "RHI-CLI-001", f"{said}: expected NAME, or NAME:DIM with the number of a dim", fix="see docs/constraints.md"
+            "RHI-CLI-001",
+            f"{origin}: expected NAME, or NAME:DIM with the number of a dim",
+            fix="see docs/constraints.md",
         )
-    return Pad(pattern, int(dim), said) if colon else Pad(dim, None, said)
+    return Pad(pattern, int(dim), origin) if colon else Pad(dim, None, origin)
 
 
 def read_constraints(file: str) -> Constraints:
@@ -178,11 +180,11 @@ def read_toml(file: str, id: str) -> dict[str, object]:
         ) from None
 
 
-def _on_command_line(said: str, make: Callable[[], _Made]) -> _Made:
+def _on_command_line(origin: str, make: Callable[[], _Made]) -> _Made:
     try:
         return make()
     except _MalformedError as error:
-        raise RhinoError("RHI-CLI-001", f"{said}: {error}", fix="see docs/constraints.md") from None
+        raise RhinoError("RHI-CLI-001", f"{origin}: {error}", fix="see docs/constraints.md") from None
 
 
 def _halves(text: str, expected: str) -> tuple[str, str]:
@@ -193,26 +195,26 @@ def _halves(text: str, expected: str) -> tuple[str, str]:
     return left.strip(), right.strip()
 
 
-def _pin(pattern: str, sharding: str, said: str) -> Pin:
-    return Pin(pattern, _dims(sharding), said)
+def _pin(pattern: str, sharding: str, origin: str) -> Pin:
+    return Pin(pattern, _dims(sharding), origin)
 
 
-def _ban(pattern: str, what: str, said: str) -> Ban | AxisBan:
+def _ban(pattern: str, what: str, origin: str) -> Ban | AxisBan:
     axis = _AXIS.fullmatch(what)
-    return AxisBan(pattern, axis[1], said) if axis else Ban(pattern, _dims(what), said)
+    return AxisBan(pattern, axis[1], origin) if axis else Ban(pattern, _dims(what), origin)
 
 
-def _role(axis: str, role: str, said: str) -> AxisRole:
+def _role(axis: str, role: str, origin: str) -> AxisRole:
     if role not in ROLES:
         raise _MalformedError(f"got {axis}={role}, expected one of {', '.join(f'{axis}={one}' for one in ROLES)}")
-    return AxisRole(axis, role, said)
+    return AxisRole(axis, role, origin)
 
 
-def _scope(pattern: str, text: str, said: str) -> Scope:
+def _scope(pattern: str, text: str, origin: str) -> Scope:
     way = parse_way(text)
     if way is None:
         raise _MalformedError(f"got {text}, expected replicate, split, or one of these with a number of devices in ()")
-    return Scope(pattern, way, said)
+    return Scope(pattern, way, origin)
 
 
 def _dims(text: str) -> tuple[Dim, ...]:

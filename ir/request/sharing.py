@@ -11,7 +11,7 @@ from typing import Final
 
 REPLICATE, SPLIT = "replicate", "split"
 
-_WAY: Final = re.compile(rf"({REPLICATE}|{SPLIT})(?:\((\d+)\))?")
+_SHARING: Final = re.compile(rf"({REPLICATE}|{SPLIT})(?:\((\d+)\))?")
 _NAME: Final = re.compile(rf"rhino\.({REPLICATE}|{SPLIT})(?:\[(\d+)\])?(?:\.\d+)?")
 
 
@@ -36,15 +36,15 @@ class Way:
 
 def parse_way(text: str) -> Way | None:
     """Returns the way that `text` says, as `split(8)`, None where it says none."""
-    return _way(_WAY.fullmatch(text))
+    return _parsed(_SHARING.fullmatch(text))
 
 
 def way_of_name(name: str) -> Way | None:
     """Returns the way that a scope's name says."""
-    return _way(_NAME.fullmatch(name))
+    return _parsed(_NAME.fullmatch(name))
 
 
-def _way(found: re.Match[str] | None) -> Way | None:
+def _parsed(found: re.Match[str] | None) -> Way | None:
     if found is None or found[2] == "0":
         return None
     return Way(found[1], int(found[2]) if found[2] else None)

@@ -43,15 +43,15 @@ class AnnotateSegments(Pass):
                 if segment >= 0:
                     op.attributes[SEGMENT] = ir.IntegerAttr.get(i64, segment)
                     op.attributes[FOLD] = ir.IntegerAttr.get(i64, fold[segment])
-        for text in _said(segments):
+        for text in _remarks(segments):
             remarks.add(self.name, Place(remarks.file), text)
 
 
-def _said(segments: Segments) -> list[str]:
+def _remarks(segments: Segments) -> list[str]:
     """Returns a sentence on all segments, and one on each class of alike ones."""
-    way = "down and back up" if segments.turns else "one way"
+    direction = "down and back up" if segments.turns else "one way"
     sizes, (_, first, times) = segments.sizes(), np.unique(segments.fold, return_index=True, return_counts=True)
-    lines = [f"segments: {len(segments.fold):,}, unique: {segments.num_unique:,}; the program runs {way}"]
+    lines = [f"segments: {len(segments.fold):,}, unique: {segments.num_unique:,}; the program runs {direction}"]
     for number, (example, count) in enumerate(zip(first.tolist(), times.tolist(), strict=True)):
         lines.append(f"fold {number}: {count:,} of {sizes[example]:,} ops, first segment {example:,}")
     return lines

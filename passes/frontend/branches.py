@@ -128,7 +128,7 @@ def _read_in_turn(loop: ir.Operation, body: ir.Block) -> None:
     outside = [value for value in captured_by(loop) if (made := maker_of(value)) is None or made.name not in SOURCES]
     inside = [view.operation for view in body.operations]
     with ir.InsertionPoint.at_block_begin(body):
-        held = stablehlo.OptimizationBarrierOp([body.arguments[0], *outside])
-    for value, one in zip(outside, list(held.results)[1:], strict=True):
+        barrier = stablehlo.OptimizationBarrierOp([body.arguments[0], *outside])
+    for value, one in zip(outside, list(barrier.results)[1:], strict=True):
         for op in (inner for view in inside for inner in walk(view)):
             op.replace_uses_of_with(value, one)

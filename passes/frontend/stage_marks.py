@@ -33,8 +33,8 @@ def keep_marks(module: ir.Operation) -> None:
         op.erase()
 
 
-def way_of(op: ir.Operation) -> str | None:
-    """Returns the way of the value that an op marks, None where it is no mark."""
+def direction_of(op: ir.Operation) -> str | None:
+    """Returns the direction of the value that an op marks, None where it is no mark."""
     return ir.StringAttr(op.attributes[BOUNDARY]).value if BOUNDARY in op.attributes else None
 
 
@@ -52,7 +52,7 @@ def num_marked_stages(module: ir.Module) -> int:
     for view in entry_function(module).regions[0].blocks[0].operations:
         op = view.operation
         own = max((level.get(value, 0) for inner in walk(op) for value in inner.operands), default=0) + (
-            way_of(op) == FORWARD
+            direction_of(op) == FORWARD
         )
         level.update((result, own) for result in op.results)
     return max(level.values(), default=0) + 1

@@ -83,7 +83,7 @@ class MaterializeStrides(Pass):
         if views.regions:
             run_on_functions(module, "cse")
         renew_rules(module)
-        remarks.statistics["views"] = views
+        remarks.record(views)
 
 
 def _remark(program: Program, region: Region, remarks: Remarks) -> None:
@@ -129,13 +129,13 @@ def _blocked(program: Program) -> frozenset[Place]:
         for value, attributes in zip(values, boundary_attributes(program.entry, side), strict=True)
         for dim in (split_dims(attributes[SHARDING]) if SHARDING in attributes else ())
     }
-    whole = read_inside(program)
+    unchanged = read_inside(program)
     for number, op in enumerate(program.ops):
         if op.name == CONSTRAINT:
             found |= {(value, dim) for value in graph.results(number) for dim in split_dims(op.attributes["sharding"])}
         elif _is_annotated(op):
-            whole += graph.results(number)
-    return frozenset(found | {(value, dim) for value in whole for dim in range(len(graph.type_of(value).shape))})
+            unchanged += graph.results(number)
+    return frozenset(found | {(value, dim) for value in unchanged for dim in range(len(graph.type_of(value).shape))})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,8 +193,9 @@ class _Rewriter:
         carried = self.program.graph.results(loop.op)
         self.read(op, operands, [self.seen(value, result) for value, result in zip(operands, carried, strict=True)])
         if op.name == WHILE:
-            held = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
-            for value, result in zip(held, [*carried] * 3, strict=True):  # of the loop, its condition and its body
+            loop_values = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
+            # Three times: of the loop, its condition and its body.
+            for value, result in zip(loop_values, [*carried] * 3, strict=True):
                 retype(value, self.seen(result, result).viewed)
 
     def read(self, op: ir.Operation, operands: Sequence[int], seen: Sequence[Seen]) -> None:

@@ -66,8 +66,8 @@ class PadDims(PlanningPass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Pads dims of `module`, in place."""
-        said = self.said()
-        if not said:
+        requested = self.requested()
+        if not requested:
             return
         parts = self.num_parts(module, remarks)
         found = module_mesh(module)
@@ -77,7 +77,7 @@ class PadDims(PlanningPass):
             program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
             able = [_is_able(program, number) for number in range(len(program.ops))]
             made_anew = [op >= 0 and is_made_anew(program.ops[op]) for op in program.graph.value_op.tolist()]
-            pads = find_pads(program.graph, able, made_anew, _blocked(program), _seeds(program, said, parts))
+            pads = find_pads(program.graph, able, made_anew, _blocked(program), _seeds(program, requested, parts))
             if pads.values:
                 masks = find_masks(program.graph, pads, made_anew, _numbers(program))
                 rewriter = _Rewriter(program, pads, masks, made_anew)
@@ -89,10 +89,10 @@ class PadDims(PlanningPass):
         if pads.values:
             tidy(module, entry_function(module, remarks.file))
             renew_rules(module)
-        remarks.statistics["pads"] = pads
+        remarks.record(pads)
 
-    def said(self) -> tuple[Pad, ...]:
-        """Returns what the options say."""
+    def requested(self) -> tuple[Pad, ...]:
+        """Returns the pads that the options ask for."""
         file = read_constraints(self.constraints).pads if self.constraints else ()
         return (*(parse_pad(part.strip()) for part in self.pad.split(";") if part.strip()), *file)
 
@@ -119,14 +119,14 @@ def _blocked(program: Program) -> frozenset[Dim]:
     )
 
 
-def _seeds(program: Program, said: Sequence[Pad], parts: int) -> Iterator[Seed]:
+def _seeds(program: Program, requested: Sequence[Pad], parts: int) -> Iterator[Seed]:
     """Yields the dims to be padded that `parts` does not divide.
 
     Where a pad names no dim of its argument, dims of fewer than `parts` elements are left out.
     """
     graph = program.graph
     names = [dotted(argument.name) for argument in graph.arguments]
-    for one in said:
+    for one in requested:
         found = [number for number, name in enumerate(names) if matches(dotted(one.pattern), name, ".")]
         if not found:
             close = nearest(dotted(one.pattern), names, ".")
@@ -242,8 +242,9 @@ class _Rewriter:
         operands, results = graph.operands(number).tolist(), graph.results(number)
         self.read(op, operands, shapes)
         if op.name == WHILE:
-            held = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
-            for inner, carried in zip(held, [*results] * 3, strict=True):  # of the loop, its condition and its body
+            loop_values = [*op.results, *(value for region in op.regions for value in region.blocks[0].arguments)]
+            # Three times: of the loop, its condition and its body.
+            for inner, carried in zip(loop_values, [*results] * 3, strict=True):
                 retype(inner, self.stored(carried))
         if op.name in (WHILE, YIELD):
             return
@@ -323,5 +324,5 @@ def padded_arguments(options: Mapping[str, str]) -> str:
     Those that the file of constraints allows are among them, so the pass needs no file.
     """
     return "; ".join(
-        one.text for one in PadDims(pad=options.get("pad", ""), constraints=options.get("constraints", "")).said()
+        one.text for one in PadDims(pad=options.get("pad", ""), constraints=options.get("constraints", "")).requested()
     )

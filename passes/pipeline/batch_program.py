@@ -16,7 +16,7 @@ COPY: Final = "rhino.copy"
 """On an op that computes whole what is computed in parts too."""
 
 
-def copy_whole(program: Program, found: Propagation) -> bool:
+def make_copies(program: Program, found: Propagation) -> bool:
     """Makes the copies that the propagation asks for; returns whether there were any to make."""
     graph = program.graph
     wanted = {
@@ -40,8 +40,8 @@ def copy_whole(program: Program, found: Propagation) -> bool:
     for op, position in found.copies:
         value = int(graph.operands(op)[position])
         if value >= len(graph.arguments):
-            held = _value(program, value)
-            _read_copies(program.ops[op], {held: new[held]})
+            original = _value(program, value)
+            _read_copies(program.ops[op], {original: new[original]})
     return True
 
 

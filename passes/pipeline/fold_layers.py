@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,8 +30,12 @@ from rhino.passes.pipeline.part_numbers import drop_dead
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
 from rhino.strategies.structure.layer_folding import Shorter, shorten, stretches_of
 
-STRETCHES: Final = "stretches"
-"""The statistic that is the number of layers of each stretch that is folded."""
+
+@dataclass(frozen=True, slots=True)
+class FoldedLayers:
+    """How many alike layers each stretch of a step had that are fewer now."""
+
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class FoldLayers(Pass):
         if shorter is None:
             return
         module.attributes[FOLDED] = ir.UnitAttr.get(module.context)
-        remarks.statistics[STRETCHES] = tuple(len(stretch.ops) for stretch in stretches)
+        remarks.record(FoldedLayers(tuple(len(stretch.ops) for stretch in stretches)))
         for stretch in stretches:
             text = f"{len(stretch.ops):,} layers of {stretch.ops.shape[1]:,} ops are kept as {self.num_groups:,}"
             remarks.add(self.name, Place(remarks.file), text)

@@ -44,7 +44,7 @@ from rhino.passes.frontend.inline import INLINE_ERRORS
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.pipeline.accumulation import make_loop
 from rhino.passes.pipeline.batch_errors import refused
-from rhino.passes.pipeline.batch_program import COPY, copy_whole, start_from_zero, unmark
+from rhino.passes.pipeline.batch_program import COPY, make_copies, start_from_zero, unmark
 from rhino.passes.pipeline.part_numbers import count_parts, drop_dead
 from rhino.passes.pipeline.part_slices import take_slices
 from rhino.passes.pipeline.time_loop import Carried
@@ -56,6 +56,13 @@ from rhino.strategies.microbatch.micro_batch import BatchParts, BatchRequest, Sy
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")
 _AXIS: Final = "micro-batch"
 _MESH: Final = "rhino.time"
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedValues:
+    """What the loop over micro-batches carries: results and how each is accumulated."""
+
+    values: tuple[Carried, ...]
 
 
 @dataclass(frozen=True)
@@ -119,30 +126,30 @@ class MicroBatch(Pass):
         while True:
             run_on_functions(module, "sdy-populate-op-sharding-rules")
             program = read_program(entry_function(module, remarks.file), mesh, remarks.file)
-            asked = self.asked(program, remarks)
-            outcome = take_in_parts(program.graph, replace(asked, batch=batch or asked.batch))
+            request = self.request(program, remarks)
+            outcome = take_in_parts(program.graph, replace(request, batch=batch or request.batch))
             if isinstance(outcome, Sync) and start_from_zero(program, outcome.meeting):
                 continue
             if not isinstance(outcome, BatchParts):
                 raise refused(outcome, program, self.num)
-            if not copy_whole(program, outcome.found):
+            if not make_copies(program, outcome.found):
                 return program, outcome
             batch = outcome.batch
 
-    def asked(self, program: Program, remarks: Remarks) -> BatchRequest:
-        """Returns what the options and the program say."""
+    def request(self, program: Program, remarks: Remarks) -> BatchRequest:
+        """Returns the request that the options and the program make."""
         graph = program.graph
         batch: dict[int, int] = {}
-        for said in _each(self.batch):
-            pattern, dim = _named_dim(said)
-            for number in _matching(graph, pattern, f"batch '{said}'", remarks.file):
+        for text in _each(self.batch):
+            pattern, dim = _named_dim(text)
+            for number in _matching(graph, pattern, f"batch '{text}'", remarks.file):
                 rank = len(graph.type_of(number).shape)
                 if dim >= rank:
-                    what = f"batch '{said}': {program.describe(number)} has no dim {dim}"
+                    what = f"batch '{text}': {program.describe(number)} has no dim {dim}"
                     raise RhinoError("RHI-BATCH-007", what, Place(remarks.file), fix="dims count from 0: NAME:DIM")
                 batch[number] = dim
         whole = frozenset(
-            number for said in _each(self.whole) for number in _matching(graph, said, f"whole '{said}'", remarks.file)
+            number for text in _each(self.whole) for number in _matching(graph, text, f"whole '{text}'", remarks.file)
         )
         copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
         return BatchRequest(
@@ -203,12 +210,12 @@ def _each(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def _named_dim(said: str) -> tuple[str, int]:
-    name, colon, dim = said.rpartition(":")
-    return (name, int(dim)) if colon and dim.isdigit() else (said, 0)
+def _named_dim(text: str) -> tuple[str, int]:
+    name, colon, dim = text.rpartition(":")
+    return (name, int(dim)) if colon and dim.isdigit() else (text, 0)
 
 
-def _matching(graph: Graph, pattern: str, said: str, file: str) -> list[int]:
+def _matching(graph: Graph, pattern: str, given: str, file: str) -> list[int]:
     names = [dotted(argument.name) for argument in graph.arguments]
     found = [number for number, name in enumerate(names) if matches(dotted(pattern), name, ".")]
     if not found:
@@ -216,7 +223,7 @@ def _matching(graph: Graph, pattern: str, said: str, file: str) -> list[int]:
         fix = (
             f"did you mean {' or '.join(close)}?" if close else "name an argument, as a pattern of docs/constraints.md"
         )
-        raise RhinoError("RHI-BATCH-007", f"{said} matches no argument", Place(file), fix=fix)
+        raise RhinoError("RHI-BATCH-007", f"{given} matches no argument", Place(file), fix=fix)
     return found
 
 
@@ -282,4 +289,4 @@ def _remark(
         remarks.add(
             name, place, f"the loop carries {len(same)} x {how}, {format_bytes(sum(one.num_bytes for one in same))}"
         )
-    remarks.statistics["accumulated"] = carried
+    remarks.record(CarriedValues(carried))

@@ -45,12 +45,12 @@ def _widen(argument: Value, dim: int, parts: int) -> None:
     argument.set_type(ir.RankedTensorType.get(shape, kind.element_type))
 
 
-def _slice(whole: Value, dim: int, parts: int, part: Value) -> Value:
-    """Returns block number `part` of `whole` along `dim`, cut from [parts, ...]."""
-    kind = ir.RankedTensorType(whole.type)
+def _slice(value: Value, dim: int, parts: int, part: Value) -> Value:
+    """Returns block number `part` of `value` along `dim`, cut from [parts, ...]."""
+    kind = ir.RankedTensorType(value.type)
     shape = list(kind.shape)
     shape[dim : dim + 1] = [parts, shape[dim] // parts]
-    stacked: Value = reshape(whole, shape)
+    stacked: Value = reshape(value, shape)
     if dim:
         order = [dim, *(number for number in range(len(shape)) if number != dim)]
         stacked = stablehlo.TransposeOp(stacked, order).result

@@ -37,7 +37,7 @@ from rhino.ir.program.program import Program
 from rhino.ir.program.staged_module import NUM_STAGES
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.frontend.stage_marks import BACK, FORWARD, drop_marks, way_of
+from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
 from rhino.passes.sharding.problem import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
@@ -61,6 +61,14 @@ MOST_TOLERANCE = 10.0
 
 LARGE_SHARE = 0.2
 """A loop with more than this share of the work is worth a remark: it cannot be cut."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageCut:
+    """The stages that were cut, of the nodes of a problem."""
+
+    answer: StageAnswer
+    staging: Staging
 
 
 @dataclass(frozen=True)
@@ -109,10 +117,10 @@ class PipelineStages(Pass):
                 raise _unsolved(program, staging, tolerance, order, answer)
             _write(program, op_stages(staging, answer.stage))
             module.attributes[NUM_STAGES] = _number(self.stages)
-            for place, text in _said(program, staging, answer):
+            for place, text in _remarks(program, staging, answer):
                 remarks.add(self.name, place, text)
         drop_marks(module)
-        remarks.statistics.update(stages=answer, staging=staging)
+        remarks.record(StageCut(answer, staging))
 
     def _staging(self, program: Program, module: ir.Operation, cluster: Cluster) -> Staging:
         loop = accumulation_loop(program)
@@ -154,10 +162,12 @@ class PipelineStages(Pass):
 
         Raises RHI-STAGE-003 where these do not fit.
         """
-        marks = {number: way for number, op in enumerate(program.ops) if (way := way_of(op)) is not None}
+        marks = {
+            number: direction for number, op in enumerate(program.ops) if (direction := direction_of(op)) is not None
+        }
         if not marks:
             return {}
-        forward, back = ([number for number, own in marks.items() if own == way] for way in (FORWARD, BACK))
+        forward, back = ([number for number, own in marks.items() if own == direction] for direction in (FORWARD, BACK))
         found = marked_stages(program.graph, parts.body, forward, back)
         for number in found.misplaced:
             raise RhinoError(
@@ -299,8 +309,8 @@ def _write(program: Program, stages: Ints) -> None:
             program.ops[number].attributes[STAGE] = _number(stage)
 
 
-def _said(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[tuple[Place, str]]:
-    """Yields where and what to say of a choice."""
+def _remarks(program: Program, staging: Staging, answer: StageAnswer) -> Iterator[tuple[Place, str]]:
+    """Yields the remarks on a choice, each with its place."""
     problem, file = staging.problem, Place(program.file)
     device = problem.device(answer.stage)
     work, memory = problem.device_work(device), problem.device_memory(device)

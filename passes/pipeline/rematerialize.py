@@ -82,15 +82,16 @@ class Rematerialize(Pass):
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept."""
         kept, stash = tuple(1 - share for share in parse_remat(self.remat)), begun.stash
-        keep = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
+        kept_shares = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
-        choices = choose(stash, keep, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in keep})
+        choices = choose(
+            stash, kept_shares, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in kept_shares}
+        )
         blocks = [block for choice in choices for block in choice.blocks]
         write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
-        for place, text in _said(program, stash, choices, staged=begun.is_staged):
+        for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
             remarks.add(self.name, place, text)
-        remarks.statistics["remat"] = choices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,9 +213,11 @@ def _num_stages(module: ir.Operation, stages: list[int] | None) -> int:
     )
 
 
-def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, staged: bool) -> list[tuple[Place, str]]:
-    """Returns what there is to say: of each stage, and of loops that make much of the stash."""
-    said = []
+def _remarks(
+    program: Program, stash: Stash, choices: Sequence[StageChoice], *, staged: bool
+) -> list[tuple[Place, str]]:
+    """Returns remarks: on each stage, and on loops that make much of the stash."""
+    remarks = []
     for one in choices:
         num_ops = sum(len(block.ops) for block in one.blocks)
         where = f"stage {one.stage}: " if staged else ""
@@ -223,15 +226,17 @@ def _said(program: Program, stash: Stash, choices: Sequence[StageChoice], *, sta
             f"{num_ops} ops in {len(one.blocks)} pieces run again, {format_seconds(one.added_s)} more per micro-batch "
             f"(gap {one.gap:.2%})"
         )
-        said.append((Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.held_bytes)} are held"))
+        remarks.append(
+            (Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.alive_bytes)} are held")
+        )
     for unit in (unit for unit in stash.units if program.graph.cls(unit.op).name == WHILE):
         size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)
-        whole = max(stash.total_bytes(unit.stage), 1)
-        if size > _LARGE_SHARE * whole:
-            share = f"{size / whole:.0%} of what the backward pass reads"
+        total = max(stash.total_bytes(unit.stage), 1)
+        if size > _LARGE_SHARE * total:
+            share = f"{size / total:.0%} of what the backward pass reads"
             what = (
                 f"this loop makes {share} ({format_bytes(size)}), round by round: it runs again as a whole or not at "
                 "all"
             )
-            said.append((place_of(program.ops[unit.op].location, program.file), what))
-    return said
+            remarks.append((place_of(program.ops[unit.op].location, program.file), what))
+    return remarks

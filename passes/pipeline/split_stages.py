@@ -341,17 +341,17 @@ class _Splitter:
         for number, returned in enumerate(self.program.returned):
             kept = outside(returned, self.program.loop, self.program.carried)
             value = returned if kept is None else kept
-            giver = self.home.get(value) or (self.setups[0] if value in self.before else None)
-            asked = self.result_attributes[number].get(SHARDING)
-            moved = asked is not None and asked != self.sharding_of(value)
-            if moved or (giver is None and value in self.program.free):
-                giver = giver or self.last_apply(drafts)
+            source = self.home.get(value) or (self.setups[0] if value in self.before else None)
+            requested = self.result_attributes[number].get(SHARDING)
+            moved = requested is not None and requested != self.sharding_of(value)
+            if moved or (source is None and value in self.program.free):
+                source = source or self.last_apply(drafts)
                 names.append(_result(number))
-                giver.gives[names[-1]] = value
-                self.given_as[names[-1]] = asked
-                self.note_reader(value, giver)
+                source.gives[names[-1]] = value
+                self.given_as[names[-1]] = requested
+                self.note_reader(value, source)
             else:
-                names.append(giver.name(value) if giver is not None else self.name_of(value, self.setups[0]))
+                names.append(source.name(value) if source is not None else self.name_of(value, self.setups[0]))
         return names
 
     def last_apply(self, drafts: list[_Draft]) -> _Draft:
@@ -449,8 +449,8 @@ class _Writer:
             if not isinstance(value, ir.BlockArgument):
                 return _integer(kind, counter.start + counter.step * self.program.num_micro_batches)
             i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-            whole = self.splitter.carried_shardings and ir.Attribute.parse(_replicated(self.splitter.module))
-            made = self.read(MICRO_BATCH, i32, whole or None)
+            replicated = self.splitter.carried_shardings and ir.Attribute.parse(_replicated(self.splitter.module))
+            made = self.read(MICRO_BATCH, i32, replicated or None)
             made = made if kind == i32 else stablehlo.ConvertOp(kind, made).result
             made = made if counter.step == 1 else stablehlo.MulOp(made, _integer(kind, counter.step)).result
             return made if counter.start == 0 else stablehlo.AddOp(made, _integer(kind, counter.start)).result

@@ -132,8 +132,8 @@ class TimeLoop:
             self._count(part)
         with ir.InsertionPoint(returned.operation):
             joined = [
-                self._join(leaving, held)
-                for leaving, held in zip(self.leaving, list(self.body.arguments)[1:], strict=True)
+                self._join(leaving, carried)
+                for leaving, carried in zip(self.leaving, list(self.body.arguments)[1:], strict=True)
             ]
             stablehlo.ReturnOp([after, *joined], loc=self.op.location)
         returned.operation.erase()
@@ -161,19 +161,21 @@ class TimeLoop:
                     if not _is_inside(use.owner.operation, self.body):
                         use.owner.operands[use.operand_number] = result
 
-    def _join(self, one: Leaving, held: Value) -> Value:
+    def _join(self, one: Leaving, carried: Value) -> Value:
         value = one.value
         with value.location:
             if one.how == KEEP:
                 return value
             if one.how == STACK:
-                rank = len(ir.RankedTensorType(held.type).shape)
+                rank = len(ir.RankedTensorType(carried.type).shape)
                 row = reshape(value, [1, *ir.RankedTensorType(value.type).shape])
-                result: Value = stablehlo.DynamicUpdateSliceOp(held, row, corner(self.body.arguments[0], rank)).result
+                result: Value = stablehlo.DynamicUpdateSliceOp(
+                    carried, row, corner(self.body.arguments[0], rank)
+                ).result
                 return result
-            if value.type != held.type:
-                value = stablehlo.ConvertOp(held.type, value).result
-            joined: Value = ir.Operation.create(one.how, [held.type], [held, value]).results[0]
+            if value.type != carried.type:
+                value = stablehlo.ConvertOp(carried.type, value).result
+            joined: Value = ir.Operation.create(one.how, [carried.type], [carried, value]).results[0]
             return joined
 
 

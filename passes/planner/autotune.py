@@ -61,9 +61,9 @@ Make = Callable[[Decided], Made[T]]
 
 
 def choose_plan(
-    setup: Setup, request: PlanRequest, make: Make[T], told: Callable[[Explored], None] = lambda _: None
+    setup: Setup, request: PlanRequest, make: Make[T], on_round: Callable[[Explored], None] = lambda _: None
 ) -> tuple[T, Report]:
-    """Returns what `make` makes of the best plan, and what became of the others; `told` hears how far the search is.
+    """Returns what `make` makes of the best plan, and what became of the others; `on_round` gets each round's state.
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
@@ -78,12 +78,12 @@ def choose_plan(
     with closing(Workers(setup, processes)) as workers:
         setup = workers.setup = folded(setup)
         space = _space(setup, request, stages)
-        explored = explore(space, workers.evaluate, told, request.strategy, foresee=workers.foresee)
+        explored = explore(space, workers.evaluate, on_round, request.strategy, foresee=workers.foresee)
     end = _End(setup, explored, make)
     end.make_best()
     if end.is_open:
         with closing(Workers(setup, processes)) as workers:
-            end.reopen(space, workers.evaluate, told, request.strategy)
+            end.reopen(space, workers.evaluate, on_round, request.strategy)
         end.make_best()
     made, chosen = end.found()
     plans, failed = tuple(end.plans), tuple(end.failed)
@@ -123,12 +123,12 @@ def _check_ranks(setup: Setup, ranks: Sequence[int], mesh: Sequence[int]) -> Non
             what = f"stages on {count} ranks need as many devices, cluster '{setup.cluster}' has {there}"
             raise RhinoError("RHI-MESH-001", what, Place(setup.file), fix=fix)
         if (needed := count * prod(mesh)) > there:
-            held = (
+            needed_text = (
                 f"{count} ranks of {prod(mesh)} devices each need {needed}"
                 if count > 1
                 else f"{needed} devices are asked for"
             )
-            what = f"{held}, cluster '{setup.cluster}' has {there}"
+            what = f"{needed_text}, cluster '{setup.cluster}' has {there}"
             raise RhinoError(
                 "RHI-MESH-001",
                 what,
@@ -197,10 +197,10 @@ class _End(Generic[T]):
             and is_open(self.explored, self.best[0].step_s, self.done)
         )
 
-    def reopen(self, space: Space, evaluate: Evaluate, told: Callable[[Explored], None], strategy: str) -> None:
+    def reopen(self, space: Space, evaluate: Evaluate, on_round: Callable[[Explored], None], strategy: str) -> None:
         """Looks at what was cut off, or passed over, at less than the step of the programs of the best plan."""
         assert self.best is not None, "there is a step to beat"
-        self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, told, strategy)
+        self.explored = reopen(self.explored, self.best[0].step_s, self.done, space, evaluate, on_round, strategy)
 
     def is_worth(self, shape: PlanConfig, made: dict[PlanConfig, int]) -> bool:
         """Says whether one more plan may be made, given how many of each shape were made.

@@ -74,8 +74,8 @@ class Report:
             f"{format_seconds(bound_s)} "
             f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
             f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
-            f"  found by {self.explored.asked_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes that "
-            "were planned "
+            f"  found by {self.explored.requested_by[one.shape]}, the best of {len(self.explored.outcomes)} shapes "
+            "that were planned "
             f"({_counts(self.explored)}){ended}",
         ]
         lines += [
@@ -151,7 +151,7 @@ class Report:
     def added_to(self, plan: Plan) -> Plan:
         """Returns the chosen plan with what the search found beside it."""
         bound_s = min(self.explored.bound_s, self.chosen.step_s)
-        tuning = Autotuning(self.explored.asked_by[self.chosen.estimate.shape], self.explored.num_asked)
+        tuning = Autotuning(self.explored.requested_by[self.chosen.estimate.shape], self.explored.num_requested)
         predicted = replace(plan.predicted, at_least_s=bound_s)
         return replace(plan, predicted=predicted, autotuning=tuning, alternatives=tuple(self.alternatives()))
 
@@ -178,8 +178,8 @@ class Report:
             "bound_s": min(self.explored.bound_s, self.chosen.step_s),
             "is_complete": self.explored.is_complete,
             "grouped": [{"layers": count, "groups": self.groups} for count in self.layers],
-            "found_by": self.explored.asked_by[one.shape],
-            "num_planned": self.explored.num_asked,
+            "found_by": self.explored.requested_by[one.shape],
+            "num_planned": self.explored.num_requested,
             "alternatives": [_lost_json(other) for other in self.lost()],
             "cut_off": [_cut_json(other) | {"why": why} for other, why in self.cut_off()],
             "refused": [_shape_json(other.shape) | {"why": other.why} for other in self.refused()],
@@ -236,7 +236,7 @@ def _cut_json(one: CutOff) -> dict[str, Any]:
 
 
 def _counts(explored: Explored) -> str:
-    return ", ".join(f"{count} for {name}" for name, count in explored.num_asked.items())
+    return ", ".join(f"{count} for {name}" for name, count in explored.num_requested.items())
 
 
 def _named(one: Estimate) -> str:

@@ -30,7 +30,7 @@ from rhino.ir.units import PEAK, format_bytes
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.stage_marks import BOUNDARY
 from rhino.passes.pipeline.divider import Divider
-from rhino.passes.pipeline.fold_layers import STRETCHES, FoldLayers
+from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.registry import Item, before_choice
@@ -124,7 +124,8 @@ def folded(setup: Setup) -> Setup:
     module = ir.Module.parse(setup.module, context)
     groups = max(GROUPS, 2 * load_cluster(setup.cluster).num_devices)
     build_pass_manager([FoldLayers(num_groups=groups)], context, remarks).run(module.operation)
-    layers = remarks.statistics.get(STRETCHES, ())
+    folded_layers = remarks.find(FoldedLayers)
+    layers = folded_layers.counts if folded_layers else ()
     return replace(setup, module=bytecode(module), layers=layers, groups=groups) if layers else setup
 
 
@@ -176,7 +177,7 @@ class Evaluator:
             module = self.prepared(shape)
             found = module, read_program(entry_function(module), target.mesh, self.setup.file)
             self.ops_read += found[1].graph.num_ops
-        if _says_nothing_of_axes(found[1].graph):
+        if _is_free_of_axes(found[1].graph):
             self.programs[key] = found
         while len(self.programs) > 1 and sum(program.graph.num_ops for _, program in self.programs.values()) > MOST_OPS:
             del self.programs[next(iter(self.programs))]
@@ -250,11 +251,11 @@ class Evaluator:
         ops_s = _least_cost_s(choice.problem) / ranks
         if ops_s >= cutoff_s:
             return CutOff(shape, ops_s, ops_s, by_memory=False)
-        held = None
+        with_memory = None
         if ranks > target.mesh.num_devices:  # memory is what most often rules out many ranks of few devices
-            held = self.with_memory(shape, choice, loop, ops_s)
-            if isinstance(held, Refused):
-                return held
+            with_memory = self.with_memory(shape, choice, loop, ops_s)
+            if isinstance(with_memory, Refused):
+                return with_memory
         search = Search(choice.problem, replace(self.limits, cutoff=cutoff_s * ranks))
         begun_s = search.begin() / ranks
         if cutoff_s <= begun_s < inf:
@@ -270,10 +271,10 @@ class Evaluator:
             if is_slow:  # idle time and all, and what memory adds is long to find
                 plans = tuple(_estimates(shape, choice.problem, begun.states, timed, (begun_s, begun_s)))
                 return CutOff(shape, begun_s, begun_s, by_memory=False, estimated_s=timed[0][0], plans=plans)
-        held = held or self.with_memory(shape, choice, loop, begun_s)
-        if isinstance(held, Refused):
-            return held
-        choice, problem = held
+        with_memory = with_memory or self.with_memory(shape, choice, loop, begun_s)
+        if isinstance(with_memory, Refused):
+            return with_memory
+        choice, problem = with_memory
         search.remember(problem)
         free = _heard(search.free(budget))
         if isinstance(free, Infeasible):
@@ -378,14 +379,14 @@ class Evaluator:
         others = list(plain.others)
         for one, (_, _, order, cut) in zip(found, ahead, strict=True):
             if plain.ahead is None and one.step_s < plain.step_s:
-                told = replace(one, peak_bytes=cut.needs.peak_bytes(order, NEARLY * self.setup.budget_bytes))
-                if max(told.peak_bytes) <= self.setup.budget_bytes:
-                    plain = replace(plain, ahead=told)
+                estimate = replace(one, peak_bytes=cut.needs.peak_bytes(order, NEARLY * self.setup.budget_bytes))
+                if max(estimate.peak_bytes) <= self.setup.budget_bytes:
+                    plain = replace(plain, ahead=estimate)
                     continue
             else:
-                told = one
-            if may_fit(told, self.setup.budget_bytes):
-                others.append(told)
+                estimate = one
+            if may_fit(estimate, self.setup.budget_bytes):
+                others.append(estimate)
         return replace(plain, others=tuple(sorted(others, key=lambda one: one.step_s)))
 
     def timed(self, shape: PlanConfig, choice: Choice, states: Ints, loop: Loop) -> tuple[Timed, Timed]:
@@ -471,10 +472,10 @@ def _none_that_fits(shape: PlanConfig, found: Infeasible | Unsolved, free_bound_
     )
 
 
-def _says_nothing_of_axes(graph: Graph) -> bool:
+def _is_free_of_axes(graph: Graph) -> bool:
     """Says whether a graph is the same whatever the mesh: nobody has said how anything lies."""
-    said = (graph.fixed, graph.roles, graph.choices, any(limit is not None for limit in graph.return_fixed))
-    return not any(said) and all(cls.held is None for cls in graph.classes)
+    constraints = (graph.fixed, graph.roles, graph.choices, any(limit is not None for limit in graph.return_fixed))
+    return not any(constraints) and all(cls.fixed_specs is None for cls in graph.classes)
 
 
 def _shares(problem: Problem, states: Ints) -> tuple[float, float]:
@@ -518,9 +519,9 @@ def make_space(
     build_pass_manager(before_choice({}), context, Remarks(setup.file)).run(module.operation)
     with context:
         program = read_program(entry_function(module), mesh_of_shape((1,)), setup.file)
-        whole = build(program.graph, rank_target(cluster, mesh_of_shape((1,)), cluster.num_devices).model).problem
-    held = sum(program.graph.type_of(value).num_bytes for value in range(len(program.graph.arguments)))
-    passing = max(0.0, float(whole.least_memory().max(initial=0.0)) - held)
+        unsplit = build(program.graph, rank_target(cluster, mesh_of_shape((1,)), cluster.num_devices).model).problem
+    argument_bytes = sum(program.graph.type_of(value).num_bytes for value in range(len(program.graph.arguments)))
+    passing = max(0.0, float(unsplit.least_memory().max(initial=0.0)) - argument_bytes)
     counts = stages or [count for count in range(1, cluster.num_devices + 1) if cluster.num_devices % count == 0]
     found = {count: tuple(meshes) or rank_meshes(cluster, count) for count in counts if count == 1 or numbers[-1] > 1}
     return Space(
@@ -530,7 +531,7 @@ def make_space(
         most=most,
         budget_bytes=setup.budget_bytes,
         finer=possible,
-        held_bytes=held / cluster.num_devices,
+        resident_bytes=argument_bytes / cluster.num_devices,
         passing_bytes=passing / cluster.num_devices,
         has_kin=not meshes,
     )

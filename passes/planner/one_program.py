@@ -18,7 +18,7 @@ from rhino.passes.planner.module_facts import Unsplit, boundary, cluster_lines, 
 from rhino.passes.planner.plan_costs import PlanCosts, other_meshes, plan_costs
 from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import read_annotations
-from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.solver.answer import Answer
 from rhino.strategies.solver.solver import Solver
@@ -61,27 +61,26 @@ def search(
     chooser = next(one for one in rest if isinstance(one, ChooseShardings))
     keep_unsplit(module, name, unsplit or {}, chooser, remarks)
     build_pass_manager(rest, module.context, remarks).run(module.operation)
-    facts = remarks.statistics
-    answer: Answer = facts["answer"]
-    costs = plan_costs(facts)
+    chosen = remarks.result(ShardingChoice)
+    answer, costs = chosen.answer, plan_costs(chosen)
     arguments, results = boundary(module, is_annotated=True)
     plan = Plan(
         source=source,
         cluster=cluster_lines(options["cluster"]),
-        mesh=facts["target"].mesh,
+        mesh=chosen.target.mesh,
         num_ranks=1,
         num_stages=1,
         num_micro_batches=int(options.get("num") or 1),
         schedule="",
         options=given_options(options),
         versions={},
-        predicted=Predicted(answer.cost, answer.bound, (int(answer.peak_bytes),), int(facts["budget_bytes"]), (0,)),
+        predicted=Predicted(answer.cost, answer.bound, (int(answer.peak_bytes),), int(chosen.budget_bytes), (0,)),
         arguments=arguments,
         results=results,
-        alternatives=other_meshes(facts),
+        alternatives=other_meshes(chosen),
         sharding=costs.sharding(ANNOTATED, read_annotations(module)),
     )
-    return Found(module, plan, costs, answer, facts["solver"])
+    return Found(module, plan, costs, answer, chosen.solver)
 
 
 def search_options(plan: Plan, cluster: str) -> dict[str, str]:

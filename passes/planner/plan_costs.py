@@ -5,7 +5,7 @@ Rows that differ in numbers alone are one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -31,6 +31,7 @@ from rhino.ir.plan.plan import (
     layout_text,
 )
 from rhino.ir.program.program import Program
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.choice.plan import ShardingPlan, Transfer
 from rhino.strategies.cost.candidates import State
@@ -43,7 +44,7 @@ _Row = TypeVar("_Row", Cost, PeakTensor, Work)
 MOST_POINTS: Final = 240
 """Points of a curve of memory: enough for a drawing as wide as a page."""
 
-MOST_HELD: Final = 60
+MOST_LISTED: Final = 60
 """Rows of what is alive at the peak; the others are one row."""
 
 
@@ -146,10 +147,10 @@ class PlanCosts:
         for one in self._alive(peak):
             rows.setdefault((folded(one.name), one.kind), []).append(one)
         together = [_together(ones, ("count", "num_bytes"), name=key[0]) for key, ones in rows.items()]
-        held = sorted(together, key=lambda one: (-one.num_bytes, one.name, one.kind))
-        if len(held) > MOST_HELD:
-            rest = replace(_together(held[MOST_HELD:], ("count", "num_bytes")), name="others", kind="")
-            held = [*held[:MOST_HELD], rest]
+        listed = sorted(together, key=lambda one: (-one.num_bytes, one.name, one.kind))
+        if len(listed) > MOST_LISTED:
+            rest = replace(_together(listed[MOST_LISTED:], ("count", "num_bytes")), name="others", kind="")
+            listed = [*listed[:MOST_LISTED], rest]
         starts = np.unique(
             np.linspace(0, len(alive), min(MOST_POINTS, len(alive)), endpoint=False, dtype=np.int64)
         ).tolist()
@@ -157,7 +158,7 @@ class PlanCosts:
             start + int(alive[start:end].argmax()) for start, end in zip(starts, [*starts[1:], len(alive)], strict=True)
         ]
         return Memory(
-            len(alive), peak, self._running(peak), tuple((time, int(alive[time])) for time in points), tuple(held)
+            len(alive), peak, self._running(peak), tuple((time, int(alive[time])) for time in points), tuple(listed)
         )
 
     def named(self, op: int) -> Named:
@@ -265,21 +266,18 @@ class PlanCosts:
         return ""
 
 
-def plan_costs(statistics: Mapping[str, Any]) -> PlanCosts:
-    """Returns the costs of the plan behind what `ChooseShardings` left in `Remarks.statistics`."""
-    return PlanCosts(statistics["choice"], statistics["answer"].states, statistics["plan"], statistics["program"])
+def plan_costs(chosen: ShardingChoice) -> PlanCosts:
+    """Returns the costs of what was chosen."""
+    return PlanCosts(chosen.choice, chosen.answer.states, chosen.plan, chosen.program)
 
 
-def other_meshes(statistics: Mapping[str, Any]) -> tuple[Alternative, ...]:
-    """Returns the meshes that `ChooseShardings` evaluated and did not choose, best first.
-
-    `statistics` are those that it left in `Remarks.statistics`.
-    """
+def other_meshes(chosen: ShardingChoice) -> tuple[Alternative, ...]:
+    """Returns the meshes that were evaluated and not chosen, best first."""
     found = []
-    for target, outcome in statistics["tried"]:
+    for target, outcome in chosen.outcomes:
         what = f"mesh {target.mesh}"
-        if isinstance(outcome, Answer) and outcome is not statistics["answer"]:
-            slower = outcome.cost / statistics["answer"].cost - 1
+        if isinstance(outcome, Answer) and outcome is not chosen.answer:
+            slower = outcome.cost / chosen.answer.cost - 1
             found.append(Alternative(what, outcome.cost, outcome.bound, is_exact=True, why=f"{slower:.1%} slower"))
         elif isinstance(outcome, RhinoError):
             found.append(Alternative(what, None, 0.0, is_exact=False, why=outcome.what))

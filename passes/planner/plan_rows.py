@@ -138,7 +138,7 @@ def transfers_of(execution: Execution, simulation: Simulation) -> list[TransferR
             found.setdefault(pair, []).append(local_bytes(source.layout, step.mesh))
     seconds = dict.fromkeys(found, 0.0)
     for move in simulation.timeline.moves:
-        seconds[move.giver, move.taker] += move.end_s - move.start_s
+        seconds[move.source_rank, move.target_rank] += move.end_s - move.start_s
     rows = [TransferRow(*pair, len(sizes), sum(sizes), seconds[pair]) for pair, sizes in found.items()]
     return sorted(rows, key=lambda one: (-one.seconds, one.source, one.target))
 

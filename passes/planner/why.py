@@ -27,6 +27,7 @@ from rhino.ir.request.constraints import parse_pin
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.base import Remarks
+from rhino.passes.pipeline.pipeline_stages import StageCut
 from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import alternatives_text
 from rhino.passes.planner.module_facts import Unsplit, digest
@@ -35,7 +36,7 @@ from rhino.passes.planner.plan_costs import PlanCosts, plan_costs
 from rhino.passes.planner.stage_reasons import StagePlaces
 from rhino.passes.planner.staged_plan import cut_options, cut_step, make_staged_plan
 from rhino.passes.planner.tables import more, signed_bytes, signed_seconds, table
-from rhino.passes.sharding.choose_shardings import LEVELS
+from rhino.passes.sharding.choose_shardings import LEVELS, ShardingChoice
 from rhino.strategies.cost.candidates import State, strategy_name
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.memory.peak import peak_of
@@ -192,11 +193,11 @@ def replanned(module: ir.Module, plan: Plan) -> Replanned:
     remarks = Remarks(plan.source.function)
     with _cluster_file(plan.cluster) as cluster:
         cut_step(module, remarks.file, cut_options(plan, cluster), remarks, _unsplit(plan), is_split=False)
-    facts = remarks.statistics
-    costs = plan_costs(facts)
-    places = StagePlaces(plan, costs, facts["staging"], facts["stages"])
+    chosen, cut = remarks.result(ShardingChoice), remarks.result(StageCut)
+    costs = plan_costs(chosen)
+    places = StagePlaces(plan, costs, cut.staging, cut.answer)
     head = ("work", "compute", "collectives", "memory")
-    answer, solver, budget_bytes = facts["answer"], facts["solver"], facts["budget_bytes"]
+    answer, solver, budget_bytes = chosen.answer, chosen.solver, chosen.budget_bytes
     return Replanned(module, costs, answer, solver, limits, budget_bytes, results, None, places.of, places.notes, head)
 
 
@@ -229,68 +230,71 @@ def _unsplit(plan: Plan) -> Unsplit:
     return {"arg": key_dims(plan.arguments), "res": key_dims(plan.results)}
 
 
-def reasons_text(asked: Replanned, name: str) -> str:
+def reasons_text(replanned: Replanned, name: str) -> str:
     """Returns why what `name` speaks of is as it is."""
-    every = reasons(asked, name)
+    every = reasons(replanned, name)
     return "\n".join(
-        [line for one in every[:MOST_SUBJECTS] for line in _lines(asked, one)] + more(len(every), MOST_SUBJECTS)
+        [line for one in every[:MOST_SUBJECTS] for line in _lines(replanned, one)] + more(len(every), MOST_SUBJECTS)
     )
 
 
-def reasons(asked: Replanned, name: str) -> list[Why]:
+def reasons(replanned: Replanned, name: str) -> list[Why]:
     """Returns the reasons for the choice of what `name` refers to, the costliest subject first.
 
     Alternatives are evaluated for the first few subjects alone.
     """
-    subjects = sorted(_meant(asked, name), key=lambda one: -_seconds(asked, one))
-    return [*_answered(asked, subjects[:MOST_SUBJECTS]), *(_why(asked, one, []) for one in subjects[MOST_SUBJECTS:])]
+    subjects = sorted(_meant(replanned, name), key=lambda one: -_seconds(replanned, one))
+    return [
+        *_answered(replanned, subjects[:MOST_SUBJECTS]),
+        *(_why(replanned, one, []) for one in subjects[MOST_SUBJECTS:]),
+    ]
 
 
-def notable(asked: Replanned) -> list[Why]:
+def notable(replanned: Replanned) -> list[Why]:
     """Returns the reasons for the arguments that take most memory, and for the ops that take most time."""
-    costs, nodes = asked.costs, list(enumerate(asked.costs.choice.nodes))
-    arguments = _grouped(asked, [number for number, node in nodes if node.kind == "argument"])
-    ops = _grouped(asked, [number for number, node in nodes if node.kind == "op"])
+    costs, nodes = replanned.costs, list(enumerate(replanned.costs.choice.nodes))
+    arguments = _grouped(replanned, [number for number, node in nodes if node.kind == "argument"])
+    ops = _grouped(replanned, [number for number, node in nodes if node.kind == "op"])
     largest = sorted(
         arguments, key=lambda one: -sum(costs.local_bytes(costs.choice.nodes[node].number) for node in one.nodes)
     )
-    longest = sorted(ops, key=lambda one: -_seconds(asked, one))
-    return _answered(asked, (*largest[:NOTABLE], *longest[:NOTABLE]))
+    longest = sorted(ops, key=lambda one: -_seconds(replanned, one))
+    return _answered(replanned, (*largest[:NOTABLE], *longest[:NOTABLE]))
 
 
-def _answered(asked: Replanned, subjects: Sequence[Subject]) -> list[Why]:
+def _answered(replanned: Replanned, subjects: Sequence[Subject]) -> list[Why]:
     """Returns why subjects are as they are, and what else each could be."""
-    if prod(asked.costs.choice.model.sizes) == 1:
-        return [_why(asked, one, []) for one in subjects]
+    if prod(replanned.costs.choice.model.sizes) == 1:
+        return [_why(replanned, one, []) for one in subjects]
     alternatives = Alternatives(
-        asked.costs.choice.with_memory().problem,
-        asked.limits,
-        asked.answer,
-        asked.budget_bytes,
-        asked.solver,
-        asked.peak_of,
+        replanned.costs.choice.with_memory().problem,
+        replanned.limits,
+        replanned.answer,
+        replanned.budget_bytes,
+        replanned.solver,
+        replanned.peak_of,
     )
     left = range(len(subjects), 0, -1)
-    return [_why(asked, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
+    return [_why(replanned, one, alternatives.of(one.nodes, count)) for one, count in zip(subjects, left, strict=True)]
 
 
-def _seconds(asked: Replanned, subject: Subject) -> float:
+def _seconds(replanned: Replanned, subject: Subject) -> float:
     """Returns what the nodes of a subject take by themselves, in a step."""
-    problem, nodes = asked.costs.choice.problem, np.array(subject.nodes)
-    return float(problem.node_entries(problem.node_table[nodes], nodes, asked.answer.states).sum())
+    problem, nodes = replanned.costs.choice.problem, np.array(subject.nodes)
+    return float(problem.node_entries(problem.node_table[nodes], nodes, replanned.answer.states).sum())
 
 
-def _why(asked: Replanned, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
-    costs, first = asked.costs, subject.nodes[0]
+def _why(replanned: Replanned, subject: Subject, alternatives: Sequence[Alternative]) -> Why:
+    costs, first = replanned.costs, subject.nodes[0]
     node = costs.choice.nodes[first]
-    chosen = _how(costs, node, node.states[int(asked.answer.states[first])])
+    chosen = _how(costs, node, node.states[int(replanned.answer.states[first])])
     options: dict[str, Option] = {}
     for one in alternatives:
         how = _how(costs, node, node.states[one.state])
         options.setdefault(how, Option(how, one))  # ways that read alike differ inside alone, and the first adds least
     options.pop(chosen, None)
     local = costs.local_bytes(node.number) if node.kind == "argument" else None
-    return Why(subject, chosen, local, asked.notes(subject.nodes), asked.answer.cost, tuple(options.values()))
+    return Why(subject, chosen, local, replanned.notes(subject.nodes), replanned.answer.cost, tuple(options.values()))
 
 
 def _how(costs: PlanCosts, node: Node, state: State) -> str:
@@ -299,7 +303,7 @@ def _how(costs: PlanCosts, node: Node, state: State) -> str:
     return f"{costs.how(node.number, state)}  ({strategy_name(costs.plan.graph.cls(node.number), state.strategy)})"
 
 
-def _lines(asked: Replanned, one: Why) -> list[str]:
+def _lines(replanned: Replanned, one: Why) -> list[str]:
     count = f" ({len(one.subject.nodes)} of them, together)" if len(one.subject.nodes) > 1 else ""
     size = "" if one.num_bytes is None else f", {format_bytes(one.num_bytes)} on a device each"
     lines = [
@@ -307,13 +311,16 @@ def _lines(asked: Replanned, one: Why) -> list[str]:
         f"  chosen: {one.chosen}{size}",
         *(f"  {note}" for note in one.notes),
     ]
-    sent = [cost for cost in asked.costs.costs() if one.subject.name in (cost.tensor, cost.reader)]
+    sent = [cost for cost in replanned.costs.costs() if one.subject.name in (cost.tensor, cost.reader)]
     lines += [
         f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}"
         for cost in sent[:MOST_SUBJECTS]
     ]
     rows = [(*added(option.alternative, one.step_s), option.how) for option in one.options]
-    return [*lines, *(table([(*asked.head, "known", "instead"), *rows]) if rows else ["  nothing else is possible"])]
+    return [
+        *lines,
+        *(table([(*replanned.head, "known", "instead"), *rows]) if rows else ["  nothing else is possible"]),
+    ]
 
 
 def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
@@ -329,22 +336,24 @@ def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
     return shown[0], shown[1], shown[2], peak if one.is_peak_exact else f"about {peak}", known
 
 
-def _meant(asked: Replanned, name: str) -> list[Subject]:
+def _meant(replanned: Replanned, name: str) -> list[Subject]:
     """Returns the subjects that a name refers to, in the order of the program.
 
     They are arguments, results, or ops by scope or source line.
     """
-    nodes = asked.costs.choice.nodes
+    nodes = replanned.costs.choice.nodes
     pattern, scopes = name.removeprefix(RESULT).removeprefix(_PLACE), ("op", "value")
     arguments = [
-        (number, node.kind, _names(asked, node)) for number, node in enumerate(nodes) if node.kind == "argument"
+        (number, node.kind, _names(replanned, node)) for number, node in enumerate(nodes) if node.kind == "argument"
     ]
     ops = [
         (number, node.kind, names)
         for number, node in enumerate(nodes)
-        if node.kind in scopes and (names := _names(asked, node))
+        if node.kind in scopes and (names := _names(replanned, node))
     ]
-    results = [(number, "return", names) for number, node in enumerate(nodes) if (names := _result_names(asked, node))]
+    results = [
+        (number, "return", names) for number, node in enumerate(nodes) if (names := _result_names(replanned, node))
+    ]
     by_number = [(number, kind, names[:1]) for number, kind, names in results]
     by_path = [(number, kind, names[1:]) for number, kind, names in results]
     sides = (
@@ -357,36 +366,36 @@ def _meant(asked: Replanned, name: str) -> list[Subject]:
     for some in sides:
         found = [number for number, kind, names in some if _is_meant(pattern, kind, names)]
         if found:
-            return _grouped(asked, found)
+            return _grouped(replanned, found)
     close = nearest(dotted(pattern), (names[0] for _, _, names in sides[0]), "/" if sides == [ops] else ".")
     fix = f"did you mean {' or '.join(close)}?" if close else "docs/explain.md says what a name is"
     raise RhinoError("RHI-PIN-002", f"{name} matches no tensor and no op", fix=fix)
 
 
-def _grouped(asked: Replanned, nodes: Sequence[int]) -> list[Subject]:
+def _grouped(replanned: Replanned, nodes: Sequence[int]) -> list[Subject]:
     """Returns nodes in groups of those that are alike, and were decided alike."""
-    costs = asked.costs
+    costs = replanned.costs
     groups: dict[tuple[str, str, str, object, int], list[int]] = {}
     for number in nodes:
         node = costs.choice.nodes[number]
-        what = " on ".join(filter(None, (_what(costs, node), asked.place(number))))
-        key = (node.kind, folded(_names(asked, node)[-1]), what, node.states, int(costs.states[number]))
+        what = " on ".join(filter(None, (_what(costs, node), replanned.place(number))))
+        key = (node.kind, folded(_names(replanned, node)[-1]), what, node.states, int(costs.states[number]))
         groups.setdefault(key, []).append(number)
     return [
-        Subject(shown if len(ones) > 1 else _names(asked, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
+        Subject(shown if len(ones) > 1 else _names(replanned, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
         for (_, shown, what, _, _), ones in groups.items()
     ]
 
 
-def _names(asked: Replanned, node: Node) -> tuple[str, ...]:
+def _names(replanned: Replanned, node: Node) -> tuple[str, ...]:
     """Returns what a node goes by; the last name is the one that is shown."""
-    costs, graph = asked.costs, asked.costs.plan.graph
+    costs, graph = replanned.costs, replanned.costs.plan.graph
     match node.kind:
         case "argument":
             name = graph.arguments[node.number].name
             return dotted(name), name
         case "return":
-            return _result_names(asked, node)
+            return _result_names(replanned, node)
     op = node.number if node.kind == "op" else int(graph.value_op[node.number])
     if op < 0:
         return ()
@@ -394,14 +403,14 @@ def _names(asked: Replanned, node: Node) -> tuple[str, ...]:
     return f"{scope}:{costs.program.ops[op].name.rpartition('.')[2]}", line, scope
 
 
-def _result_names(asked: Replanned, node: Node) -> tuple[str, ...]:
+def _result_names(replanned: Replanned, node: Node) -> tuple[str, ...]:
     """Returns what the result goes by that a node is; an argument is the result that is its next value."""
     number = node.number if node.kind == "return" else None
     if node.kind == "argument":
-        number = asked.costs.plan.graph.arguments[node.number].alias
+        number = replanned.costs.plan.graph.arguments[node.number].alias
     if number is None:
         return ()
-    path = asked.results[number]
+    path = replanned.results[number]
     return str(number), dotted(path), path, f"result {number}"
 
 

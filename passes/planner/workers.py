@@ -44,7 +44,7 @@ COLLECTED: Final = MOST_OPS // 4
 There is little of it, and to look for it after each step takes long.
 """
 
-Asked: TypeAlias = tuple[PlanConfig, float]
+Request: TypeAlias = tuple[PlanConfig, float]
 """A shape, and the seconds that cut it off: all that its outcome depends on."""
 
 
@@ -54,21 +54,21 @@ class _Worker:
 
     process: subprocess.Popen[bytes]
     line: Connection[Any, Any]
-    asked: Asked | None = None
+    request: Request | None = None
     has_read: set[tuple[int, float]] = field(default_factory=set)
     """The steps that the process had to read."""
 
-    def ask(self, asked: Asked) -> None:
+    def send(self, request: Request) -> None:
         """Has the process evaluate a shape."""
-        self.line.send(asked)
-        self.asked = asked
-        self.has_read.add(_step_of(asked))
+        self.line.send(request)
+        self.request = request
+        self.has_read.add(_step_of(request))
 
-    def answer(self) -> tuple[Asked, Outcome]:
+    def answer(self) -> tuple[Request, Outcome]:
         """Returns what was asked last, and what that comes to."""
-        asked, self.asked = self.asked, None
-        assert asked is not None, "nothing comes that was not asked for"
-        return asked, self.line.recv()
+        request, self.request = self.request, None
+        assert request is not None, "nothing comes that was not asked for"
+        return request, self.line.recv()
 
     def end(self) -> None:
         """Ends the process, whatever it is at."""
@@ -90,9 +90,9 @@ class Workers:
         self.most = min(num_processes, MOST_PROCESSES) if num_processes > 1 and sys.executable else 0
         self.folder = TemporaryDirectory(prefix="rhino-") if self.most else None
         self.workers: list[_Worker] = []
-        self.are_told = False
+        self.have_setup = False
         self.foreseen: Iterable[PlanConfig] = ()
-        self.early: dict[Asked, Outcome] = {}
+        self.early: dict[Request, Outcome] = {}
         """What came of shapes that were not asked for yet."""
 
         try:
@@ -133,22 +133,22 @@ class Workers:
 
         Raises OSError or EOFError where one is gone.
         """
-        self._tell()
-        asked = [(shape, cutoff_s) for shape in shapes]
-        found = {one: self.early[one] for one in asked if one in self.early}
-        while len(found) < len(asked):
-            waiting = [one for one in asked if one not in found]
+        self._send_setup()
+        requests = [(shape, cutoff_s) for shape in shapes]
+        found = {one: self.early[one] for one in requests if one in self.early}
+        while len(found) < len(requests):
+            waiting = [one for one in requests if one not in found]
             for worker in self.workers:
-                if worker.asked is None and (one := self._next(worker, waiting, cutoff_s)) is not None:
-                    worker.ask(one)
-            busy = {worker.line: worker for worker in self.workers if worker.asked is not None}
+                if worker.request is None and (one := self._next(worker, waiting, cutoff_s)) is not None:
+                    worker.send(one)
+            busy = {worker.line: worker for worker in self.workers if worker.request is not None}
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 one, outcome = busy[ready].answer()
-                (found if one in asked else self.early)[one] = outcome
-        return [found[one] for one in asked]
+                (found if one in requests else self.early)[one] = outcome
+        return [found[one] for one in requests]
 
-    def _next(self, free: _Worker, waiting: Sequence[Asked], cutoff_s: float) -> Asked | None:
+    def _next(self, free: _Worker, waiting: Sequence[Request], cutoff_s: float) -> Request | None:
         """Returns what a process does next.
 
         Among waiting shapes it prefers those whose step it has read, and takes those whose step another process has
@@ -156,20 +156,18 @@ class Workers:
         outcome is of use while the cutoff is the same. For other foreseen shapes it makes and reads the step, and no
         more: a process must not spend long on what may be in vain.
         """
-        at = [worker.asked for worker in self.workers if worker.asked is not None]
+        at = [worker.request for worker in self.workers if worker.request is not None]
         read_by_others = {step for worker in self.workers if worker is not free for step in worker.has_read}
 
-        def turn(one: Asked) -> int:
+        def turn(one: Request) -> int:
             return 0 if _step_of(one) in free.has_read else 2 if _step_of(one) in read_by_others else 1
 
         for one in sorted((one for one in waiting if one not in at), key=turn):
             return one
         self.foreseen = tuple(self.foreseen)
-        under_way = [shape for shape, _ in at]
+        running = [shape for shape, _ in at]
         new = [
-            (shape, cutoff_s)
-            for shape in self.foreseen
-            if shape not in under_way and (shape, cutoff_s) not in self.early
+            (shape, cutoff_s) for shape in self.foreseen if shape not in running and (shape, cutoff_s) not in self.early
         ]
         for one in sorted(new, key=turn):
             if turn(one) > 0:
@@ -178,20 +176,20 @@ class Workers:
                 return one
         return None
 
-    def _tell(self) -> None:
+    def _send_setup(self) -> None:
         """Tells the processes what shapes are evaluated for."""
-        if not self.are_told:
+        if not self.have_setup:
             assert self.folder is not None
             for worker in self.workers:
                 worker.line.send((self.setup, Path(self.folder.name)))
-            self.are_told = True
+            self.have_setup = True
 
 
 def _started() -> _Worker:
     ours, theirs = Pipe()
     paths = json.dumps([str(path) for path in sys.path])
     command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), paths]
-    with theirs, _interrupts_held():
+    with theirs, _interrupts_blocked():
         process = subprocess.Popen(
             command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
@@ -215,7 +213,7 @@ def serve(descriptor: int) -> None:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
     """What is started within hears of no Ctrl-C, which is for the process that asked: that one ends the others."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -224,6 +222,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _step_of(asked: Asked) -> tuple[int, float]:
+def _step_of(request: Request) -> tuple[int, float]:
     """Returns what the step depends on that shardings are chosen for."""
-    return asked[0].micro_batches, asked[0].keep
+    return request[0].micro_batches, request[0].keep

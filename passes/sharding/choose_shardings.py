@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
@@ -100,30 +100,21 @@ class ChooseShardings(PlanningPass):
             cluster = load_cluster(self.cluster)
             targets = tuple(rank_target(cluster, one.mesh, self.ranks, one.mesh_name) for one in targets)
         tried = [self.plan(module, target, clock, remarks) for target in targets]
-        planned = [one for one in tried if isinstance(one, _Planned)]
+        planned = [one for one in tried if isinstance(one, ShardingChoice)]
         if not planned:
             raise next(one for one in tried if isinstance(one, RhinoError))
         best = min(planned, key=lambda one: one.answer.cost)
         write_plan(module, best.program, best.plan, best.target)
         if len(targets) > 1:
             _remark_meshes(targets, tried, remarks)
-        _remark(best.program, best.plan, best.answer, best.target, best.budget, remarks)
-        statistics = {
-            "answer": best.answer,
-            "search": best.solver.statistics,
-            "solver": best.solver,
-            "plan": best.plan,
-            "choice": best.choice,
-            "program": best.program,
-            "target": best.target,
-            "tried": tuple(
-                zip(targets, [one.answer if isinstance(one, _Planned) else one for one in tried], strict=True)
-            ),
-        }
-        remarks.statistics.update(statistics, budget_bytes=best.budget)
+        _remark(best.program, best.plan, best.answer, best.target, best.budget_bytes, remarks)
+        outcomes = [one.answer if isinstance(one, ShardingChoice) else one for one in tried]
+        remarks.record(replace(best, outcomes=tuple(zip(targets, outcomes, strict=True))))
         clock.lap("write")
 
-    def plan(self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks) -> _Planned | RhinoError:
+    def plan(
+        self, module: ir.Operation, target: Target, clock: _Clock, remarks: Remarks
+    ) -> ShardingChoice | RhinoError:
         """Returns the plan for one mesh, or why there is none. `module` gets sharding rules, nothing else."""
         program = self.read(module, target, remarks)
         clock.lap("graph")
@@ -150,27 +141,40 @@ class ChooseShardings(PlanningPass):
             outcome = search.run(budget, first)
         clock.lap("solve")
         if isinstance(outcome, Answer):
-            return _Planned(target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver)
+            return ShardingChoice(
+                target, program, choice, make_plan(choice, outcome.states), outcome, budget, search.solver
+            )
         return does_not_fit(choice.with_memory(), program, budget, outcome)
 
 
 @dataclass(frozen=True, eq=False)
-class _Planned:
-    """A plan for one mesh, and how it was found."""
+class ShardingChoice:
+    """The shardings that were chosen for one mesh, and how they were found, under a budget for all ranks together.
+
+    `outcomes` are those of every mesh that was evaluated, this one among them.
+    """
 
     target: Target
     program: Program
     choice: Choice
     plan: ShardingPlan
     answer: Answer
-    budget: float
+    budget_bytes: float
     solver: Solver
+    outcomes: tuple[tuple[Target, Answer | RhinoError], ...] = ()
 
 
-def _remark_meshes(targets: Sequence[Target], tried: Sequence[_Planned | RhinoError], remarks: Remarks) -> None:
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """The wall seconds of each phase of a search, by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def _remark_meshes(targets: Sequence[Target], tried: Sequence[ShardingChoice | RhinoError], remarks: Remarks) -> None:
     """Says what each mesh came to."""
     for target, one in zip(targets, tried, strict=True):
-        if isinstance(one, _Planned):
+        if isinstance(one, ShardingChoice):
             result = f"step {format_seconds(one.answer.cost)}, at least {format_seconds(one.answer.bound)}"
         else:
             result = one.what
@@ -181,7 +185,9 @@ class _Clock:
     """Notes how long each phase of a pass took, in seconds."""
 
     def __init__(self, remarks: Remarks) -> None:
-        self._phases: dict[str, float] = remarks.statistics.setdefault("phases", {})
+        times = remarks.find(PhaseTimes) or PhaseTimes()
+        remarks.record(times)
+        self._phases = times.seconds
         self._since = time.perf_counter()
 
     def lap(self, phase: str) -> None:
@@ -260,7 +266,7 @@ def _remark(
         if (
             cls.rule is None
             and cls.name not in (WHILE, BARRIER)
-            and cls.held is None
+            and cls.fixed_specs is None
             and not cls.free
             and cls.results
             and any(t.shape for t in cls.results)
@@ -274,9 +280,9 @@ def _remark(
         where = program.ops[transfer.reader] if transfer.reader is not None else None
         reason = f"for '{where.name}'" if where is not None else "where it arises"
         place = place_of(where.location, remarks.file) if where is not None else Place(remarks.file)
-        way = f"{spec_text(transfer.source, target.names)} to {spec_text(transfer.target, target.names)}"
+        layouts = f"{spec_text(transfer.source, target.names)} to {spec_text(transfer.target, target.names)}"
         what = (
-            f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {way}, {reason}: "
+            f"{transfer.move.kind} of {format_bytes(transfer.move.num_bytes)}, {layouts}, {reason}: "
             f"{program.describe(transfer.value)}"
         )
         remarks.add(name, place, what)
@@ -288,12 +294,12 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     It lists the largest tensors, each at the least size that it can have.
     """
     worst, floor, culprits = _least_sizes(choice)
-    said = [words_on(program, value) for _, _, value in culprits]
+    user_words = [words_on(program, value) for _, _, value in culprits]
     notes = [
         f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
-        for (size, beside, value), words in zip(culprits, said, strict=True)
+        for (size, beside, value), words in zip(culprits, user_words, strict=True)
     ]
-    fix = to_fit("what is said of these tensors" if any(said) else "")
+    fix = to_fit("what is said of these tensors" if any(user_words) else "")
     notes.append(
         f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to "
         f"{format_bytes(floor)}"

@@ -95,7 +95,7 @@ class Localize(Pass):
             if op.name == "stablehlo.fft":
                 _lay_in_rows(op)
         module.attributes[LOCAL] = ir.UnitAttr.get()
-        remarks.statistics["localized"] = module_stats(module)
+        remarks.record(module_stats(module))
 
 
 def localized_copy(module: ir.Module, file: str = "") -> ir.Module:
@@ -256,14 +256,14 @@ class _Inserter:
         if not self.program.graph.type_of(value).shape and not partial_axes(stored):
             return
         direct = position < len(op.operands)
-        held = op.operands[position] if direct else self.values[value]
+        operand = op.operands[position] if direct else self.values[value]
         with ir.InsertionPoint(op), op.location:
-            moved = self.move(held, stored, need)
+            moved = self.move(operand, stored, need)
         if direct:
             op.operands[position] = moved
         else:
             for inner in walk(op):
-                inner.replace_uses_of_with(held, moved)
+                inner.replace_uses_of_with(operand, moved)
 
     def prepare(self, op: ir.Operation, state: State) -> None:
         """Makes an op that indexes a tensor ready for Shardy's conversion."""
@@ -298,16 +298,16 @@ class _Inserter:
         """Brings the results of `op` from how they come to how they are stored, and says how they come."""
         state = self.plan.ops[number]
         if op.name == "sdy.sharding_constraint":
-            held, comes, stored = (
+            constrained, comes, stored = (
                 op.operands[0],
                 state.result_specs[0],
                 self.plan.specs[self.program.graph.results(number).start],
             )
             if comes != stored:
                 with ir.InsertionPoint(op), op.location:
-                    held = self.move(held, comes, stored)
-            self.values.append(held)
-            op.results[0].replace_all_uses_with(held)
+                    constrained = self.move(constrained, comes, stored)
+            self.values.append(constrained)
+            op.results[0].replace_all_uses_with(constrained)
             op.erase()
             return
         results = list(op.results)
@@ -315,8 +315,8 @@ class _Inserter:
             stored = self.plan.specs[value]
             is_there = comes == stored and op.name not in _CHECKED
             self.values.append(result if is_there else self.stored(op, state, result, comes, stored))
-        if results and op.name != WHILE and (said := self.coming(number, results)) is not None:
-            op.attributes[SHARDING] = said
+        if results and op.name != WHILE and (sharding := self.coming(number, results)) is not None:
+            op.attributes[SHARDING] = sharding
 
     def coming(self, number: int, results: Sequence[ir.Value[Any]]) -> ir.Attribute | None:
         """Returns what says how the results of an op come; None where some are no tensors."""
@@ -429,7 +429,7 @@ def _finish(module: ir.Operation) -> None:
     for op in ops:
         unread.append(put_right(op))
         if op.name == "stablehlo.convolution":
-            _mend_groups(op)
+            _fix_groups(op)
         attributes = op.attributes
         for name in _GLOBAL:
             if name in attributes:
@@ -456,7 +456,7 @@ def _is_no_reshape(op: ir.Operation) -> bool:
     return op.name == "stablehlo.reshape" and op.operands[0].type == op.results[0].type
 
 
-def _mend_groups(op: ir.Operation) -> None:
+def _fix_groups(op: ir.Operation) -> None:
     """Gives a convolution its local groups: the conversion changes types alone."""
     image, kernel, result = (ir.RankedTensorType(value.type).shape for value in (*op.operands, *op.results))
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])

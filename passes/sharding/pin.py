@@ -80,26 +80,26 @@ class PinShardings(PlanningPass):
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Writes the constraints onto `module`."""
-        said = self.said()
-        if said.constraints or said.roles:
-            self.write(module, said, remarks)
-        write_scopes(module, said.scopes, self.name, remarks)
+        requested = self.requested()
+        if requested.constraints or requested.roles:
+            self.write(module, requested, remarks)
+        write_scopes(module, requested.scopes, self.name, remarks)
 
-    def write(self, module: ir.Operation, said: Constraints, remarks: Remarks) -> None:
+    def write(self, module: ir.Operation, requested: Constraints, remarks: Remarks) -> None:
         """Writes what is said of tensors and axes."""
         target = self.target(module, remarks)
-        _check_axes(said, target)
+        _check_axes(requested, target)
         entry_function(module, remarks.file)
         write_mesh(module, target)
-        _Boundary(module, target, remarks).write(said.constraints)
-        places = [one for one in said.constraints if one.pattern.startswith(_PLACE)]
-        if places or said.roles:
+        _Boundary(module, target, remarks).write(requested.constraints)
+        places = [one for one in requested.constraints if one.pattern.startswith(_PLACE)]
+        if places or requested.roles:
             with with_rules(module):
                 program = self.read(module, target, remarks)
                 _write_ops(program, places, target, remarks)
-                _write_roles(module, program, said.roles, remarks)
+                _write_roles(module, program, requested.roles, remarks)
 
-    def said(self) -> Constraints:
+    def requested(self) -> Constraints:
         """Returns what all options say."""
         file = read_constraints(self.constraints) if self.constraints else Constraints()
         own: list[Constraint] = [*map(parse_pin, _each(self.pin)), *map(parse_forbid, _each(self.forbid))]
@@ -111,16 +111,16 @@ def _each(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def _check_axes(said: Constraints, target: Target) -> None:
-    used = [(axis, one.said) for one in said.constraints for axis in _axes_of(one)] + [
-        (role.axis, role.said) for role in said.roles
+def _check_axes(requested: Constraints, target: Target) -> None:
+    used = [(axis, one.said) for one in requested.constraints for axis in _axes_of(one)] + [
+        (role.axis, role.said) for role in requested.roles
     ]
     for axis, words in used:
         if axis not in target.names:
             what = f'{words}: the mesh has no axis "{axis}"; it is {target.mesh}'
             raise RhinoError("RHI-PIN-002", what, fix=f"name one of {', '.join(target.names)}, or say --mesh")
     known: dict[str, AxisRole] = {}
-    for role in said.roles:
+    for role in requested.roles:
         if known.setdefault(role.axis, role).role != role.role:
             what = f"{role.said} contradicts {known[role.axis].said}"
             raise RhinoError("RHI-SHARD-001", what, fix="leave one out: an axis has one role")

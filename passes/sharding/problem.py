@@ -18,7 +18,7 @@ from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.program.named_tensors import said_words
 from rhino.ir.program.program import Program, is_ruled, read_program
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.sharding.scopes import cannot_run, held, scope_meshes, scoped_graph
+from rhino.passes.sharding.scopes import cannot_run, limit_notes, scope_meshes, scoped_graph
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, NoChoiceError
@@ -96,15 +96,15 @@ class PlanningPass(Pass):
         """Returns what to plan for; the module's own mesh must agree with the one asked for."""
         cluster = self.load(remarks)
         present = module_mesh(module)
-        asked = parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
-        if present is not None and asked is not None and asked.shape != present[1].shape:
+        requested = parse_mesh(self.mesh) if self.mesh and self.mesh != AUTO else None
+        if present is not None and requested is not None and requested.shape != present[1].shape:
             raise RhinoError(
                 "RHI-MESH-002",
-                f"the module has mesh @{present[0]} ({present[1]}), and {asked} was asked for",
+                f"the module has mesh @{present[0]} ({present[1]}), and {requested} was asked for",
                 Place(remarks.file),
                 fix="leave the mesh out, or remove the module's shardings first",
             )
-        name, mesh = present or (MESH_NAME, asked or default_mesh(cluster))
+        name, mesh = present or (MESH_NAME, requested or default_mesh(cluster))
         return _target(cluster, name, mesh)
 
     def read(self, module: ir.Operation, target: Target, remarks: Remarks) -> Program:
@@ -142,10 +142,10 @@ def write_mesh(module: ir.Operation, target: Target) -> None:
         mesh.clone(ip=ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0]))
 
 
-def to_fit(said: str = "") -> str:
-    """Returns what to do where no plan fits; `said` is what may be why, of the user's words."""
+def to_fit(cause: str = "") -> str:
+    """Returns what to do where no plan fits; `cause` is what may be why, of the user's words."""
     room = "raise --budget, use more devices, or a smaller batch"
-    return f"{room}, or take back {said}" if said else room
+    return f"{room}, or take back {cause}" if cause else room
 
 
 def build_choice(program: Program, target: Target) -> Choice:
@@ -168,10 +168,10 @@ def begin_choice(program: Program, target: Target) -> Choice:
     except ContradictionError as contradiction:
         value = contradiction.value
         graph = program.graph
-        said = [*(f"{words} says so" for words in _said(program, value)), *held(program, scoped, value)]
+        notes = [*(f"{words} says so" for words in _user_words(program, value)), *limit_notes(program, scoped, value)]
         if contradiction.by_role:
             roles = ", ".join(f"{name}={role}" for name, role in zip(target.names, graph.roles, strict=True) if role)
-            said.append(
+            notes.append(
                 f"axis-role {roles} leaves none of these: its dims of the batch are "
                 f"{_listed(Roles(graph).batch_dims(value))}"
             )
@@ -188,7 +188,7 @@ def begin_choice(program: Program, target: Target) -> Choice:
         place = place_of(program.ops[op].location, program.file) if op >= 0 else Place(program.file)
         why = (
             "cannot be reached from how its op can run"
-            if op >= 0 and limits and not said
+            if op >= 0 and limits and not notes
             else "contradicts what else is said of it"
         )
         raise RhinoError(
@@ -197,13 +197,13 @@ def begin_choice(program: Program, target: Target) -> Choice:
             place,
             (
                 f"it allows {limits or 'nothing'} (R: whole on every device, P: partial sums, S0: split along dim 0)",
-                *said,
+                *notes,
             ),
             "leave the sharding open, or choose a dim that the op can split",
         ) from None
 
 
-def _said(program: Program, value: int) -> list[str]:
+def _user_words(program: Program, value: int) -> list[str]:
     """Returns the user's words about a value, and about the results that it is."""
     op = int(program.graph.value_op[value])
     attributes = [boundary_attributes(program.entry, "arg")[value] if op < 0 else program.ops[op].attributes]

@@ -36,9 +36,9 @@ from rhino.strategies.choice.scopes import (
     mesh_for,
     op_choices,
     possible_counts,
-    read_whole,
     stored_entries,
     take_axes,
+    unbatched_arguments,
 )
 from rhino.strategies.microbatch.batch_dims import batch_roles
 from rhino.strategies.structure.axis_roles import Roles
@@ -71,15 +71,15 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
         paths[path] = None
         found = _around(path, scopes)
         if found:
-            op.attributes[SCOPES] = _texts(str(way) for way, _ in found)
-            op.attributes[SAID] = _texts(dict.fromkeys([*said_words(op.attributes), *(said for _, said in found)]))
-            for _, said in found:
-                count[said] = count.get(said, 0) + 1
+            op.attributes[SCOPES] = _texts(str(sharing) for sharing, _ in found)
+            op.attributes[SAID] = _texts(dict.fromkeys([*said_words(op.attributes), *(words for _, words in found)]))
+            for _, words in found:
+                count[words] = count.get(words, 0) + 1
     for one in scopes:
         if not count[one.said]:
             raise _finds_nothing(one, paths, remarks.file)
-    for said, number in count.items():
-        remarks.add(name, Place(remarks.file), f"{said} speaks of {number} ops")
+    for words, number in count.items():
+        remarks.add(name, Place(remarks.file), f"{words} speaks of {number} ops")
 
 
 def scopes_text(module: ir.Operation) -> str:
@@ -89,10 +89,11 @@ def scopes_text(module: ir.Operation) -> str:
     """
     if not names_scopes(module):
         return ""
-    ways = (
-        (number, tuple(way for _, way in _named_on(scope_path(op.location)))) for number, op in enumerate(walk(module))
+    sharings = (
+        (number, tuple(sharing for _, sharing in _named_on(scope_path(op.location))))
+        for number, op in enumerate(walk(module))
     )
-    return "".join(f"{number} {_listed(found)}\n" for number, found in ways if found)
+    return "".join(f"{number} {_listed(found)}\n" for number, found in sharings if found)
 
 
 def scope_meshes(module: ir.Operation, num_devices: int) -> tuple[Mesh, ...]:
@@ -131,18 +132,20 @@ def scoped_graph(program: Program, mesh: Mesh) -> Scoped:
     first = {chain: op for op, chain in reversed(chains.items())}
     axes_of = {chain: _axes(program, mesh, chain, op) for chain, op in sorted(first.items(), key=lambda item: item[1])}
     kinds = {
-        chain: {axis: way.kind for way, axes in zip(chain, taken, strict=True) for axis in axes}
+        chain: {axis: sharing.kind for sharing, axes in zip(chain, taken, strict=True) for axis in axes}
         for chain, taken in axes_of.items()
     }
     roles = batch_roles(Roles(graph), condition_reads(program))
     choices = {
         op: op_choices(graph.cls(op), kinds[chain], roles.batch_factors(op), mesh.shape) for op, chain in chains.items()
     }
-    for way in dict.fromkeys(way for chain in chains.values() for way in chain if way.kind in kinds[chain].values()):
-        _check_shared(program, roles, way, {op: choices[op] for op, chain in chains.items() if way in chain})
+    for sharing in dict.fromkeys(
+        sharing for chain in chains.values() for sharing in chain if sharing.kind in kinds[chain].values()
+    ):
+        _check_shared(program, roles, sharing, {op: choices[op] for op, chain in chains.items() if sharing in chain})
     limits = _Limits(graph, mesh)
     for axis in range(len(mesh.axes)):
-        read = read_whole(roles, [op for op, chain in chains.items() if kinds[chain].get(axis) == REPLICATE])
+        read = unbatched_arguments(roles, [op for op, chain in chains.items() if kinds[chain].get(axis) == REPLICATE])
         for value, op in read.items():
             limits.add(value, op, axis, frozenset({REPLICATED}))
         for op, chain in chains.items():
@@ -169,7 +172,7 @@ class _Limits:
         self.by.setdefault(value, op)
 
 
-def held(program: Program, scoped: Scoped, value: int) -> tuple[str, ...]:
+def limit_notes(program: Program, scoped: Scoped, value: int) -> tuple[str, ...]:
     """Returns why scopes limit how a value is stored, in a line if they do."""
     if value not in scoped.by:
         return ()
@@ -211,11 +214,15 @@ def _ops(block: ir.Block) -> Iterator[ir.Operation]:
 
 def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[Way, str]]:
     """Returns the scopes that lie on a path, outermost first, each with the words that it comes from."""
-    found = [(path.index(name), way, f"rhino.{way}") for name, way in _named_on(path)]
-    named = [way for _, way, _ in found]
-    asked = [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
-    found += [one for number, one in enumerate(asked) if one[1] not in [*named, *(way for _, way, _ in asked[:number])]]
-    return [(way, said) for _, way, said in sorted(found, key=lambda one: one[0])]
+    found = [(path.index(name), sharing, f"rhino.{sharing}") for name, sharing in _named_on(path)]
+    named = [sharing for _, sharing, _ in found]
+    requested = [(depth - 1, one.way, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None]
+    found += [
+        one
+        for number, one in enumerate(requested)
+        if one[1] not in [*named, *(sharing for _, sharing, _ in requested[:number])]
+    ]
+    return [(sharing, words) for _, sharing, words in sorted(found, key=lambda one: one[0])]
 
 
 def _named_on(path: tuple[str, ...]) -> list[tuple[str, Way]]:
@@ -223,7 +230,7 @@ def _named_on(path: tuple[str, ...]) -> list[tuple[str, Way]]:
 
     A name counts once: JAX may repeat it where it computes something again.
     """
-    return [(name, way) for name in dict.fromkeys(path) if (way := way_of_name(name))]
+    return [(name, sharing) for name in dict.fromkeys(path) if (sharing := way_of_name(name))]
 
 
 def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> RhinoError:
@@ -239,27 +246,27 @@ def _texts(words: Iterable[str]) -> ir.Attribute:
 
 def _chain(op: ir.Operation) -> Chain:
     texts = [ir.StringAttr(one).value for one in ir.ArrayAttr(op.attributes[SCOPES])]
-    ways = [way for text in texts if (way := parse_way(text))]
-    if len(ways) != len(texts):
+    sharings = [sharing for text in texts if (sharing := parse_way(text))]
+    if len(sharings) != len(texts):
         what = f"{SCOPES} of '{op.name}' says {op.attributes[SCOPES]}"
         raise RhinoError(
             "RHI-SHARD-001", what, place_of(op.location), fix='write it as ["replicate(2)", "split"], outermost first'
         )
-    return tuple(ways)
+    return tuple(sharings)
 
 
 def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ...]:
     """Returns the axes of each scope of a chain, which is around `op`."""
     roles = program.graph.roles
-    barred = [frozenset(axis for axis, role in enumerate(roles) if role == _UNFIT[way.kind]) for way in chain]
+    barred = [frozenset(axis for axis, role in enumerate(roles) if role == _UNFIT[sharing.kind]) for sharing in chain]
     found = take_axes(mesh.shape, chain, barred)
     if found is not None:
         return found
     place, none = place_of(program.ops[op].location, program.file), [frozenset[int]()]
-    for way in chain:
-        if take_axes(mesh.shape, [way], none) is None:
+    for sharing in chain:
+        if take_axes(mesh.shape, [sharing], none) is None:
             counts = ", ".join(map(str, possible_counts(mesh.shape)))
-            what = f"{way} around {_words(program, op)}: no axes of the mesh {mesh} have {way.num} devices"
+            what = f"{sharing} around {_words(program, op)}: no axes of the mesh {mesh} have {sharing.num} devices"
             fix = f"say one of these, or name a mesh with such axes{_as_mesh(chain, mesh)}"
             raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
     notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
@@ -283,21 +290,21 @@ def _as_mesh(chain: Chain, mesh: Mesh) -> str:
     return f", as {'x'.join(map(str, shape))}" if shape is not None else ""
 
 
-def _check_shared(program: Program, roles: Roles, way: Way, within: Mapping[int, Choices]) -> None:
+def _check_shared(program: Program, roles: Roles, sharing: Way, within: Mapping[int, Choices]) -> None:
     """Refuses a scope that has nothing to share; `within` are its ops, with what they may do."""
     first, arguments, why = next(iter(within)), program.graph.arguments, tuple[str, ...]()
-    if way.kind == SPLIT and not any(
+    if sharing.kind == SPLIT and not any(
         is_product(program.graph.cls(op)) and any(choices) for op, choices in within.items()
     ):
         what = "has no product in it that has another dim than the batch: nothing is there to be split"
-    elif way.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
+    elif sharing.kind == REPLICATE and not any(roles.batch_factors(op) for op in within):
         batch = [f'dim {dim} of "{one.name}"' for n, one in enumerate(arguments) for dim in sorted(roles.batch_dims(n))]
         what = "has nothing in it with a dim of the batch"
         why = (f"of the batch are {', '.join(batch[:_SHOWN]) or 'no dims that were found'}",)
     else:
         return
     place, fix = place_of(program.ops[first].location, program.file), "see docs/constraints.md for what a scope asks"
-    raise RhinoError("RHI-PIN-002", f"{way} around {_words(program, first)} {what}", place, why, fix)
+    raise RhinoError("RHI-PIN-002", f"{sharing} around {_words(program, first)} {what}", place, why, fix)
 
 
 def _words(program: Program, op: int) -> str:

@@ -73,16 +73,16 @@ def team_of(ranks: Sequence[RankDevices]) -> Team | None:
                 "process can hold"
             )
             raise RhinoError("RHI-RUN-004", what, notes=(f"its devices are {where}",), fix=fix)
-    held = [
+    ranks_of = [
         tuple(rank.rank for rank, (one,) in zip(ranks, holders, strict=True) if one == process)
         for process in range(jax.process_count())
     ]
-    if not all(held):
-        what = f"process {held.index(())} holds none of {len(ranks)} ranks"
+    if not all(ranks_of):
+        what = f"process {ranks_of.index(())} holds none of {len(ranks)} ranks"
         raise RhinoError(
             "RHI-RUN-004", what, fix="give each process a rank: plan for as many stages as processes, or more"
         )
-    return Team(tuple(held))
+    return Team(tuple(ranks_of))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +127,7 @@ def meet(heartbeat_s: int = DEFAULT_HEARTBEAT_S) -> Meeting:
     if not _met:
         team, process, host = Team(((),) * jax.process_count()), jax.process_index(), own_host()
         service, address = start_service(len(team.ranks), heartbeat_s, host) if process == 0 else (None, "")
-        job = join(_said_by_first(address), process, team, heartbeat_s=heartbeat_s, host=host)
+        job = join(_from_first(address), process, team, heartbeat_s=heartbeat_s, host=host)
         _met.append(Meeting(job, service, SocketTransport(job, ())))
         atexit.register(_met[0].leave)  # before JAX leaves its job, which it registered before
     return _met[0]
@@ -146,7 +146,7 @@ def own_host() -> str:
         return str(probe.getsockname()[0])
 
 
-def _said_by_first(text: str) -> str:
+def _from_first(text: str) -> str:
     """Returns what the first process says, in every process."""
-    said = np.frombuffer(text.encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(said))).rstrip(b"\0").decode()
+    encoded = np.frombuffer(text.encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(encoded))).rstrip(b"\0").decode()

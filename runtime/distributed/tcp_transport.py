@@ -129,9 +129,9 @@ class StreamTransport:
         with connection, contextlib.suppress(OSError, jax.errors.JaxRuntimeError):  # the reader tells what that means
             while (one := outbox.get()) is not None:
                 uid, parts = one
-                held = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
-                connection.sendall(_HEAD.pack(uid, sum(part.nbytes for part in held)))
-                for part in held:
+                buffers = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
+                connection.sendall(_HEAD.pack(uid, sum(part.nbytes for part in buffers)))
+                for part in buffers:
                     connection.sendall(part.data)
 
     def _accept(self) -> None:

@@ -121,10 +121,10 @@ class Watchdog:
                 return
             for process in range(len(self._job.team.ranks)):
                 if process != self._job.process:
-                    lines += self._ask(self._job, process)
+                    lines += self._report_of(self._job, process)
         self._leave(RhinoError("RHI-RUN-008", f"nothing has moved for {self._limit_s:.0f} s", notes=tuple(lines)))
 
-    def _ask(self, job: ProcessJob, process: int) -> list[str]:
+    def _report_of(self, job: ProcessJob, process: int) -> list[str]:
         try:
             return job.lookup(f"report/{process}", _REPORT_LIMIT_S).splitlines()
         except RhinoError:
@@ -135,10 +135,12 @@ class Watchdog:
         assert self._job is not None
         lines = self._report(ends)
         self._job.publish(f"report/{self._job.process}", "\n".join(lines))
-        asked = int(self._job.lookup(_STALL))
+        caller = int(self._job.lookup(_STALL))
         self._closed.wait(2 * _REPORT_LIMIT_S)
         self._leave(
-            RhinoError("RHI-RUN-008", f"nothing has moved, as {self._job.team.name(asked)} reports", notes=tuple(lines))
+            RhinoError(
+                "RHI-RUN-008", f"nothing has moved, as {self._job.team.name(caller)} reports", notes=tuple(lines)
+            )
         )
 
 

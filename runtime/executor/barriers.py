@@ -23,7 +23,7 @@ from rhino.ir.program.identity import make_constant
 
 _MANUAL: Final = "sdy.manual_computation"
 
-_EQUAL, _UNEQUAL = (f"#stablehlo<comparison_direction {way}>" for way in ("EQ", "NE"))
+_EQUAL, _UNEQUAL = (f"#stablehlo<comparison_direction {direction}>" for direction in ("EQ", "NE"))
 
 
 def order_by_barriers(module: ir.Module, num_devices: int) -> ir.Module:
@@ -66,8 +66,8 @@ def _write_out(barrier: ir.Operation) -> None:
             stablehlo.ReturnOp(
                 [_count(kind) if number == counted else make_constant(kind, 0) for number, kind in enumerate(kinds)]
             )
-    for result, held in zip(barrier.results, choice.results, strict=True):
-        result.replace_all_uses_with(held)
+    for result, chosen in zip(barrier.results, choice.results, strict=True):
+        result.replace_all_uses_with(chosen)
     barrier.erase()
 
 
@@ -100,6 +100,8 @@ def _truth(value: ir.Value[Any]) -> ir.Value[Any]:
         value = stablehlo.ReshapeOp(ir.RankedTensorType.get([], kind.element_type), corner).result
     if kind.element_type != f32:  # of integers XLA knows that they equal themselves
         value = stablehlo.ConvertOp(ir.RankedTensorType.get([], f32), value).result
-    ways = [stablehlo.CompareOp(value, value, ir.Attribute.parse(way)).result for way in (_EQUAL, _UNEQUAL)]
-    truth: ir.Value[Any] = stablehlo.OrOp(*ways).result
+    comparisons = [
+        stablehlo.CompareOp(value, value, ir.Attribute.parse(direction)).result for direction in (_EQUAL, _UNEQUAL)
+    ]
+    truth: ir.Value[Any] = stablehlo.OrOp(*comparisons).result
     return truth

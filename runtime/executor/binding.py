@@ -225,7 +225,7 @@ class Binder:
         launch, handlers, take, outputs = (
             program.executable.launch,
             list(program.handlers),
-            _taker(one.inputs),
+            _picker(one.inputs),
             one.outputs,
         )
         gone = tuple(one.inputs[source] for source, _ in self.step.programs[one.program].donated)
@@ -286,13 +286,13 @@ class Binder:
         return action
 
 
-def _taker(slots: tuple[int, ...]) -> Take:
+def _picker(slots: tuple[int, ...]) -> Take:
     """What picks the arrays of some slots."""
     match slots:
         case ():
             return lambda _: ()
         case (slot,):
-            return lambda held: (held[slot],)
+            return lambda arrays: (arrays[slot],)
         case _:
             return itemgetter(*slots)
 

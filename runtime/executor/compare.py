@@ -95,13 +95,13 @@ def coarsest_tolerance(module: ir.Module) -> float:
 
     Results of wider types are no better.
     """
-    held = {
+    present = {
         str(ir.ShapedType(result.type).element_type)
         for op in walk(module.operation)
         for result in op.results
         if _is_tensor(result)
     }
-    return next((TOLERANCES[name] for element, name in _ELEMENTS.items() if element in held), TOLERANCES["float64"])
+    return next((TOLERANCES[name] for element, name in _ELEMENTS.items() if element in present), TOLERANCES["float64"])
 
 
 def _is_tensor(value: ir.Value[ir.Type]) -> bool:

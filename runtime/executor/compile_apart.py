@@ -41,29 +41,29 @@ def compiling_apart(module: ir.Module, num_devices: int) -> Iterator[Callable[[]
         What waits for the compiled module and returns it as HLO text; raises RHI-RUN-001 where XLA refuses the module
         or ends the process.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as made, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as made, tempfile.TemporaryFile() as errors:
         given.write(bytecode(module))
         given.seek(0)
         command = [sys.executable, "-c", _COMMAND, str(num_devices)]
         with subprocess.Popen(
-            command, stdin=given, stdout=made, stderr=said, env={**os.environ, **_NO_HOARD}
+            command, stdin=given, stdout=made, stderr=errors, env={**os.environ, **_NO_HOARD}
         ) as process:
             try:
-                yield lambda: _awaited(process, made, said, num_devices)
+                yield lambda: _awaited(process, made, errors, num_devices)
             finally:
                 process.kill()
 
 
-def _awaited(process: subprocess.Popen[bytes], made: IO[bytes], said: IO[bytes], num_devices: int) -> str:
+def _awaited(process: subprocess.Popen[bytes], made: IO[bytes], errors: IO[bytes], num_devices: int) -> str:
     code = process.wait()
     made.seek(0)
-    said.seek(0)
+    errors.seek(0)
     output = made.read().decode()
     if code == ExitCode.OK:
         return output
     if code == ExitCode.BAD_INPUT and output:  # Python's own way out with this code leaves nothing there
         raise RhinoError("RHI-RUN-001", output)
-    check = _CHECK.search(said.read().decode(errors="replace"))
+    check = _CHECK.search(errors.read().decode(errors="replace"))
     why = check[0].strip() if check else f"code {code}"
     raise RhinoError(
         "RHI-RUN-001", f"XLA does not compile the module for {num_devices} devices: it ends the process ({why})"

@@ -20,8 +20,8 @@ def request_host_devices(num_devices: int, environ: MutableMapping[str, str]) ->
     so).
     """
     flags = environ.get("XLA_FLAGS", "")
-    asked = re.findall(rf"{_FLAG}=(\d+)", flags)
-    if not asked or int(asked[-1]) < num_devices:
+    requested = re.findall(rf"{_FLAG}=(\d+)", flags)
+    if not requested or int(requested[-1]) < num_devices:
         environ["XLA_FLAGS"] = f"{flags} {_FLAG}={num_devices}".strip()
     if not environ.get("JAX_PLATFORMS"):
         environ["JAX_PLATFORMS"] = "cpu"

@@ -94,8 +94,8 @@ class Executable:
         expected = self.signature.arguments[index]
         if tuple(value.shape) != expected.shape or value.dtype != expected.dtype:
             raise _bad_argument(expected, f"{value.dtype}{list(value.shape)}", str(expected))
-        held = value if expected.stored == expected.shape else _to_stored(expected, np.asarray(value))
-        return self.move(index, held)
+        stored = value if expected.stored == expected.shape else _to_stored(expected, np.asarray(value))
+        return self.move(index, stored)
 
     def move(self, index: int, value: Host | jax.Array) -> jax.Array:
         """Returns `value`, of the stored shape of argument `index`, laid out on the devices as the program wants it."""

@@ -106,18 +106,18 @@ class Executor:
         self.ranks = tuple(sorted(devices))
         self.instructions = project(step, self.ranks)
         self.transport = transport
-        held = {rank: RankDevices(rank, step.mesh, devices[rank]) for rank in self.ranks}
+        rank_devices = {rank: RankDevices(rank, step.mesh, devices[rank]) for rank in self.ranks}
         runs = [(one.program, rank_of(step, one)) for one in self.instructions if isinstance(one, Run)]
         pairs = list(dict.fromkeys(runs))
         compiled = compile_programs(
-            [(step.programs[program], held[rank]) for program, rank in pairs], modules, cache or CompileCache()
+            [(step.programs[program], rank_devices[rank]) for program, rank in pairs], modules, cache or CompileCache()
         )
         self.programs = dict(zip(pairs, compiled, strict=True))
         self._targets = [
             Target(
                 one.argument,
                 step.slots[one.target].layout,
-                held[step.slots[one.target].rank].sharding(step.slots[one.target].layout.dims),
+                rank_devices[step.slots[one.target].rank].sharding(step.slots[one.target].layout.dims),
             )
             for one in self.instructions
             if isinstance(one, Feed)
@@ -125,15 +125,15 @@ class Executor:
         self._num_results = num_results
         self._empty = [None] * len(step.slots)
         for slot, number in step.constants:
-            if step.slots[slot].rank in held:
-                self._empty[slot] = _constant(number, step.slots[slot].layout, held[step.slots[slot].rank])
+            if step.slots[slot].rank in rank_devices:
+                self._empty[slot] = _constant(number, step.slots[slot].layout, rank_devices[step.slots[slot].rank])
         self.memory = Memory(list(self._empty), [], [], [None] * len(self.instructions))
         queue_of = {
             rank: number if threads and step.mesh.num_devices == 1 else 0 for number, rank in enumerate(self.ranks)
         }
         if recorder is not None:
             recorder.attach(step, self.instructions)
-        binder = Binder(step, held, self.programs, queue_of, transport, self.memory, recorder)
+        binder = Binder(step, rank_devices, self.programs, queue_of, transport, self.memory, recorder)
         self._checked, self._fast = (binder.bind(self._numbered(), checked=checked) for checked in (True, False))
         self._threads = DispatchThreads(len(self._fast[0]), self.memory)
         self._num_steps = 0
@@ -274,7 +274,7 @@ class Executor:
         seen: set[int] = set()
         for target in self._targets:
             value = _checked_argument(target, arguments)
-            if isinstance(value, jax.Array) and id(value) not in seen and _lies(value, target):
+            if isinstance(value, jax.Array) and id(value) not in seen and _is_placed(value, target):
                 seen.add(id(value))
                 placed.append(value)
             else:
@@ -298,14 +298,14 @@ def devices_of_ranks(
     Raises:
         RhinoError: RHI-RUN-004 where there are too few.
     """
-    held = range(step.num_ranks) if ranks is None else ranks
+    chosen = range(step.num_ranks) if ranks is None else ranks
     size = step.mesh.num_devices
-    if len(devices) < size * len(held):
+    if len(devices) < size * len(chosen):
         raise RhinoError(
             "RHI-RUN-004",
-            f"{len(held)} ranks with a mesh of {step.mesh} need {size * len(held)} devices, not {len(devices)}",
+            f"{len(chosen)} ranks with a mesh of {step.mesh} need {size * len(chosen)} devices, not {len(devices)}",
         )
-    return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(held)}
+    return {rank: tuple(devices[size * i : size * (i + 1)]) for i, rank in enumerate(chosen)}
 
 
 def describe(step: Step, one: Local) -> str:
@@ -354,5 +354,5 @@ def _checked_argument(target: Target, arguments: Sequence[Argument]) -> Host | j
     return value
 
 
-def _lies(value: jax.Array, target: Target) -> bool:
+def _is_placed(value: jax.Array, target: Target) -> bool:
     return value.sharding is target.sharding or same_placement(value.sharding, target.sharding, value.ndim)

@@ -153,8 +153,8 @@ class Recorder:
                 spans.append(Span(rank, one.task, start_s, end_s))
             elif isinstance(one, Copy | Receive):
                 arrived[one.target] = end_s
-                giver = one.peer if isinstance(one, Receive) else self._step.slots[one.source].rank
-                moves.append(TransferSpan(one.uid, giver, self._rank(one), record.start_s, end_s))
+                source = one.peer if isinstance(one, Receive) else self._step.slots[one.source].rank
+                moves.append(TransferSpan(one.uid, source, self._rank(one), record.start_s, end_s))
         return spans, moves
 
     def _rank(self, one: Local) -> int:
@@ -184,7 +184,8 @@ def timeline_events(group: str, spans: Iterable[Span], moves: Iterable[TransferS
     """Returns a timeline as events of two groups: what runs, `MEASURED` or `SIMULATED`, and what is moved."""
     runs = [_event(group, span.rank, str(span.task), span.start_s, span.end_s, step) for span in spans]
     return runs + [
-        _event(f"{group}, moved", move.taker, f"transfer {move.uid}", move.start_s, move.end_s, step) for move in moves
+        _event(f"{group}, moved", move.target_rank, f"transfer {move.uid}", move.start_s, move.end_s, step)
+        for move in moves
     ]
 
 
@@ -225,5 +226,8 @@ def _from_zero(num_ranks: int, spans: Sequence[Span], moves: Sequence[TransferSp
     return Timeline(
         num_ranks,
         tuple(Span(one.rank, one.task, one.start_s - first, one.end_s - first) for one in spans),
-        tuple(TransferSpan(one.uid, one.giver, one.taker, one.start_s - first, one.end_s - first) for one in moves),
+        tuple(
+            TransferSpan(one.uid, one.source_rank, one.target_rank, one.start_s - first, one.end_s - first)
+            for one in moves
+        ),
     )

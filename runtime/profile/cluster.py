@@ -53,7 +53,7 @@ class _Maker:
     def fit(self, group: str, inner: int = 1) -> Fit:
         return fit_line([(one.work, one.seconds) for one in self.of(group, inner)])
 
-    def said(self, what: str, fit: Fit | None = None, spread: float | None = None) -> str:
+    def source_of(self, what: str, fit: Fit | None = None, spread: float | None = None) -> str:
         """The source of a figure: when and where it was measured, on what, and how sure it is."""
         origin, count = self.origin, len(self.devices)
         sure = f": {fit.text}" if fit else f": timings spread by {spread:.0%}" if spread is not None else ""
@@ -86,24 +86,26 @@ class _Maker:
             sources=(
                 ("hbm_bytes", memory_sources[0]),
                 ("usable_hbm_fraction", memory_sources[1]),
-                ("hbm_bytes_per_s", self.said("sums, transposes and reductions, bytes read plus written", memory)),
+                ("hbm_bytes_per_s", self.source_of("sums, transposes and reductions, bytes read plus written", memory)),
                 ("matmul_efficiency", _RATE),
                 (
                     "memory_efficiency",
-                    self.said("the training step of a net of norms, by what its kernels move, over that rate", step),
+                    self.source_of(
+                        "the training step of a net of norms, by what its kernels move, over that rate", step
+                    ),
                 ),
-                ("launch_s", self.said("a program of one array", spread=few.spread)),
+                ("launch_s", self.source_of("a program of one array", spread=few.spread)),
                 (
                     "array_s",
-                    self.said(
+                    self.source_of(
                         f"a program of {many.work / 2:.0f} arrays against it, arguments and results", spread=many.spread
                     ),
                 ),
-                ("op_s", self.said("the training step of a net of small layers, by kernel", spread=op.spread)),
-                ("vector_per_s", self.said("multiplications and additions in one kernel", vector)),
-                ("costly_per_s", self.said("exp, log, tanh, rsqrt and division in one kernel", costly)),
+                ("op_s", self.source_of("the training step of a net of small layers, by kernel", spread=op.spread)),
+                ("vector_per_s", self.source_of("multiplications and additions in one kernel", vector)),
+                ("costly_per_s", self.source_of("exp, log, tanh, rsqrt and division in one kernel", costly)),
                 *(
-                    (f"flops_per_s.{key}", self.said("products of matrices, alone and in batches", fit))
+                    (f"flops_per_s.{key}", self.source_of("products of matrices, alone and in batches", fit))
                     for key, fit in rates
                 ),
             ),
@@ -118,19 +120,19 @@ class _Maker:
             for key in FLOPS_KEYS:
                 if found := self.of(f"{group} {key}"):
                     worst = max(one.spread for one in found)
-                    yield Operator(op, key, _rising(found), self.said("forward and both gradients", spread=worst))
+                    yield Operator(op, key, _rising(found), self.source_of("forward and both gradients", spread=worst))
 
     def level(self) -> Level:
         count = len(self.devices)
         groups = [inner for inner in range(2, count + 1) if count % inner == 0]
         fits = {(kind, inner): self.fit(kind, inner) for kind in KINDS for inner in groups}
         sources = [
-            (f"collectives.{kind}.{inner}", self.said(f"all groups of {inner} at once", fit))
+            (f"collectives.{kind}.{inner}", self.source_of(f"all groups of {inner} at once", fit))
             for (kind, inner), fit in fits.items()
         ]
         transfer = self.fit("transfer", 2) if count > 1 else None
         if transfer:
-            sources.append(("transfer", self.said("arrays from each device to one", transfer)))
+            sources.append(("transfer", self.source_of("arrays from each device to one", transfer)))
         step, source = self.ring_step(fits[KINDS[0], count]) if count > 1 else self.alone()
         return Level(
             name="shared memory" if self.origin.platform == "cpu" else "links",
@@ -153,7 +155,7 @@ class _Maker:
         """
         steps = 2 * (len(self.devices) - 1)
         line = Line(fit.line.fixed_s / steps, fit.line.per_s * steps / len(self.devices))
-        return line, self.said("the all-reduce over all devices, taken as a ring", fit)
+        return line, self.source_of("the all-reduce over all devices, taken as a ring", fit)
 
     def alone(self) -> tuple[Line, str]:
         (op,) = self.of("op")

@@ -50,7 +50,7 @@ FORESEEN: Final = 2 * ROUND
 def explore(
     space: Space,
     evaluate: Evaluate,
-    told: Callable[[Explored], None] = lambda _: None,
+    on_round: Callable[[Explored], None] = lambda _: None,
     strategy: str = DEFAULT,
     below_s: float = inf,
     relaxed: Sequence[Outcome] = (),
@@ -59,7 +59,7 @@ def explore(
 ) -> Explored:
     """Returns what became of the shapes of `space`.
 
-    `evaluate` gives the outcomes of a round, and `told` hears of each round.
+    `evaluate` gives the outcomes of a round, and `on_round` hears of each round.
 
     Shapes that are proven not to be below `below_s` are cut off, too, and by the bounds of `relaxed`: what shapes came
     to where less was said of how anything lies; with `made_s` that is the step to beat, whatever is estimated. An
@@ -67,11 +67,11 @@ def explore(
     behind it, which is found out when it is first read.
     """
 
-    def round_of(shapes: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
-        foresee(_foreseen(trials, strategy, set(shapes)))
-        return evaluate(shapes, cutoff_s)
+    def round_of(configs: Sequence[PlanConfig], cutoff_s: float) -> Iterable[Outcome]:
+        foresee(_foreseen(trials, strategy, set(configs)))
+        return evaluate(configs, cutoff_s)
 
-    trials = Evaluations(space, round_of, told, Explored(below_s, made_s), relaxed)
+    trials = Evaluations(space, round_of, on_round, Explored(below_s, made_s), relaxed)
     try:
         STRATEGIES[strategy].run(trials)
     except SpentError:
@@ -98,7 +98,7 @@ def reopen(
     done: Collection[PlanConfig],
     space: Space,
     evaluate: Evaluate,
-    told: Callable[[Explored], None] = lambda _: None,
+    on_round: Callable[[Explored], None] = lambda _: None,
     strategy: str = DEFAULT,
 ) -> Explored:
     """Runs the search again with `made_s`, the step of the best plan whose programs were made, as the step to beat.
@@ -112,13 +112,13 @@ def reopen(
         if not isinstance(one, CutOff) or one.step_s >= made_s or one.shape in done
     }
 
-    def evaluated(shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        new = [one for one in shapes if one not in known]
+    def evaluated(configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        new = [one for one in configs if one not in known]
         found = {one.shape: one for one in (evaluate(new, cutoff_s) if new else ())}
-        return [known.get(one) or found[one] for one in shapes]
+        return [known.get(one) or found[one] for one in configs]
 
     try:
-        again = explore(space, evaluated, told, strategy, made_s=made_s)
+        again = explore(space, evaluated, on_round, strategy, made_s=made_s)
     except KeyboardInterrupt:
         again = Explored(made_s=made_s, is_complete=False)
     outcomes = {one.shape: one for one in (*explored.outcomes, *again.outcomes)}
@@ -128,7 +128,7 @@ def reopen(
         again,
         outcomes=list(outcomes.values()),
         implied=list(implied.values()),
-        asked_by={**again.asked_by, **explored.asked_by},
+        requested_by={**again.requested_by, **explored.requested_by},
         passed_over=passed_over,
         is_complete=explored.is_complete and again.is_complete,
     )
@@ -143,27 +143,27 @@ class _Guesses:
     """Evaluates shapes for a search that is run again, as `known` or else by `guess`, and notes what is `foreseen`."""
 
     known: Mapping[PlanConfig, Outcome]
-    under_way: Container[PlanConfig]
+    in_progress: Container[PlanConfig]
     guess: Callable[[PlanConfig, float], Outcome]
     foreseen: list[PlanConfig] = field(default_factory=list)
 
-    def __call__(self, shapes: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
-        guessed = [one for one in shapes if one not in self.known]
-        self.foreseen += [one for one in guessed if one not in self.under_way]
+    def __call__(self, configs: Sequence[PlanConfig], cutoff_s: float) -> list[Outcome]:
+        guessed = [one for one in configs if one not in self.known]
+        self.foreseen += [one for one in guessed if one not in self.in_progress]
         if len(self.foreseen) >= FORESEEN or (self.foreseen and cutoff_s == inf):
             raise _EnoughError
-        return [self.known.get(one) or self.guess(one, cutoff_s) for one in shapes]
+        return [self.known.get(one) or self.guess(one, cutoff_s) for one in configs]
 
 
-def _too_slow(shape: PlanConfig, cutoff_s: float) -> Outcome:
-    return CutOff(shape, cutoff_s, cutoff_s, by_memory=False)
+def _too_slow(config: PlanConfig, cutoff_s: float) -> Outcome:
+    return CutOff(config, cutoff_s, cutoff_s, by_memory=False)
 
 
-def _too_large(shape: PlanConfig, _: float) -> Outcome:
-    return Refused(shape, "", by_memory=True)
+def _too_large(config: PlanConfig, _: float) -> Outcome:
+    return Refused(config, "", by_memory=True)
 
 
-def _foreseen(trials: Evaluations, strategy: str, under_way: Collection[PlanConfig]) -> Iterator[PlanConfig]:
+def _foreseen(trials: Evaluations, strategy: str, in_progress: Collection[PlanConfig]) -> Iterator[PlanConfig]:
     """Yields what a search requests next, if nothing that is not known yet is better than the best.
 
     It takes all such shapes for too slow, or all for too large. At the beginning the shapes under way stand for a best
@@ -172,10 +172,10 @@ def _foreseen(trials: Evaluations, strategy: str, under_way: Collection[PlanConf
     known: dict[PlanConfig, Outcome] = {one.shape: one for one in trials.explored.outcomes}
     if not known:
         least_s = trials.space.least_s
-        known = {one: Estimate(one, "", 2 * least_s, least_s, least_s, least_s, least_s, ()) for one in under_way}
+        known = {one: Estimate(one, "", 2 * least_s, least_s, least_s, least_s, least_s, ()) for one in in_progress}
     found: dict[PlanConfig, None] = {}
     for guess in (_too_slow, _too_large):
-        guesses = _Guesses(known, under_way, guess)
+        guesses = _Guesses(known, in_progress, guess)
         again = Evaluations(
             trials.space,
             guesses,

@@ -140,22 +140,22 @@ class _Alleviation:
         )
         return list(order)
 
-    def relieved(self, shape: PlanConfig, resource: Resource | None) -> list[Outcome]:
+    def relieved(self, config: PlanConfig, resource: Resource | None) -> list[Outcome]:
         """Returns what the primitives that relieve a resource lead to, best first."""
         space = self.trials.space
-        found = self.evaluated(self.enlarged(moves(space, shape, resource)))
+        found = self.evaluated(self.enlarged(moves(space, config, resource)))
         fitted = [
             to
             for one in found
             if (binds := bound_by_memory(one)) is not None
             for to in (keep_less if binds else keep_more)(space, one.shape)
-            if to != shape
+            if to != config
         ]
         return sorted(found + self.evaluated(self.enlarged(fitted)), key=_order)
 
-    def evaluated(self, shapes: Iterable[PlanConfig]) -> list[Outcome]:
+    def evaluated(self, configs: Iterable[PlanConfig]) -> list[Outcome]:
         """Returns what those of the shapes come to that were not seen here and may be better than the best."""
-        new = [one for one in dict.fromkeys(shapes) if one not in self.seen and self.may_pay(one)]
+        new = [one for one in dict.fromkeys(configs) if one not in self.seen and self.may_pay(one)]
         found = self.trials.outcomes(new)
         for one in found:
             self.seen[one.shape] = self.unexplored[one.shape] = one
@@ -165,45 +165,45 @@ class _Alleviation:
                 self.failed += 1
         return found
 
-    def enlarged(self, shapes: Iterable[PlanConfig]) -> Iterator[PlanConfig]:
+    def enlarged(self, configs: Iterable[PlanConfig]) -> Iterator[PlanConfig]:
         """Returns the shapes in as many micro-batches as they need to fit.
 
         Shapes for which there are not so many micro-batches are left out.
         """
-        for shape in shapes:
-            least = max((self.trials.space.may_fit_from(one) for one in self.family(shape)), default=0.0)
+        for config in configs:
+            least = max((self.trials.space.may_fit_from(one) for one in self.family(config)), default=0.0)
             numbers = [
-                number for number in self.trials.space.micro_batches if number >= max(least, shape.micro_batches)
+                number for number in self.trials.space.micro_batches if number >= max(least, config.micro_batches)
             ]
             if numbers:
-                yield replace(shape, micro_batches=numbers[0])
+                yield replace(config, micro_batches=numbers[0])
 
-    def may_pay(self, shape: PlanConfig) -> bool:
+    def may_pay(self, config: PlanConfig) -> bool:
         """Returns whether a shape may be better than the best, by its bound and by its family.
 
         Within a family one number of micro-batches is best.
         """
-        if isinstance(self.best, Estimate) and self.bound_s(shape) >= self.best.step_s:
+        if isinstance(self.best, Estimate) and self.bound_s(config) >= self.best.step_s:
             return False
-        number, family = shape.micro_batches, self.family(shape)
+        number, family = config.micro_batches, self.family(config)
         best = min(family, key=_order).shape.micro_batches if family else number
         worse = [one.shape.micro_batches for one in family if one.shape.micro_batches != best]
         return not any(number < other < best or best < other < number for other in worse)
 
-    def bound_s(self, shape: PlanConfig) -> float:
+    def bound_s(self, config: PlanConfig) -> float:
         """Returns what a shape is taken not to fall below.
 
         A bound without regard to memory holds with more micro-batches and with less that is kept, too. Where only
         shapes of more micro-batches were seen, that of the fewest is taken, as `rhino` does for a family.
         """
-        alike = [one for other, one in self.seen.items() if (other.stages, other.mesh) == (shape.stages, shape.mesh)]
-        known = sorted((one.shape.micro_batches, one.free_bound_s) for one in alike if one.shape.keep >= shape.keep)
-        fewer = [bound_s for number, bound_s in known if number <= shape.micro_batches]
+        alike = [one for other, one in self.seen.items() if (other.stages, other.mesh) == (config.stages, config.mesh)]
+        known = sorted((one.shape.micro_batches, one.free_bound_s) for one in alike if one.shape.keep >= config.keep)
+        fewer = [bound_s for number, bound_s in known if number <= config.micro_batches]
         return max(fewer or [bound_s for _, bound_s in known[:1]], default=self.trials.space.least_s)
 
-    def family(self, shape: PlanConfig) -> list[Outcome]:
+    def family(self, config: PlanConfig) -> list[Outcome]:
         """Returns what was seen that differs in micro-batches alone."""
-        return [one for other, one in self.seen.items() if other.family == shape.family]
+        return [one for other, one in self.seen.items() if other.family == config.family]
 
     def tune(self, best: Estimate) -> None:
         """Tries the best configuration's kin, and what lies between the steps that primitives take."""
@@ -223,9 +223,9 @@ class _Alleviation:
                 tried = self.better(best, replace(best.shape, keep=keep))
                 best, edge = (tried, edge) if tried else (best, keep)
 
-    def better(self, best: Estimate, shape: PlanConfig) -> Estimate | None:
+    def better(self, best: Estimate, config: PlanConfig) -> Estimate | None:
         """Returns what a shape comes to, if that is better than the best."""
-        found = self.evaluated([shape])
+        found = self.evaluated([config])
         return next((one for one in found if isinstance(one, Estimate) and one.step_s < best.step_s), None)
 
 

@@ -191,8 +191,8 @@ class Space:
     `meshes` are the meshes of a rank by number of stages; `micro_batches` the numbers of them that searches step in,
     ascending, and `finer` all that there are. `least_s` is the time of the step's arithmetic on all devices at their
     full rate, `most` how many shapes a strategy has evaluated at most, `budget_bytes` what a device may hold. If the
-    whole step was divided evenly among all devices, each would hold `held_bytes` throughout and `passing_bytes` more at
-    its peak. `has_kin` says that ranks may have other meshes than those, too.
+    whole step was divided evenly among all devices, each would hold `resident_bytes` throughout and `passing_bytes`
+    more at its peak. `has_kin` says that ranks may have other meshes than those, too.
     """
 
     meshes: dict[int, tuple[tuple[int, ...], ...]]
@@ -202,16 +202,16 @@ class Space:
     most: int = MOST
     budget_bytes: float = inf
     finer: tuple[int, ...] = ()
-    held_bytes: float = 0.0
+    resident_bytes: float = 0.0
     passing_bytes: float = 0.0
     has_kin: bool = False
 
-    def kin(self, shape: PlanConfig) -> list[PlanConfig]:
+    def kin(self, config: PlanConfig) -> list[PlanConfig]:
         """Returns the shapes with a rank's devices in one row, or its axes in reverse order; none unless `has_kin`."""
         if not self.has_kin:
             return []
-        meshes = dict.fromkeys([(prod(shape.mesh),), shape.mesh[::-1]])
-        return [replace(shape, mesh=mesh) for mesh in meshes if mesh != shape.mesh]
+        meshes = dict.fromkeys([(prod(config.mesh),), config.mesh[::-1]])
+        return [replace(config, mesh=mesh) for mesh in meshes if mesh != config.mesh]
 
     def seed(self, stages: int, keep: float = 1.0) -> int:
         """Returns the place of the number of micro-batches to begin with."""
@@ -226,7 +226,7 @@ class Space:
         What passes is that of the micro-batches in flight.
         """
         saved = (keep + (1 - keep) * KEPT) * min(stages, micro_batches) / micro_batches
-        return self.held_bytes + slack * saved * self.passing_bytes <= self.budget_bytes
+        return self.resident_bytes + slack * saved * self.passing_bytes <= self.budget_bytes
 
     def may_fit_from(self, outcome: Outcome) -> float:
         """Returns from how many micro-batches on what was refused may fit.
@@ -254,7 +254,7 @@ class Explored:
     made_s: float | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     implied: list[CutOff] = field(default_factory=list)
-    asked_by: dict[PlanConfig, str] = field(default_factory=dict)
+    requested_by: dict[PlanConfig, str] = field(default_factory=dict)
     passed_over: dict[PlanConfig, float] = field(default_factory=dict)
     is_complete: bool = True
 
@@ -293,10 +293,10 @@ class Explored:
         return min([*bounds_s, *self.passed_over.values()], default=0.0)
 
     @property
-    def num_asked(self) -> dict[str, int]:
+    def num_requested(self) -> dict[str, int]:
         """Returns how many shapes were evaluated for each strategy, in the order in which they came to it."""
         found: dict[str, int] = {}
-        for name in self.asked_by.values():
+        for name in self.requested_by.values():
             found[name] = found.get(name, 0) + 1
         return found
 
@@ -314,7 +314,7 @@ class SpentError(Exception):
 
 @dataclass(eq=False)
 class Evaluations:
-    """Where strategies ask what shapes come to. No shape is evaluated twice; `told` hears of each round.
+    """Where strategies ask what shapes come to. No shape is evaluated twice; `on_round` hears of each round.
 
     `relaxed` is what shapes come to where less is said of how anything lies: what those cannot fall below, none here
     can.
@@ -329,7 +329,7 @@ class Evaluations:
 
     space: Space
     evaluate: Evaluate
-    told: Callable[[Explored], None] = lambda _: None
+    on_round: Callable[[Explored], None] = lambda _: None
     explored: Explored = field(default_factory=Explored)
     relaxed: Sequence[Outcome] = ()
     known: dict[PlanConfig, Outcome] = field(default_factory=dict)
@@ -358,13 +358,13 @@ class Evaluations:
         finally:
             self.until = before
 
-    def outcomes(self, shapes: Sequence[PlanConfig]) -> list[Outcome]:
+    def outcomes(self, configs: Sequence[PlanConfig]) -> list[Outcome]:
         """Returns the outcomes of shapes, in their order.
 
         Raises:
             SpentError: after the last that may be evaluated, where that is not all.
         """
-        waiting = self.not_implied([one for one in dict.fromkeys(shapes) if one not in self.known])
+        waiting = self.not_implied([one for one in dict.fromkeys(configs) if one not in self.known])
         while waiting:
             ready = [one for one in waiting if not any(other != one and bounds(other, one) for other in waiting)]
             begins = not self.explored.outcomes and self.explored.best_s == inf
@@ -374,23 +374,23 @@ class Evaluations:
             for outcome in self.evaluate(allowed, self.explored.best_s):
                 self.known[outcome.shape] = outcome
                 self.explored.outcomes.append(outcome)
-                self.explored.asked_by[outcome.shape] = self.asker
-            self.told(self.explored)
+                self.explored.requested_by[outcome.shape] = self.asker
+            self.on_round(self.explored)
             waiting = self.not_implied([one for one in waiting if one not in self.known])
-        return [self.known[one] for one in shapes]
+        return [self.known[one] for one in configs]
 
-    def not_implied(self, shapes: Sequence[PlanConfig]) -> list[PlanConfig]:
+    def not_implied(self, configs: Sequence[PlanConfig]) -> list[PlanConfig]:
         """Returns the shapes that remain after known results have cut off those that are no better than the best."""
         best_s, left = self.explored.best_s, []
-        for shape in shapes:
-            proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.shape, shape)]
-            arithmetic_s = self.arithmetic_s(shape.keep)
+        for config in configs:
+            proven = [one.free_bound_s for one in (*self.known.values(), *self.relaxed) if bounds(one.shape, config)]
+            arithmetic_s = self.arithmetic_s(config.keep)
             bound_s = max([arithmetic_s, *proven])
             if bound_s < best_s:
-                left.append(shape)
+                left.append(config)
             else:
-                self.known[shape] = implied = CutOff(
-                    shape, bound_s, bound_s, by_memory=False, arithmetic_s=arithmetic_s
+                self.known[config] = implied = CutOff(
+                    config, bound_s, bound_s, by_memory=False, arithmetic_s=arithmetic_s
                 )
                 self.explored.implied.append(implied)
         return left
@@ -406,7 +406,7 @@ class Evaluations:
         )
 
     @contextmanager
-    def asked_by(self, name: str) -> Iterator[None]:
+    def requested_by(self, name: str) -> Iterator[None]:
         """What is evaluated within is for the strategy of that name."""
         before, self.asker = self.asker, name
         try:
@@ -431,5 +431,5 @@ class Strategy:
 
     def run(self, trials: Evaluations) -> None:
         """Searches; what is evaluated is noted as asked for by this strategy, or by those that it calls."""
-        with trials.asked_by(self.name):
+        with trials.requested_by(self.name):
             self.search(trials)

@@ -37,15 +37,15 @@ def search(trials: Evaluations) -> None:
     most = trials.space.most
     with trials.allowing(most):
         aceso.STRATEGY.run(trials)
-    with trials.asked_by(STRATEGY.name), trials.allowing(_rest(trials)):
+    with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
         _in_one_part(trials)
     for strategy in (tap.STRATEGY, rhino.STRATEGY):
         with trials.allowing(most):
             strategy.run(trials)
-    with trials.asked_by(aceso.STRATEGY.name), trials.allowing(_rest(trials)):
+    with trials.requested_by(aceso.STRATEGY.name), trials.allowing(_rest(trials)):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
-    with trials.asked_by(STRATEGY.name), trials.allowing(_rest(trials)):
+    with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
         rhino.walk(trials, replace(trials.space, meshes=_kin(trials)))
 
 
@@ -84,8 +84,8 @@ def _starts(trials: Evaluations) -> list[PlanConfig]:
 def _kin(trials: Evaluations) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Returns the kin of each stage count's best mesh, where its shape comes near the best of all."""
     least: dict[int, tuple[float, PlanConfig]] = {}
-    for shape, one in trials.known.items():
+    for config, one in trials.known.items():
         if isinstance(one, Estimate | CutOff):
-            least[shape.stages] = min(least.get(shape.stages, (inf, shape)), (one.step_s, shape))
-    near = [shape for _, (seconds, shape) in sorted(least.items()) if seconds < NEAR * trials.explored.best_s]
-    return {shape.stages: tuple([kin.mesh for kin in trials.space.kin(shape)]) for shape in near}
+            least[config.stages] = min(least.get(config.stages, (inf, config)), (one.step_s, config))
+    near = [config for _, (seconds, config) in sorted(least.items()) if seconds < NEAR * trials.explored.best_s]
+    return {config.stages: tuple([kin.mesh for kin in trials.space.kin(config)]) for config in near}

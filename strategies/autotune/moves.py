@@ -45,48 +45,48 @@ class Primitive:
     apply: Callable[[Space, PlanConfig], Iterator[PlanConfig]]
 
 
-def _more_stages(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
-    for stages in _next_stages(space, shape.stages, up=True):
-        yield from _restaged(space, shape, stages)
+def _more_stages(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    for stages in _next_stages(space, config.stages, up=True):
+        yield from _restaged(space, config, stages)
 
 
-def _fewer_stages(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
-    for stages in _next_stages(space, shape.stages, up=False):
-        yield from _restaged(space, shape, stages)
+def _fewer_stages(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    for stages in _next_stages(space, config.stages, up=False):
+        yield from _restaged(space, config, stages)
 
 
-def _other_axis(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
-    outer, inner = _two_axes(shape.mesh)
+def _other_axis(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    outer, inner = _two_axes(config.mesh)
     wanted = [(outer * f, inner // f) for f in _primes(inner)] + [(outer // f, inner * f) for f in _primes(outer)]
-    for mesh in dict.fromkeys(_nearest(space.meshes[shape.stages], one) for one in wanted):
-        if mesh != shape.mesh:
-            yield PlanConfig(shape.stages, mesh, shape.micro_batches, shape.keep)
+    for mesh in dict.fromkeys(_nearest(space.meshes[config.stages], one) for one in wanted):
+        if mesh != config.mesh:
+            yield PlanConfig(config.stages, mesh, config.micro_batches, config.keep)
 
 
-def _fewer_micro_batches(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
-    lower = [number for number in space.micro_batches if number < shape.micro_batches]
-    if lower and is_legal(shape.stages, lower[-1]):
-        yield PlanConfig(shape.stages, shape.mesh, lower[-1], shape.keep)
+def _fewer_micro_batches(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    lower = [number for number in space.micro_batches if number < config.micro_batches]
+    if lower and is_legal(config.stages, lower[-1]):
+        yield PlanConfig(config.stages, config.mesh, lower[-1], config.keep)
 
 
-def _more_micro_batches(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
-    higher = [number for number in space.micro_batches if number > shape.micro_batches]
+def _more_micro_batches(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
+    higher = [number for number in space.micro_batches if number > config.micro_batches]
     if higher:
-        yield PlanConfig(shape.stages, shape.mesh, higher[0], shape.keep)
+        yield PlanConfig(config.stages, config.mesh, higher[0], config.keep)
 
 
-def keep_less(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
+def keep_less(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     """Returns the shape that keeps the next smaller share."""
-    smaller = [keep for keep in space.keeps if keep < shape.keep]
+    smaller = [keep for keep in space.keeps if keep < config.keep]
     if smaller:
-        yield PlanConfig(shape.stages, shape.mesh, shape.micro_batches, max(smaller))
+        yield PlanConfig(config.stages, config.mesh, config.micro_batches, max(smaller))
 
 
-def keep_more(space: Space, shape: PlanConfig) -> Iterator[PlanConfig]:
+def keep_more(space: Space, config: PlanConfig) -> Iterator[PlanConfig]:
     """Returns the shape that keeps the next larger share."""
-    larger = [keep for keep in space.keeps if keep > shape.keep]
+    larger = [keep for keep in space.keeps if keep > config.keep]
     if larger:
-        yield PlanConfig(shape.stages, shape.mesh, shape.micro_batches, min(larger))
+        yield PlanConfig(config.stages, config.mesh, config.micro_batches, min(larger))
 
 
 PRIMITIVES: Final = (
@@ -101,11 +101,13 @@ PRIMITIVES: Final = (
 """Every kind of move."""
 
 
-def moves(space: Space, shape: PlanConfig, resource: Resource | None = None) -> list[PlanConfig]:
+def moves(space: Space, config: PlanConfig, resource: Resource | None = None) -> list[PlanConfig]:
     """Returns where the primitives that relieve a resource lead, or all of them; each shape once."""
     taken = [one for one in PRIMITIVES if resource is None or resource in one.relieves]
     return [
-        one for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, shape)) if one != shape
+        one
+        for one in dict.fromkeys(to for primitive in taken for to in primitive.apply(space, config))
+        if one != config
     ]
 
 
@@ -130,22 +132,22 @@ def is_legal(stages: int, micro_batches: int) -> bool:
     return stages == 1 or micro_batches > 1
 
 
-def _restaged(space: Space, shape: PlanConfig, stages: int) -> Iterator[PlanConfig]:
+def _restaged(space: Space, config: PlanConfig, stages: int) -> Iterator[PlanConfig]:
     """Returns the shapes of so many stages, one axis having the devices that this frees or takes.
 
     They have as many micro-batches, or as many as the seed. These are two primitives at once where the number of
     micro-batches changes: a pipeline twice as deep wants twice as many.
     """
-    outer, inner = _two_axes(shape.mesh)
+    outer, inner = _two_axes(config.mesh)
     meshes = space.meshes[stages]
-    grown, shrunk = max(1, shape.stages // stages), max(1, stages // shape.stages)
+    grown, shrunk = max(1, config.stages // stages), max(1, stages // config.stages)
     wanted = [(outer * grown // shrunk, inner)] * (outer * grown >= shrunk) + [(outer, inner * grown // shrunk)] * (
         inner * grown >= shrunk
     )
     for mesh in dict.fromkeys(_nearest(meshes, one) for one in wanted or [(outer, inner)]):
-        for number in dict.fromkeys((shape.micro_batches, space.micro_batches[space.seed(stages, shape.keep)])):
+        for number in dict.fromkeys((config.micro_batches, space.micro_batches[space.seed(stages, config.keep)])):
             if is_legal(stages, number):
-                yield PlanConfig(stages, mesh, number, shape.keep)
+                yield PlanConfig(stages, mesh, number, config.keep)
 
 
 def _next_stages(space: Space, stages: int, *, up: bool) -> list[int]:

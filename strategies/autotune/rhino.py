@@ -48,8 +48,8 @@ def search(trials: Evaluations) -> None:
 def walk(trials: Evaluations, space: Space) -> None:
     """Walks every family of a space, which may have other meshes than that of the trials."""
     walking = _Walk(trials, space)
-    while shapes := walking.proposals():
-        for outcome in trials.outcomes(shapes):
+    while configs := walking.proposals():
+        for outcome in trials.outcomes(configs):
             walking.take(outcome)
 
 
@@ -147,9 +147,9 @@ class _Walk:
         for stages, meshes in sorted(self.space.meshes.items()):
             for mesh in meshes:
                 for keep in self.space.keeps:
-                    shape = PlanConfig(stages, mesh, 0, keep)
+                    config = PlanConfig(stages, mesh, 0, keep)
                     yield _Family(
-                        shape, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps)
+                        config, self.space.least_s, self.space.seed(stages, keep), is_open=keep == max(self.space.keeps)
                     )
 
     def proposals(self) -> list[PlanConfig]:
@@ -163,8 +163,8 @@ class _Walk:
             bounds = [family.bound_s(place) for place in places]
             place, bound_s = next(((p, b) for p, b in zip(places, bounds, strict=True) if b < best_s), (None, inf))
             if place is not None:
-                shape = replace(family.shape, micro_batches=self.space.micro_batches[place])
-                waiting.append((bound_s, bool(family.tried), self.turn(shape), shape, family))
+                config = replace(family.shape, micro_batches=self.space.micro_batches[place])
+                waiting.append((bound_s, bool(family.tried), self.turn(config), config, family))
             elif bounds:
                 self.explored.passed_over[family.shape] = min(bounds)
                 family.is_open = False
@@ -172,15 +172,15 @@ class _Walk:
         if waiting and not left:
             self.explored.is_complete = False
             self.explored.passed_over.update({one.shape: bound_s for bound_s, *_, one in waiting})
-        return [shape for *_, shape, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
+        return [config for *_, config, _ in sorted(waiting, key=lambda one: one[:4])[:left]]
 
-    def turn(self, shape: PlanConfig) -> int:
+    def turn(self, config: PlanConfig) -> int:
         """Returns how many meshes of as many stages come before that of a shape.
 
         Square ones come first, so that a round looks at all kinds.
         """
-        meshes = sorted(self.space.meshes[shape.stages], key=lambda mesh: (max(mesh), mesh))
-        return meshes.index(shape.mesh)
+        meshes = sorted(self.space.meshes[config.stages], key=lambda mesh: (max(mesh), mesh))
+        return meshes.index(config.mesh)
 
     def is_legal(self, family: _Family, place: int) -> bool:
         """Says whether there is a shape of a family with the micro-batches of a place."""

@@ -19,8 +19,8 @@ def search(trials: Evaluations) -> None:
     space = trials.space
     meshes = space.meshes.get(1, ())
     for number in space.micro_batches[space.seed(1) :]:
-        shapes = [PlanConfig(1, mesh, number, max(space.keeps)) for mesh in meshes]
-        found = trials.outcomes(shapes) if shapes else []
+        configs = [PlanConfig(1, mesh, number, max(space.keeps)) for mesh in meshes]
+        found = trials.outcomes(configs) if configs else []
         meshes = tuple([one.shape.mesh for one in found if not isinstance(one, Estimate) and one.by_memory])
 
 

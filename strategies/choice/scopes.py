@@ -73,7 +73,7 @@ def op_choices(cls: OpClass, kinds: Mapping[int, str], batch: frozenset[int], si
     strict = tuple(_choices(cls, kinds[axis], batch) if axis in kinds else None for axis in range(len(sizes)))
     if is_product(cls) or any(keeps(state.strategy, strict) for state in strategies(cls, tuple(sizes))):
         return strict
-    return tuple(may and may | _whole(cls) for may in strict)
+    return tuple(may and may | _replicated(cls) for may in strict)
 
 
 def _choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] | None:
@@ -84,10 +84,10 @@ def _choices(cls: OpClass, kind: str, batch: frozenset[int]) -> frozenset[int] |
             else frozenset()
         )
         return others or None
-    return batch or _whole(cls)
+    return batch or _replicated(cls)
 
 
-def _whole(cls: OpClass) -> frozenset[int]:
+def _replicated(cls: OpClass) -> frozenset[int]:
     return frozenset([REPLICATE, *(-2 - number for number in range(len(cls.linear)))])
 
 
@@ -102,7 +102,7 @@ def stored_entries(kind: str, rank: int, batch: frozenset[int]) -> frozenset[int
     return frozenset([PARTIAL, *map(split, dims)])
 
 
-def read_whole(roles: Roles, ops: Iterable[int]) -> dict[int, int]:
+def unbatched_arguments(roles: Roles, ops: Iterable[int]) -> dict[int, int]:
     """Returns the arguments without a dim of the batch that `ops` read, directly or through ops without such a dim.
 
     Each argument comes with the op that reads it.

@@ -67,8 +67,8 @@ def strategies(cls: OpClass, sizes: tuple[int, ...], *, over_units: bool = False
 
     `over_units` has axes of size 1 split, too: what is split in one part tells what could be in more.
     """
-    if cls.held is not None:
-        return (State((REPLICATE,) * len(sizes), *cls.held),)
+    if cls.fixed_specs is not None:
+        return (State((REPLICATE,) * len(sizes), *cls.fixed_specs),)
     states = [replicate(cls, 0)]
     alone = _choices(cls)
     for axis in range(len(sizes)):
@@ -90,9 +90,9 @@ def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
     It is split where its rule allows that, and otherwise whole on every device. Only zeros are ever wanted as a partial
     sum: they are one as they are.
     """
-    whole = replicate(cls, len(sizes))
+    replicated = replicate(cls, len(sizes))
     if wanted == REPLICATED:
-        return whole
+        return replicated
     if partial_axes(wanted):
         state = following(cls, without_partial(wanted), sizes)
         sums = wanted - without_partial(wanted)
@@ -102,10 +102,10 @@ def following(cls: OpClass, wanted: Spec, sizes: tuple[int, ...]) -> State:
         return (
             State(tuple(max(one - 2, REPLICATE) for one in unpack(wanted, len(sizes))), (), (wanted,))
             if legal
-            else whole
+            else replicated
         )
     return next(
-        (s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,)), whole
+        (s for s in strategies(cls, sizes) if min(s.strategy) >= REPLICATE and s.result_specs == (wanted,)), replicated
     )
 
 

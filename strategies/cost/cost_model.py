@@ -3,8 +3,8 @@
 Both are defined here alone, and the cluster gives the sources of their figures.
 
 Collectives over an axis of n devices, one step costing `latency_s` (alpha), payloads in bytes per device
-(`rhino.ir.program.collectives.payload_bytes`), rings as in Thakur, Rabenseifner and Gropp, "Optimization of Collective
-Communication Operations in MPICH" (2005), section 3:
+(`rhino.ir.graph.collective_stats.payload_bytes`), rings as in Thakur, Rabenseifner and Gropp, "Optimization of
+Collective Communication Operations in MPICH" (2005), section 3:
 
     all_gather          (n - 1) alpha + (n - 1) / n  payload / rate        payload: the gathered result
     reduce_scatter      (n - 1) alpha + (n - 1) / n  payload / rate        payload: the operand

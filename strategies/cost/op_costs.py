@@ -26,7 +26,7 @@ class OpCosts:
     def __init__(self, graph: Graph, model: CostModel, in_memory: Sequence[bool], in_place: Set[int]) -> None:
         self.graph, self.model, self.sizes = graph, model, model.sizes
         self.in_memory, self.in_place = in_memory, in_place
-        self.lies = lies_in_memory(graph, in_memory)
+        self.from_memory = values_from_memory(graph, in_memory)
 
     def state_s(self, op: int, state: State) -> float:
         """Returns the seconds of an op in one state; a scalar's sum is taken at once."""
@@ -55,13 +55,13 @@ class OpCosts:
         values = graph.results(op)
         if values and values[0] in self.in_place:
             written = list(zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True))[1:]
-            return sum((1 + self.lies[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
+            return sum((1 + self.from_memory[value]) * self.local_bytes(kind, spec) for value, kind, spec in written)
         results = [self.local_bytes(kind, spec) for kind, spec in zip(cls.results, state.result_specs, strict=True)]
         moved = sum(size for value, size in zip(values, results, strict=True) if self.in_memory[value])
         for position, (value, kind, spec) in enumerate(
             zip(graph.operands(op).tolist(), cls.operands, state.operand_specs, strict=True)
         ):
-            if self.lies[value]:
+            if self.from_memory[value]:
                 partly = position == 0 and cls.name in _READS_PART
                 moved += min(*results, self.local_bytes(kind, spec)) if partly else self.local_bytes(kind, spec)
         return moved
@@ -71,7 +71,7 @@ class OpCosts:
         return kind.num_bytes // num_parts(spec, self.sizes)
 
 
-def lies_in_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:
+def values_from_memory(graph: Graph, in_memory: Sequence[bool]) -> list[bool]:
     """Returns which values are read from memory: those that have memory of their own, and views of these [values]."""
     found = list(in_memory)
     for op in range(graph.num_ops):

@@ -111,10 +111,10 @@ def reshard_path(rank: int, source: int, target: int, num_axes: int) -> tuple[La
     have, want = unpack(source, num_axes), unpack(target, num_axes)
     if any(w == PARTIAL and h != PARTIAL for h, w in zip(have, want, strict=True)):
         return None
-    return _Way(rank, have, want).run()
+    return _Path(rank, have, want).run()
 
 
-class _Way:
+class _Path:
     """The layout on its path, and what is still to be done."""
 
     def __init__(self, rank: int, have: tuple[int, ...], want: tuple[int, ...]) -> None:

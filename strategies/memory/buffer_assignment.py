@@ -112,13 +112,13 @@ def _sum(sizes: Floats, start: Ints, end: Ints) -> float:
 class _Heap:
     """Buffers that go to a heap: their bytes, first and last times, ranks, and which buffer each lies in [buffers]."""
 
-    def __init__(self, sizes: Floats, start: Ints, end: Ints, rank: Ints, lies: Ints) -> None:
+    def __init__(self, sizes: Floats, start: Ints, end: Ints, rank: Ints, buffer: Ints) -> None:
         opens, closes = _moments(start, end, rank)
-        first, group = np.unique(lies, return_inverse=True)
+        first, group = np.unique(buffer, return_inverse=True)
         self.sizes, self.rank, self.own = sizes[first], rank[first], (closes - opens)[first]
         self.start, self.end = _reach(start, end, group, len(first))
         since, until = _reach(opens, closes, group, len(first))
-        self.whole = until - since
+        self.lifetime = until - since
 
     def num_bytes(self) -> float:
         """Returns how far the heap reaches.
@@ -128,7 +128,7 @@ class _Heap:
         count = len(self.sizes)
         num_drawn = min(_MOST_DRAWN, _MOST_PAIRS // max(count, 1) ** 2)
         largest = self.reach(np.inf, self.rank, -self.own, -self.sizes)
-        longest = self.reach(np.inf if num_drawn else largest, self.rank, -self.sizes, -self.whole)
+        longest = self.reach(np.inf if num_drawn else largest, self.rank, -self.sizes, -self.lifetime)
         drawn = np.random.PCG64(0)
         found = [self.reach(longest, drawn.random_raw(count), -self.sizes) for _ in range(num_drawn)]
         return max(min(largest, longest), fmean(found) if found else 0.0)

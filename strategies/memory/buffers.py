@@ -67,7 +67,7 @@ class _SizedStep(NamedTuple):
     is_major: bool
 
 
-_SizedWay = tuple[_SizedStep, ...]
+_SizedPath = tuple[_SizedStep, ...]
 
 
 class BufferCounts(NamedTuple):
@@ -83,13 +83,13 @@ class BufferCounts(NamedTuple):
     after: Ints
     is_joined: Ints
 
-    def num_bytes(self, whole: int) -> Ints:
+    def num_bytes(self, total_bytes: int) -> Ints:
         """Returns the bytes before, during and after the move of a tensor, and of a copy in order [moves, 4].
 
-        The whole tensor has `whole` bytes.
+        The whole tensor has `total_bytes` bytes.
         """
         before, during, after = (
-            np.where(parts, rounded(whole // np.maximum(parts, 1)), 0)
+            np.where(parts, rounded(total_bytes // np.maximum(parts, 1)), 0)
             for parts in (self.before, self.during, self.after)
         )
         return np.stack([before, during.sum(axis=2).max(axis=1), after, after * self.is_joined], axis=1)
@@ -113,14 +113,14 @@ class MoveBuffers:
         self, kind: TensorType, given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
     ) -> tuple[Ints, Ints]:
         """Returns `BufferCounts.num_bytes` of the moves that occur, and each spec pair's move [given, needed]."""
-        held, which = _held(self, _head(kind.shape, sizes), given, needed, sizes)
-        return held.num_bytes(kind.num_bytes), which
+        counts, which = _counts_of(self, _head(kind.shape, sizes), given, needed, sizes)
+        return counts.num_bytes(kind.num_bytes), which
 
-    def held(self, ways: Sequence[_SizedWay]) -> BufferCounts:
-        """Returns the buffers of bringing a tensor by each of `ways`; none where there is nothing to do."""
-        before, after, is_joined = (np.zeros(len(ways), dtype=np.int64) for _ in range(3))
-        during = np.zeros((len(ways), max(1, *map(len, ways)), _MOST_BUFFERS), dtype=np.int64)
-        for number, steps in enumerate(ways):
+    def counts(self, paths: Sequence[_SizedPath]) -> BufferCounts:
+        """Returns the buffers of bringing a tensor by each of `paths`; none where there is nothing to do."""
+        before, after, is_joined = (np.zeros(len(paths), dtype=np.int64) for _ in range(3))
+        during = np.zeros((len(paths), max(1, *map(len, paths)), _MOST_BUFFERS), dtype=np.int64)
+        for number, steps in enumerate(paths):
             for at, step in enumerate(steps):
                 buffers = self._buffers(step, at == 0, at == len(steps) - 1)
                 during[number, at, : len(buffers)] = buffers
@@ -148,24 +148,24 @@ class MoveBuffers:
 
 
 @lru_cache(maxsize=4096)
-def _held(
+def _counts_of(
     move: MoveBuffers, shape: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
 ) -> tuple[BufferCounts, Ints]:
     """Returns the buffers of the moves that occur, and which of them each pair of specs has [given, needed]."""
-    ways, which = _sized_ways(shape, given, needed, sizes)
-    return move.held(ways), which
+    paths, which = _sized_paths(shape, given, needed, sizes)
+    return move.counts(paths), which
 
 
 @lru_cache(maxsize=4096)
-def _sized_ways(
+def _sized_paths(
     head: tuple[int, ...], given: tuple[Spec, ...], needed: tuple[Spec, ...], sizes: tuple[int, ...]
-) -> tuple[tuple[_SizedWay, ...], Ints]:
+) -> tuple[tuple[_SizedPath, ...], Ints]:
     """Returns the ways that occur, and which of them each pair of specs has [given, needed]."""
     pairs, which = pair_classes(given, needed, len(sizes), len(head) + 1)
-    ways = [_sized_way(head, *pair, sizes) for pair in pairs]
-    distinct = {id(one): one for one in ways}
+    paths = [_sized_path(head, *pair, sizes) for pair in pairs]
+    distinct = {id(one): one for one in paths}
     number = {key: place for place, key in enumerate(distinct)}
-    return tuple(distinct.values()), np.array([number[id(one)] for one in ways], dtype=np.int64)[which]
+    return tuple(distinct.values()), np.array([number[id(one)] for one in paths], dtype=np.int64)[which]
 
 
 def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
@@ -182,11 +182,11 @@ def _head(shape: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedWay:
+def _sized_path(head: tuple[int, ...], rank: int, source: Spec, target: Spec, sizes: tuple[int, ...]) -> _SizedPath:
     """Returns the steps from one spec to another, none where there is no path."""
     steps = reshard_path(rank, source, target, len(sizes)) or ()
     parted = parted_path(rank, source, target, sizes) or ()
-    return _same_way(
+    return _same_path(
         tuple(
             [
                 _SizedStep(one.kind, one.before, one.after, _is_one_piece(head, step, sizes))
@@ -197,7 +197,7 @@ def _sized_way(head: tuple[int, ...], rank: int, source: Spec, target: Spec, siz
 
 
 @lru_cache(maxsize=1 << 16)
-def _same_way(one: _SizedWay) -> _SizedWay:
+def _same_path(one: _SizedPath) -> _SizedPath:
     """Returns the path that was equal to this first.
 
     A caller with many paths finds the equal ones by their ids, without comparing their steps.
@@ -231,22 +231,22 @@ def selection_buffers(cls: OpClass, state: State, sizes: tuple[int, ...]) -> tup
 
 
 def selection_sizes(
-    cls: OpClass, whole_parts: int = 1, window_parts: int = 1
+    cls: OpClass, operand_parts: int = 1, window_parts: int = 1
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the bytes of the temporaries of a `select_and_scatter`, and of those that stay until its result is there.
 
     XLA (`SelectAndScatterExpander`) finds what it selects by an index for each dim of each element, and carries these
     through a windowed reduction along with the elements. What that gives it scatters by the indices.
     """
-    whole, windows = cls.operands[0], cls.operands[1]
+    operand, windows = cls.operands[0], cls.operands[1]
     indices, chosen = (
-        (aligned(_INDEX_BYTES * kind.num_bytes // kind.element_bytes // parts),) * len(whole.shape)
-        for kind, parts in ((whole, whole_parts), (windows, window_parts))
+        (aligned(_INDEX_BYTES * kind.num_bytes // kind.element_bytes // parts),) * len(operand.shape)
+        for kind, parts in ((operand, operand_parts), (windows, window_parts))
     )
     return (*indices, aligned(windows.num_bytes // window_parts)), chosen
 
 
-def reads_as_it_lies(cls: OpClass, position: int) -> bool:
+def reads_as_stored(cls: OpClass, position: int) -> bool:
     """Says whether a product reads an operand as it lies: batch dims first, and of the left one the summed dims last.
 
     Otherwise the operand is copied.

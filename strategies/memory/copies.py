@@ -14,7 +14,7 @@ from rhino.ir.graph.graph import Graph
 from rhino.strategies.memory.op_order import OpOrder
 
 
-def copies_held(graph: Graph, plan: OpOrder) -> Ints:
+def scheduled_copies(graph: Graph, plan: OpOrder) -> Ints:
     """Returns how many tensors each value is in a schedule [values]."""
     repeats = graph.repeats
     if repeats is None:

@@ -89,7 +89,7 @@ class _Writer:
     """Where each op of the plan's graph is written."""
 
     forms: dict[tuple[int, int], _Form] = field(default_factory=dict)
-    ways: dict[tuple[int, Spec, Spec, bool, str], tuple[_Form, ...]] = field(default_factory=dict)
+    paths: dict[tuple[int, Spec, Spec, bool, str], tuple[_Form, ...]] = field(default_factory=dict)
     all_reduces: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
     """The classes that are all-reduces: what they come to, of what, and along which axes."""
 
@@ -327,20 +327,20 @@ class _Writer:
         alike = len({plan.specs[value], *plan.ops[op].result_specs, *plan.ops[reader].operand_specs}) == 1
         return reader if alike and graph.cls(reader).name == ADD and self.region[reader] == self.region[op] else -1
 
-    # Ways
+    # Paths
 
-    def move(self, value: int, held: int, source: Spec, target: Spec) -> int:
-        """Returns `held`, which stands for `value` in spec `source`, brought to spec `target`."""
+    def move(self, value: int, current: int, source: Spec, target: Spec) -> int:
+        """Returns `current`, which stands for `value` in spec `source`, brought to spec `target`."""
         if source == target or self.is_alone:
-            return held
+            return current
         key = (self.type_of[value], source, target, self.is_free[value], self.reduction(value))
-        if key not in self.ways:
-            self.ways[key] = self.reshard_path(*key)
-        return self.follow(self.ways[key], held)
+        if key not in self.paths:
+            self.paths[key] = self.reshard_path(*key)
+        return self.follow(self.paths[key], current)
 
-    def follow(self, forms: Sequence[_Form], held: int) -> int:
+    def follow(self, forms: Sequence[_Form], current: int) -> int:
         """Returns what comes of a value by a path."""
-        parts = [held]
+        parts = [current]
         for form in forms:
             if form.alike is None and self.classes[form.cls].name == _COPY:
                 self.put_in_order.add(len(self.op_class))
@@ -354,16 +354,18 @@ class _Writer:
 
     def reshard_path(self, kind: int, source: Spec, target: Spec, free: bool, reduction: str) -> tuple[_Form, ...]:
         """Returns the ops that bring a tensor from one spec to another."""
-        whole = self.graph.types[kind]
-        if not whole.shape and not partial_axes(source):
+        global_type = self.graph.types[kind]
+        if not global_type.shape and not partial_axes(source):
             return ()
-        steps = reshard_path(len(whole.shape), source, target, len(self.plan.sizes))
+        steps = reshard_path(len(global_type.shape), source, target, len(self.plan.sizes))
         assert steps is not None, (source, target)
-        return tuple([form for step in steps for form in self.step(whole, step, free, reduction)])
+        return tuple([form for step in steps for form in self.step(global_type, step, free, reduction)])
 
-    def step(self, whole: TensorType, step: LayoutStep, free: bool, reduction: str) -> tuple[_Form, ...]:
+    def step(self, global_type: TensorType, step: LayoutStep, free: bool, reduction: str) -> tuple[_Form, ...]:
         """Returns the ops that a step of a path is."""
-        before, after = (self.number(_laid_out(whole, layout, self.plan.sizes)) for layout in (step.before, step.after))
+        before, after = (
+            self.number(_laid_out(global_type, layout, self.plan.sizes)) for layout in (step.before, step.after)
+        )
         if free or step.kind == "slice":
             return (replace(self.plain(_SLICE if free else _CUT, before, after, free), alike=step),)
         if step.kind == ALL_TO_ALL:
@@ -372,12 +374,12 @@ class _Writer:
             OpClass(step.kind, (self.types[before],), (self.types[after],), None, None, (), False, False, 0)
         )
         if step.kind == _ALL_REDUCE:
-            self.all_reduces[made.cls] = (reduction, whole.dtype, step.axes)
+            self.all_reduces[made.cls] = (reduction, global_type.dtype, step.axes)
         dim = outermost_dim(step)
-        if dim is None or is_major(whole.shape, step, self.plan.sizes):
+        if dim is None or is_major(global_type.shape, step, self.plan.sizes):
             return (made,)
         return (
-            replace(self.plain(_COPY, before, before, False), alike=_outermost(dim, len(whole.shape))),
+            replace(self.plain(_COPY, before, before, False), alike=_outermost(dim, len(global_type.shape))),
             made,
             self.plain(_COPY, after, after, False),
         )

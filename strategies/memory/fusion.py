@@ -467,7 +467,7 @@ class _Fusion:
                 if maker < 0 or not single[maker] or value in self.once:
                     continue
                 alone = self.num_readers[value] == 1
-                if not (self.is_taken_in(value, op) if alone else self.all_ways(maker, op)):
+                if not (self.is_taken_in(value, op) if alone else self.all_paths(maker, op)):
                     self.once.add(value)
 
     def find_wide(self) -> None:
@@ -483,7 +483,7 @@ class _Fusion:
                 else:
                     self.once.update(made)
 
-    def all_ways(self, maker: int, op: int) -> bool:
+    def all_paths(self, maker: int, op: int) -> bool:
         """Says whether all that lies between two ops could be computed inside the later one, with the earlier one."""
         seen, stack = {op}, [op]
         while stack:

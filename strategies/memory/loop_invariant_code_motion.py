@@ -156,13 +156,13 @@ class _Hoisting:
         """Returns the graph with all ops where they are now."""
         graph, order = self.extended(), [*self.in_order()]
         classes, op_class = [*graph.classes], graph.op_class.tolist()
-        numbers, lies = dict[int, int](), set[int]()
+        numbers, stored = dict[int, int](), set[int]()
         for op in order:
             number = op_class[op]
             if classes[number].free and (
-                self.is_moved_by_itself(op) or any(self.maker[value] in lies for value in self.operands[op])
+                self.is_moved_by_itself(op) or any(self.maker[value] in stored for value in self.operands[op])
             ):
-                lies.add(op)
+                stored.add(op)
                 if number not in numbers:
                     numbers[number] = len(classes)
                     classes.append(replace(classes[number], free=False))

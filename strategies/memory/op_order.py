@@ -32,7 +32,7 @@ from rhino.ir.graph.graph import (
     Graph,
     materialized,
 )
-from rhino.strategies.memory.buffers import PRODUCT, is_matrix, reads_as_it_lies
+from rhino.strategies.memory.buffers import PRODUCT, is_matrix, reads_as_stored
 from rhino.strategies.memory.fusion import Fused
 from rhino.strategies.structure.loop_nesting import level_reader, post_order, regions
 
@@ -60,13 +60,13 @@ _Rank = tuple[int, int, int]
 class _Common:
     """What all ops of one region behind the same barriers need, and how many they are.
 
-    `ways` are how many ways and bytes that adds to an op; `ranked` is in which order. Both are found when the first op
-    is come to.
+    `totals` are how many paths and bytes that adds to an op; `ranked` is in which order. Both are found when the first
+    op is come to.
     """
 
     needs: _Needs
     num_ops: int = 0
-    ways: tuple[int, int] | None = None
+    totals: tuple[int, int] | None = None
     ranked: list[_Rank] | None = None
 
 
@@ -165,8 +165,8 @@ class _Scheduler:
         self.wait(op)
         for position, value in enumerate(self.results[op]):
             if value in self.kept or (cls.is_view and (self.fused is None or (op, position) not in self.fused)):
-                held = self.operands[op][position]
-                self.sources[value] = {held: True} if self.stands(held) else self.sources[held]
+                operand = self.operands[op][position]
+                self.sources[value] = {operand: True} if self.stands(operand) else self.sources[operand]
             elif self.fused is not None or not self.runs[op]:
                 self.sources[value] = found
         return found
@@ -325,14 +325,16 @@ class _Scheduler:
         come first.
         """
         graph = self.graph
-        taker = {n: self.value_op[graph.returns[a.alias]] for n, a in enumerate(graph.arguments) if a.alias is not None}
-        waited: list[int] = [0] * (graph.num_ops + 1)  # by bits: the arguments whose takers need an op
-        for argument, op in taker.items():
+        overwriter = {
+            n: self.value_op[graph.returns[a.alias]] for n, a in enumerate(graph.arguments) if a.alias is not None
+        }
+        waited: list[int] = [0] * (graph.num_ops + 1)  # by bits: the arguments whose overwriters need an op
+        for argument, op in overwriter.items():
             waited[op] |= 1 << argument
         for op in range(graph.num_ops - 1, -1, -1):
             for other in self.needs[op]:
                 waited[other] |= waited[op]
-        readers: dict[int, list[int]] = {argument: [] for argument in taker}
+        readers: dict[int, list[int]] = {argument: [] for argument in overwriter}
         for op in range(graph.num_ops):
             for value in self.reads[op] if self.runs[op] else ():
                 if value in readers:
@@ -522,16 +524,16 @@ class _Scheduler:
         total = 0
         seen: set[int] = set()
 
-        def on_way(op: int, value: int) -> int:
+        def num_on_path(op: int, value: int) -> int:
             return min(shared[op] + readers[value] - 1, most)
 
         def behind_barriers(common: _Common | None) -> tuple[int, int]:
             if common is None:
                 return 0, 0
-            if common.ways is None:
+            if common.totals is None:
                 every = [(p, value) for p, values in common.needs.items() for value in values]
-                common.ways = sum(on_way(p, value) for p, value in every), sum(sizes[p] for p, _ in every)
-            return common.ways
+                common.totals = sum(num_on_path(p, value) for p, value in every), sum(sizes[p] for p, _ in every)
+            return common.totals
 
         for op in plain:
             copies = self.copied_for[op]
@@ -544,13 +546,13 @@ class _Scheduler:
             extra = max(sum(readers[value] > 0 for value in made) - 1, 0)
             extra += sum(self.num_copying[argument] - 1 for argument in copies)
             given = [(p, value) for p, values in self.own[op].items() for value in values]
-            ways, size = behind_barriers(self.common_of.get(op))
-            shared[op] = min(extra + ways + sum(on_way(p, value) for p, value in given), most)
+            num_waiting, size = behind_barriers(self.common_of.get(op))
+            shared[op] = min(extra + num_waiting + sum(num_on_path(p, value) for p, value in given), most)
             sums[op] = own + size + sum(sizes[p] for p, _ in given), total
             sizes[op] = min(sums[op])
 
         def rank(op: int, values: Iterable[int]) -> _Rank:
-            return -max([on_way(op, value) for value in values]), -sizes[op], op
+            return -max([num_on_path(op, value) for value in values]), -sizes[op], op
 
         def first(op: int) -> list[int]:
             found, own, common = needs[op], self.own[op], self.common_of.get(op)
@@ -598,11 +600,11 @@ def _summed_and_copied(graph: Graph, in_memory: Sequence[bool]) -> list[int]:
         if cls.name == REDUCE:
             summed |= set(values)
         elif cls.name == PRODUCT:
-            copied |= {value for position, value in enumerate(values) if not reads_as_it_lies(cls, position)}
+            copied |= {value for position, value in enumerate(values) if not reads_as_stored(cls, position)}
             direct |= {
                 value
                 for position, value in enumerate(values)
-                if reads_as_it_lies(cls, position) and is_matrix(cls, position)
+                if reads_as_stored(cls, position) and is_matrix(cls, position)
             }
         elif not cls.fusible and not cls.is_view:
             direct |= set(values)

@@ -17,7 +17,7 @@ from rhino.strategies.choice.plan import ShardingPlan, make_plan
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
 from rhino.strategies.memory.buffers import aligned, selection_sizes
 from rhino.strategies.memory.carried import carried_on
-from rhino.strategies.memory.copies import copies_held
+from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.device_graph import device_graph
 from rhino.strategies.memory.fusion import Fused, fuse
 from rhino.strategies.memory.op_order import OpOrder, schedules_fused
@@ -63,7 +63,7 @@ class Lives:
         self.num_times = plan.num_times
         self.classes = [graph.classes[number] for number in graph.op_class.tolist()]
         self.maker: list[int] = graph.value_op.tolist()
-        self.num_bytes: list[int] = (graph.value_bytes() * copies_held(graph, plan)).tolist()
+        self.num_bytes: list[int] = (graph.value_bytes() * scheduled_copies(graph, plan)).tolist()
         self.operands = [graph.operands(op).tolist() for op in range(graph.num_ops)]
         self.is_free = [op >= 0 and self.classes[op].free for op in self.maker]
         self.taken_over = {a.alias: number for number, a in enumerate(graph.arguments) if a.alias is not None}

@@ -22,8 +22,8 @@ from rhino.ir.graph.spec import Spec
 from rhino.strategies.cost.candidates import State
 from rhino.strategies.cost.nodes import Node, Use
 from rhino.strategies.cost.op_costs import OpCosts
-from rhino.strategies.memory.buffers import PRODUCT, MoveBuffers, reads_as_it_lies, rounded, selection_buffers
-from rhino.strategies.memory.copies import copies_held
+from rhino.strategies.memory.buffers import PRODUCT, MoveBuffers, reads_as_stored, rounded, selection_buffers
+from rhino.strategies.memory.copies import scheduled_copies
 from rhino.strategies.memory.op_order import schedule_of
 from rhino.strategies.solver.problem import Residents
 
@@ -67,7 +67,7 @@ class Memory:
         self.graph = graph = draft.graph
         self.schedule = schedule_of(graph)
         self.num_times = self.schedule.num_times
-        self.copies: list[int] = copies_held(graph, self.schedule).tolist()
+        self.copies: list[int] = scheduled_copies(graph, self.schedule).tolist()
         self.kinds = [graph.types[number] for number in graph.value_type.tolist()]
         self.maker: list[int] = graph.value_op.tolist()
         self.operands = _rows(graph.uses.tolist(), graph.use_start.tolist())
@@ -107,10 +107,13 @@ class Memory:
             made, stored = self.made(pair, use, value), self.is_stored_by(value, target)
             fused = draft.nodes[target].kind == "op" and self.classes[draft.nodes[target].number].fusible
             viewed = self.maker[value] >= 0 and self.classes[self.maker[value]].is_view
-            lies = viewed or draft.in_memory[value]
+            in_memory = viewed or draft.in_memory[value]
             over = made and self.maker[value] in self.schedule.over
             move = MoveBuffers(
-                source_counted=lies and not made, target_counted=made, written_in_order=over, read_in_any_order=fused
+                source_counted=in_memory and not made,
+                target_counted=made,
+                written_in_order=over,
+                read_in_any_order=fused,
             )
             edges += self.moved(pair, use, self.time_of_move(value, reader, draft.nodes[target], made, stored), move)
             if made and stored:
@@ -137,14 +140,14 @@ class Memory:
             yield node, self.stored_bytes(node, value), plan.start[op], plan.end[value]
         else:
             maker, made = draft.node_of_op[op], plan.stop[op]
-            lies = self.lies_then(value)
+            row = self.moved_or_stored(value)
             if value in self.results and made:  # its buffer is there from the start
-                yield *lies, 0, made - 1
+                yield *row, 0, made - 1
             yield maker, self.kept_bytes(maker, value, "result", value - self.first_result[op]), made, made
             if plan.end[value] > made:
-                yield *lies, made + 1, plan.end[value]
+                yield *row, made + 1, plan.end[value]
 
-    def lies_then(self, value: int) -> tuple[int, int]:
+    def moved_or_stored(self, value: int) -> tuple[int, int]:
         """Returns the owner and the table of bytes of a value that its op has made.
 
         The value has been brought to where its one reader needs it, or stored.
@@ -253,7 +256,7 @@ class Memory:
                 if (
                     self.draft.in_memory[value]
                     and self.draft.producer[value] >= 0
-                    and not reads_as_it_lies(cls, position)
+                    and not reads_as_stored(cls, position)
                 ):
                     stays = self.schedule.end[value] > stop  # else its copy replaces it
                     yield (
@@ -343,7 +346,7 @@ class Memory:
         for op, position in self.readers[value]:
             if self.classes[op].is_view:
                 found += self.products_of(self.first_result[op] + position)
-            elif self.classes[op].name == PRODUCT and reads_as_it_lies(self.classes[op], position):
+            elif self.classes[op].name == PRODUCT and reads_as_stored(self.classes[op], position):
                 found.append(op)
         return found
 

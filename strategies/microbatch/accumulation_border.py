@@ -37,16 +37,16 @@ def settle_border(found: Propagation) -> None:
     needed = {
         value for value in graph.returns if found.lays[value].phase == Phase.LOOP and found.lays[value].is_partial
     }
-    held = set(partial)
+    in_loop = set(partial)
     for op in range(graph.num_ops):
         needed.update(_read_behind(found, op))
         if op not in inside:
             flows += _flows(found, op)
-    held -= {result for _, result in flows}
+    in_loop -= {result for _, result in flows}
     for op in sorted(inside):
         if found.phases[op] != Phase.APPLY:
-            held.update(_partial_operands(found, op))  # a loop reads its parts
-    near = near_side({value: _width(graph.type_of(value)) for value in partial}, flows, needed, held)
+            in_loop.update(_partial_operands(found, op))  # a loop reads its parts
+    near = near_side({value: _width(graph.type_of(value)) for value in partial}, flows, needed, in_loop)
     for value in partial:
         op = int(graph.value_op[value])
         if value not in near:
@@ -90,18 +90,18 @@ def _flows(found: Propagation, op: int) -> Iterator[tuple[int, int]]:
 
 
 def near_side(
-    widths: Mapping[int, int], flows: Sequence[tuple[int, int]], needed: Set[int], held: Set[int]
+    widths: Mapping[int, int], flows: Sequence[tuple[int, int]], needed: Set[int], in_loop: Set[int]
 ) -> set[int]:
     """Returns which values to compute in the loop, so that those read behind it are as narrow as can be.
 
     `widths` has the width of every value, earlier ones first; each pair in `flows` is a value and one that is computed
-    from it. `needed` are read behind the loop, `held` are computed in it. What nobody needs stays where its operands
+    from it. `needed` are read behind the loop, `in_loop` are computed in it. What nobody needs stays where its operands
     are.
     """
-    used = _leading_to(needed | held, flows)
+    used = _leading_to(needed | in_loop, flows)
     numbers = {value: number for number, value in enumerate(value for value in widths if value in used)}
     source, sink = 2 * len(numbers), 2 * len(numbers) + 1
-    endless = [(source, 2 * numbers[value]) for value in numbers if value in held]
+    endless = [(source, 2 * numbers[value]) for value in numbers if value in in_loop]
     endless += [(2 * numbers[value] + 1, sink) for value in numbers if value in needed]
     for value, result in flows:
         if result in numbers:

@@ -61,8 +61,8 @@ def batch_roles(roles: Roles, tested: Mapping[int, frozenset[int]]) -> Roles:
 
 
 def _is_free(roles: Roles, one: _Candidate, tested: Mapping[int, frozenset[int]]) -> bool:
-    asked = BatchRequest(2, one.members, frozenset(), frozenset(), tested)
-    return isinstance(take_in_parts(roles.graph, asked), BatchParts)
+    request = BatchRequest(2, one.members, frozenset(), frozenset(), tested)
+    return isinstance(take_in_parts(roles.graph, request), BatchParts)
 
 
 def _with_others(roles: Roles, chosen: _Candidate, every: list[_Candidate]) -> list[_Candidate]:

@@ -81,8 +81,8 @@ def _slice_loop(found: Propagation, loop: Loop, wanted: Sequence[Spec | None]) -
     if found.phases[loop.op] != Phase.SETUP or not any(spec is not None and spec > PARTIAL for spec in wanted):
         return
     lays = [Lay(Phase.LOOP, spec) if spec is not None and spec > PARTIAL else SETUP for spec in wanted]
-    whole = [value for value, spec in zip(found.gives[loop.op], wanted, strict=True) if spec == REPLICATED]
-    if not found.stable(loop, lays) or any(found.lays[value] != SETUP for value in whole):
+    replicated = [value for value, spec in zip(found.gives[loop.op], wanted, strict=True) if spec == REPLICATED]
+    if not found.stable(loop, lays) or any(found.lays[value] != SETUP for value in replicated):
         found.stable(loop, [SETUP] * len(lays))
 
 

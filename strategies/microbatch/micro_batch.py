@@ -90,30 +90,30 @@ class BatchRequest:
 Outcome = BatchParts | Sync | Uneven | NoBatch | Nothing
 
 
-def take_in_parts(graph: Graph, asked: BatchRequest) -> Outcome:
+def take_in_parts(graph: Graph, request: BatchRequest) -> Outcome:
     """Returns how `graph` takes its batch in parts, or why it cannot."""
     roles = Roles(graph)
-    if asked.batch:
-        groups = {roles.group[roles.start[argument] + dim] for argument, dim in asked.batch.items()}
-        tied = {argument: dim for group in sorted(groups) for argument, dim in _members(roles, group, asked).items()}
-        return _attempt(graph, asked, {**tied, **asked.batch})
-    every = _candidates(roles, asked)
+    if request.batch:
+        groups = {roles.group[roles.start[argument] + dim] for argument, dim in request.batch.items()}
+        tied = {argument: dim for group in sorted(groups) for argument, dim in _members(roles, group, request).items()}
+        return _attempt(graph, request, {**tied, **request.batch})
+    every = _candidates(roles, request)
     first: Outcome | None = None
     for one in every:
         if one.carried == every[0].carried and one.work >= every[0].work * LEAST_SHARE:
-            outcome = _attempt(graph, asked, one.batch)
+            outcome = _attempt(graph, request, one.batch)
             if isinstance(outcome, BatchParts):
-                return _with_others(graph, asked, every, outcome)
+                return _with_others(graph, request, every, outcome)
             first = first or outcome
     return first or NoBatch()
 
 
-def _with_others(graph: Graph, asked: BatchRequest, every: Sequence[_Candidate], outcome: BatchParts) -> BatchParts:
+def _with_others(graph: Graph, request: BatchRequest, every: Sequence[_Candidate], outcome: BatchParts) -> BatchParts:
     """Adds the batches of other inputs, where it is known which arguments are inputs."""
     if any(argument.alias is not None for argument in graph.arguments):
         for other in every:
             if not other.carried and not outcome.batch.keys() & other.batch.keys():
-                both = _attempt(graph, asked, {**outcome.batch, **other.batch})
+                both = _attempt(graph, request, {**outcome.batch, **other.batch})
                 outcome = both if isinstance(both, BatchParts) else outcome
     return outcome
 
@@ -127,28 +127,28 @@ class _Candidate:
     carried: bool
 
 
-def _candidates(roles: Roles, asked: BatchRequest) -> list[_Candidate]:
+def _candidates(roles: Roles, request: BatchRequest) -> list[_Candidate]:
     """Returns what may be the batch, best first."""
     graph = roles.graph
     work = group_work(roles)
     inputs = [
         number
         for number, argument in enumerate(graph.arguments)
-        if argument.alias is None and number not in asked.whole
+        if argument.alias is None and number not in request.whole
     ]
     found = []
     for group in dict.fromkeys(roles.group[dim] for number in inputs for dim in roles.dims(number)):
-        batch = _members(roles, group, asked)
+        batch = _members(roles, group, request)
         carried = any(graph.arguments[number].alias is not None for number in batch)
         found.append(_Candidate(batch, work.get(group, 0), carried))
     busy = [one for one in found if one.work] or found
     return sorted(busy, key=lambda one: (one.carried, -one.work, min(one.batch.values()), min(one.batch)))
 
 
-def _members(roles: Roles, group: int, asked: BatchRequest) -> Batch:
+def _members(roles: Roles, group: int, request: BatchRequest) -> Batch:
     found: dict[int, int] = {}
     for number in range(len(roles.graph.arguments)):
-        if number not in asked.whole:
+        if number not in request.whole:
             for offset, dim in enumerate(roles.dims(number)):
                 if roles.group[dim] == group:
                     found.setdefault(number, offset)
@@ -166,13 +166,13 @@ def group_work(roles: Roles) -> dict[int, int]:
     return work
 
 
-def _attempt(graph: Graph, asked: BatchRequest, batch: Batch) -> Outcome:
+def _attempt(graph: Graph, request: BatchRequest, batch: Batch) -> Outcome:
     sizes = [graph.type_of(argument).shape[dim] for argument, dim in batch.items()]
-    even = all(size % asked.parts == 0 and size for size in sizes)
-    parts = asked.parts if even else _least_divisor(gcd(*sizes))
+    even = all(size % request.parts == 0 and size for size in sizes)
+    parts = request.parts if even else _least_divisor(gcd(*sizes))
     if parts == 1 and not even:
         return Uneven(batch)
-    found = Propagation(graph, parts, batch, asked.copied, asked.tested)
+    found = Propagation(graph, parts, batch, request.copied, request.tested)
     settle_border(found)
     sync = _sync(found, batch)
     if sync is not None:

@@ -329,9 +329,9 @@ class Propagation:
 
         It is the operand that is not split, if there is one, or else the last block.
         """
-        whole = [position for position, lay in enumerate(lays) if lay.phase == Phase.APPLY or lay.is_partial]
-        if whole:
-            return Meeting(op, whole[0], values[whole[0]], self.source(values[whole[0]]))
+        unsplit = [position for position, lay in enumerate(lays) if lay.phase == Phase.APPLY or lay.is_partial]
+        if unsplit:
+            return Meeting(op, unsplit[0], values[unsplit[0]], self.source(values[unsplit[0]]))
         last = max(position for position, lay in enumerate(lays) if lay.is_split)
         return Meeting(op, last, values[last], -1)
 

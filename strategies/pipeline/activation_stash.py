@@ -121,10 +121,10 @@ class Handing:
         for op in np.flatnonzero(self.parts.body & ~self.parts.free).tolist():
             if op not in adds:
                 last.update(dict.fromkeys(self._made_of(op, anywhere, 0), op))
-        whole_bytes = (self.graph.value_bytes() * self.graph.copies()).tolist()
+        total_bytes = (self.graph.value_bytes() * self.graph.copies()).tolist()
         change = np.zeros((2, self.graph.num_ops + 1))
         for value, end in last.items():
-            start, size = self.value_op[value], whole_bytes[value]
+            start, size = self.value_op[value], total_bytes[value]
             weights = np.array([size, size * (end - start)])
             change[:, start] += weights
             change[:, end] -= weights
@@ -141,7 +141,7 @@ class Handing:
 
         `stage` [ops] are the virtual stages of the body.
         """
-        late, whole = self._read_late(stage, forward, backward)
+        late, from_memory = self._read_late(stage, forward, backward)
         values: list[int] = []
         reads: dict[int, tuple[int, ...]] = {}
         waiting = [-value for value in late]
@@ -153,28 +153,28 @@ class Handing:
             values.append(value)
             op = self.value_op[value]
             is_view = self.graph.cls(op).is_view
-            if stage[op] == forward and self._can_repeat(op) and (is_view or value not in whole):
+            if stage[op] == forward and self._can_repeat(op) and (is_view or value not in from_memory):
                 reads[value] = self._made_of(op, stage, forward)
-                whole.update(reads[value] if is_view and value in whole else ())
+                from_memory.update(reads[value] if is_view and value in from_memory else ())
                 for source in reads[value]:
                     heappush(waiting, -source)
         values.reverse()
         return _result(late, reads, self._repeated(values, reads, late))
 
-    def size(self, handed: ActivationStash) -> float:
+    def size(self, stash: ActivationStash) -> float:
         """Returns the bytes that are kept."""
-        return sum(self.num_bytes[value] for value in handed.kept)
+        return sum(self.num_bytes[value] for value in stash.kept)
 
     def _read_late(self, stage: Ints, forward: int, backward: int) -> tuple[dict[int, list[int]], set[int]]:
         """Returns what is read of the forward pass, by which ops, and what of it some op reads from memory."""
         late: dict[int, list[int]] = {}
-        whole: set[int] = set()
+        from_memory: set[int] = set()
         for op in np.flatnonzero(self.parts.body & ~self.parts.free & (stage == backward)).tolist():
             for value in self._made_of(op, stage, forward):
                 late.setdefault(value, []).append(op)
                 if not self.reads_elements[op]:
-                    whole.add(value)
-        return late, whole
+                    from_memory.add(value)
+        return late, from_memory
 
     def _made_of(self, op: int, stage: Ints, forward: int) -> tuple[int, ...]:
         """Returns the values of the forward pass that an op reads, up to this virtual stage."""

@@ -104,7 +104,7 @@ class _Assembly:
         for launch in self.launches:
             self.launch(launch)
         for number, name in enumerate(self.staged.results):
-            self.instructions.append(Fetch(self.where[self.giver_rank(name), (name, None)], number))
+            self.instructions.append(Fetch(self.where[self.source_rank(name), (name, None)], number))
 
     def rank_of(self, launch: Launch) -> int:
         """The rank that runs a launch."""
@@ -125,11 +125,11 @@ class _Assembly:
             seen[rank] += 1
         return first
 
-    def giver_rank(self, name: str) -> int:
+    def source_rank(self, name: str) -> int:
         """The rank on which a value is made or fed."""
-        givers = [self.order.rank_of[part.stage] for part in self.staged.parts if name in part.gives]
-        assert len(set(givers)) <= 1, f"{name!r} is given on several ranks"
-        return givers[0] if givers else self.home(name)
+        producers = [self.order.rank_of[part.stage] for part in self.staged.parts if name in part.gives]
+        assert len(set(producers)) <= 1, f"{name!r} is given on several ranks"
+        return producers[0] if producers else self.home(name)
 
     def home(self, name: str) -> int:
         """The rank to which an argument is fed.
@@ -237,15 +237,15 @@ def _donating(
     """The programs with those of their pairs that hold at each run."""
     last = _last_touch(instructions)
     needed = kept.union([one.source for one in instructions if isinstance(one, Transfer | Fetch)])
-    holds = {(number, pair): True for number, program in enumerate(programs) for pair in program.donated}
+    valid = {(number, pair): True for number, program in enumerate(programs) for pair in program.donated}
     for at, one in enumerate(instructions):
         if isinstance(one, Run):
             for pair in programs[one.program].donated:
                 slot = one.inputs[pair[0]]
-                holds[one.program, pair] &= last[slot] == at and slot not in needed and one.inputs.count(slot) == 1
+                valid[one.program, pair] &= last[slot] == at and slot not in needed and one.inputs.count(slot) == 1
     return tuple(
         [
-            replace(program, donated=tuple([pair for pair in program.donated if holds[number, pair]]))
+            replace(program, donated=tuple([pair for pair in program.donated if valid[number, pair]]))
             for number, program in enumerate(programs)
         ]
     )

@@ -36,7 +36,7 @@ def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
     node_of = {(node.kind, node.number): number for number, node in enumerate(choice.nodes)}
     tables, number_of = list(problem.tables), dict[tuple[int, int, int, int], int]()
     added: list[tuple[int, int]] = []
-    for value in _handed_on(graph, loop):
+    for value in _stashed_values(graph, loop):
         op, kind = int(graph.value_op[value]), graph.type_of(value)
         node = node_of.get(("value", value))
         result = 0 if node is not None else value - graph.results(op).start
@@ -62,7 +62,7 @@ def _joined(one: Residents, other: Residents) -> Residents:
     return Residents(*(np.concatenate(pair) for pair in pairs))
 
 
-def _handed_on(graph: Graph, loop: Loop) -> list[int]:
+def _stashed_values(graph: Graph, loop: Loop) -> list[int]:
     """Returns the values that would be handed on if a micro-batch were two programs, which part where most is held."""
     unknown: Floats = np.zeros(graph.num_ops)
     handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes() * graph.copies())

@@ -120,18 +120,18 @@ def task_of(staged: StagedStep, launch: Launch) -> Task:
 def _waits(staged: StagedStep) -> list[dict[int, str]]:
     """For each part, the other parts that must run before it, and the first value of each that it reads.
 
-    An accumulator has two givers. Who reads it after the micro-batches waits for both, and so for its last value.
+    An accumulator has two producers. Who reads it after the micro-batches waits for both, and so for its last value.
     """
-    givers: dict[str, list[int]] = defaultdict(list)
+    producers: dict[str, list[int]] = defaultdict(list)
     for number, part in enumerate(staged.parts):
         for name in part.gives:
-            givers[name].append(number)
+            producers[name].append(number)
     waits: list[dict[int, str]] = [{} for _ in staged.parts]
     for number, part in enumerate(staged.parts):
         for name in part.reads:
-            for giver in givers[name]:
-                if giver != number:
-                    waits[number].setdefault(giver, name)
+            for producer in producers[name]:
+                if producer != number:
+                    waits[number].setdefault(producer, name)
     return waits
 
 
@@ -140,13 +140,13 @@ def _awaited(staged: StagedStep, waits: Sequence[dict[int, str]], launch: Launch
 
     They are those of its own micro-batch, or those of all.
     """
-    for giver, name in waits[launch.part].items():
-        if staged.parts[giver].phase in ONCE:
-            yield Launch(giver, None), name
+    for producer, name in waits[launch.part].items():
+        if staged.parts[producer].phase in ONCE:
+            yield Launch(producer, None), name
         elif launch.micro_batch is not None:
-            yield Launch(giver, launch.micro_batch), name
+            yield Launch(producer, launch.micro_batch), name
         else:
-            yield from ((Launch(giver, i), name) for i in range(staged.num_micro_batches))
+            yield from ((Launch(producer, i), name) for i in range(staged.num_micro_batches))
 
 
 def _deadlock(

@@ -75,12 +75,12 @@ def simulate(step: Step, costs: Costs) -> Simulation:
                 ready_s |= dict.fromkeys(outputs, free_s[rank])
                 spans.append(Span(rank, task, start_s, free_s[rank]))
             case Transfer(uid, source, target):
-                way = (step.slots[source].rank, step.slots[target].rank)
-                start_s = max(ready_s[source], link_free_s[way])
-                link = costs.links[way[0]][way[1]]
+                ranks = (step.slots[source].rank, step.slots[target].rank)
+                start_s = max(ready_s[source], link_free_s[ranks])
+                link = costs.links[ranks[0]][ranks[1]]
                 end_s = start_s + link.latency_s + local_bytes(step.slots[source].layout, step.mesh) / link.bytes_per_s
-                link_free_s[way] = ready_s[target] = end_s
-                moves.append(TransferSpan(uid, *way, start_s, end_s))
+                link_free_s[ranks] = ready_s[target] = end_s
+                moves.append(TransferSpan(uid, *ranks, start_s, end_s))
             case Feed(target=target):
                 ready_s[target] = 0.0
             case Free() | Fetch():

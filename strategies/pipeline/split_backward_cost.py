@@ -38,7 +38,7 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
     """Returns what the ops of a plan's micro-batch take more in two programs than in one."""
     graph, parts = plan.graph, handing.parts
     in_place = written_in_place(graph)
-    whole = OpCosts(graph, model, materialized(graph).tolist(), in_place)
+    unsplit = OpCosts(graph, model, materialized(graph).tolist(), in_place)
     times = graph.times() / (1 if parts.loop is None else max(1, parts.loop.trips or 1))
     late = np.arange(graph.num_ops) > handing.turns[0]
     again = np.zeros(graph.num_ops, dtype=bool)
@@ -52,8 +52,8 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
 
     back = program(late | again, ())
     for costs, ops in ((program(~late, handing.halves.kept), ~late), (back, late)):
-        for op in _changed(graph, whole, costs, parts.body & ops & ~parts.free):
-            found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - whole.state_s(op, plan.ops[op]))
+        for op in _changed(graph, unsplit, costs, parts.body & ops & ~parts.free):
+            found.more_s[op] = times[op] * (costs.state_s(op, plan.ops[op]) - unsplit.state_s(op, plan.ops[op]))
     for op in np.flatnonzero(again).tolist():
         found.again_s[op] = times[op] * back.state_s(op, plan.ops[op])
     return found
@@ -61,7 +61,7 @@ def split_backward_cost(plan: ShardingPlan, model: CostModel, handing: Handing) 
 
 def _changed(graph: Graph, one: OpCosts, other: OpCosts, ops: Bools) -> list[int]:
     """Returns those of `ops` that read or write other values of memory in two programs."""
-    read = (np.array(one.lies) != np.array(other.lies))[graph.uses]
+    read = (np.array(one.from_memory) != np.array(other.from_memory))[graph.uses]
     made = np.array(one.in_memory) != np.array(other.in_memory)
     changed = np.zeros(graph.num_ops, dtype=bool)
     changed[np.repeat(np.arange(graph.num_ops), np.diff(graph.use_start))[read]] = True

@@ -159,8 +159,8 @@ class _Kinds(dict[tuple[Phase, int], _Kind]):
         self.input = [_Ends() for _ in range(times.num_stages)]
         links: dict[tuple[int, int], _Link] = {}
         for giving, taking, seconds in times.moves:
-            way = rank_of[giving], rank_of[taking]
-            link = links.setdefault(way, _Link()) if way[0] != way[1] else None
+            ranks = rank_of[giving], rank_of[taking]
+            link = links.setdefault(ranks, _Link()) if ranks[0] != ranks[1] else None
             (self.forward if giving < taking else self.input)[giving].sends[taking] = ({}, seconds, link)
 
     def __missing__(self, key: tuple[Phase, int]) -> _Kind:

@@ -144,12 +144,12 @@ class _Reader:
 
     def _compare(self, op: int, operands: Sequence[int]) -> None:
         """Notes which values an op makes that are there already."""
-        way = (int(self.graph.op_class[op]), *(self.alike[value] for value in operands))
+        key = (int(self.graph.op_class[op]), *(self.alike[value] for value in operands))
         for position, value in enumerate(self.graph.results(op)):
             if self.graph.cls(op).name == BARRIER:
                 self.alike[value] = self.alike[operands[position]]
             elif operands:
-                self.alike[value] = self.known.setdefault((*way, -1 - position), value)
+                self.alike[value] = self.known.setdefault((*key, -1 - position), value)
                 if self.alike[value] != value and self.follows_barrier[value]:
                     self.made_again.add(self.alike[value])
 

@@ -31,12 +31,12 @@ _MOST_PLACES: Final = 192
 class Pieces:
     """Units of one stage in pieces, in program order, and what stays of each when the others are computed.
 
-    `crossing[p]` are the values of piece p that later pieces read. `held_bytes` is what is held at most.
+    `crossing[p]` are the values of piece p that later pieces read. `alive_bytes` is what is held at most.
     """
 
     units: tuple[tuple[Unit, ...], ...]
     crossing: tuple[frozenset[int], ...]
-    held_bytes: float
+    alive_bytes: float
 
 
 def cut_in_pieces(stash: Stash, units: Sequence[Unit], in_flight: int) -> Pieces:
@@ -52,7 +52,7 @@ def cut_in_pieces(stash: Stash, units: Sequence[Unit], in_flight: int) -> Pieces
     for value, made in at.items():
         spans.append((made, readers.get(value, made), stash.num_bytes[value], value in stash.late))
     places = _places(spans, len(last))
-    path, held = _best_path(*_tables(spans, places), in_flight)
+    path, alive_bytes = _best_path(*_tables(spans, places), in_flight)
     bounds = [places[number] for number in path]
     pieces = tuple(tuple(units[a:b]) for a, b in zip([0, *bounds[:-1]], bounds, strict=True))
     piece_of = {value: p for p, piece in enumerate(pieces) for unit in piece for value in unit.makes}
@@ -61,7 +61,7 @@ def cut_in_pieces(stash: Stash, units: Sequence[Unit], in_flight: int) -> Pieces
         for value in (value for unit in piece for value in unit.reads):
             if piece_of.get(value, p) != p:
                 crossing[piece_of[value]].add(value)
-    return Pieces(pieces, tuple(map(frozenset, crossing)), held)
+    return Pieces(pieces, tuple(map(frozenset, crossing)), alive_bytes)
 
 
 def _places(spans: Sequence[tuple[int, int, int, bool]], num_units: int) -> list[int]:
@@ -126,14 +126,14 @@ def _shortest(lengths: Ints) -> list[int] | None:
     `lengths` [b, a] are from a to b.
     """
     count = len(lengths)
-    way: Ints = np.full(count, _FAR)
+    shortest: Ints = np.full(count, _FAR)
     before = [0] * count
-    way[0] = 0
+    shortest[0] = 0
     for b in range(1, count):
-        reached = way[:b] + lengths[b, :b]
+        reached = shortest[:b] + lengths[b, :b]
         before[b] = int(reached.argmin())
-        way[b] = min(_FAR, reached[before[b]])
-    if way[-1] >= _FAR:
+        shortest[b] = min(_FAR, reached[before[b]])
+    if shortest[-1] >= _FAR:
         return None
     path = [count - 1]
     while before[path[-1]]:

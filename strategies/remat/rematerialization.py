@@ -53,7 +53,7 @@ class Block:
 class StageChoice:
     """What one stage does. Bytes are of one micro-batch, seconds are added to each.
 
-    `held_bytes` is what it holds of the stash at most, for `in_flight` micro-batches: what is kept, and the largest
+    `alive_bytes` is what it holds of the stash at most, for `in_flight` micro-batches: what is kept, and the largest
     that is made again. `bound_s`: no choice with these pieces that keeps as little takes less.
     """
 
@@ -61,7 +61,7 @@ class StageChoice:
     stash_bytes: int
     kept_bytes: int
     in_flight: int
-    held_bytes: int
+    alive_bytes: int
     added_s: float
     bound_s: float
     blocks: tuple[Block, ...]
@@ -131,7 +131,7 @@ class _Stage:
         if sum(sum(piece.may_repeat) for piece in self.local) <= _FEW_UNITS:
             repeated = min([repeated, _units(self.local, room) or repeated], key=self._seconds)
         made = self._made(repeated, bound)
-        return made if nothing.held_bytes - made.held_bytes > _LEAST_GAIN * nothing.held_bytes else nothing
+        return made if nothing.alive_bytes - made.alive_bytes > _LEAST_GAIN * nothing.alive_bytes else nothing
 
     def _seconds(self, repeated: Sequence[tuple[int, ...]]) -> float:
         return sum(piece.seconds[unit] for piece, units in zip(self.local, repeated, strict=True) for unit in units)
@@ -175,17 +175,17 @@ class _Stage:
             default=0,
         )
         num_kept = sum(self.stash.num_bytes[value] for value in kept)
-        held = self.in_flight * num_kept + largest
+        alive_bytes = self.in_flight * num_kept + largest
         if self.in_flight == 1:  # what the backward pass begins with is gone when pieces are made again
             begun = {value for unit in self.pieces.units[-1] for value in unit.makes} if self.units else set()
-            held = max(num_kept, held - sum(self.stash.num_bytes[value] for value in kept & begun))
+            alive_bytes = max(num_kept, alive_bytes - sum(self.stash.num_bytes[value] for value in kept & begun))
         blocks = tuple(
             Block(self.stage, tuple(unit.op for unit in units), piece[0].op, piece[-1].op)
             for units, piece in zip(again, self.pieces.units, strict=True)
             if units
         )
         return StageChoice(
-            self.stage, self.total, num_kept, self.in_flight, held, self._seconds(repeated), bound, blocks
+            self.stage, self.total, num_kept, self.in_flight, alive_bytes, self._seconds(repeated), bound, blocks
         )
 
 

@@ -269,7 +269,7 @@ class Builder(Tables):
         made = graph.value_op >= 0
         maker = graph.value_op[made]
         known[made] = np.where(passes[maker], np.array(self.has_shape, dtype=bool)[made], ~free[maker])
-        reads = (known + 2 * np.array(self.op_costs.lies, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
+        reads = (known + 2 * np.array(self.op_costs.from_memory, dtype=bool))[graph.uses].astype(np.uint8).tobytes()
         gives = np.array(self.in_memory, dtype=bool).tobytes()
         found = []
         for op, number in enumerate(self.op_class):

@@ -93,7 +93,7 @@ def find_fitting(
     free = search.free(budget_bytes, first, peak_of)
     if not isinstance(free, Answer):
         return free
-    best = told(free, peak_of)
+    best = with_peak(free, peak_of)
     if best.peak_bytes <= budget_bytes:
         return best
     search.remember(with_memory())
@@ -108,7 +108,7 @@ def fit(search: Search, budget_bytes: float | None, free: Outcome, peak_of: Peak
     if not isinstance(free, Answer):
         return free
     programs = Programs(search.problem, peak_of)
-    best = told(free, programs.tell)
+    best = with_peak(free, programs.tell)
     if budget_bytes is None or best.peak_bytes <= budget_bytes:
         return best
     share = best.peak_bytes / free.peak_bytes
@@ -167,7 +167,7 @@ class _Fitting:
 
     def weigh(self, limit: float, found: Answer) -> bool:
         """Takes up an answer; says whether there may be a better one under another limit."""
-        answer = told(found, self.programs.tell)
+        answer = with_peak(found, self.programs.tell)
         if answer.peak_bytes > self.budget:
             self.limits.lower(min(limit, found.peak_bytes), answer.peak_bytes / self.budget)
             return True
@@ -221,17 +221,17 @@ class _Fitting:
         if leaves and self.is_small and limit > max(self.highest, self.limits.least):
             found = self.within(limit)
             if isinstance(found, Answer) and self.programs.tell(found.states) <= self.budget:
-                self.take(limit, told(found, self.programs.tell))
+                self.take(limit, with_peak(found, self.programs.tell))
 
     def smallest_that_fits(self) -> Answer | None:
         """Returns one of the choices of least rows if its program fits."""
-        answers = (told(one, self.programs.tell) for one in self.search.smallest(_SMALLEST))
+        answers = (with_peak(one, self.programs.tell) for one in self.search.smallest(_SMALLEST))
         return next((one for one in answers if one.peak_bytes <= self.budget), None)
 
     def go_by_programs(self) -> None:
         """Asks for programs of choices that searches have found, and of mixtures of these."""
         programs = self.programs
-        if min(one.peak_bytes for one in programs.told.values()) > _NEAR * self.budget or not self.is_worth_programs():
+        if min(one.peak_bytes for one in programs.known.values()) > _NEAR * self.budget or not self.is_worth_programs():
             return
         programs.left = min(max(_PROGRAM_STEPS // max(len(self.free.states), 1), _LEAST_PROGRAMS), _MOST_PROGRAMS)
         enough = self.free.cost * (1 + (self.search.limits.gap if self.is_small else _GAIN))
@@ -252,8 +252,8 @@ class _Fitting:
         """
         if self.answer is None or self.is_small:
             return True
-        whole = self.programs.tell(self.free.states)
-        left = (self.budget - self.answer.peak_bytes) / (whole - self.answer.peak_bytes)
+        free_peak = self.programs.tell(self.free.states)
+        left = (self.budget - self.answer.peak_bytes) / (free_peak - self.answer.peak_bytes)
         gain = self.answer.cost - self.answer.bound + (self.answer.cost - self.free.cost) * left
         return gain > self.worth * self.answer.cost
 
@@ -265,7 +265,7 @@ class _Fitting:
         bound, limit = max((bound, -limit) for limit, bound in self.bounds if rows <= limit)
         within = f", within {format_bytes(-limit)} of rows" if limit > -inf else ""
         words = f"{self.search.solver.method} at memory prices, recombined by programs{within}"
-        self.answer = told(make_answer(self.search.problem, states, bound, words), self.programs.tell)
+        self.answer = with_peak(make_answer(self.search.problem, states, bound, words), self.programs.tell)
 
     @property
     def is_small(self) -> bool:
@@ -279,7 +279,7 @@ class _Fitting:
         """
         if self.refused is None or self.refused.peak_bytes is None:
             return self.refused
-        found = min(one.peak_bytes for one in self.programs.told.values())
+        found = min(one.peak_bytes for one in self.programs.known.values())
         if isinstance(self.refused, Unsolved):
             return replace(self.refused, peak_bytes=found)
         return Infeasible(min(self.refused.peak_bytes * self.share, found), found)
@@ -348,6 +348,6 @@ def _each_once(peak_of: PeakOf) -> PeakOf:
     return peak
 
 
-def told(answer: Answer, peak_of: PeakOf) -> Answer:
+def with_peak(answer: Answer, peak_of: PeakOf) -> Answer:
     """Returns an answer with the peak of its program."""
     return replace(answer, peak_bytes=peak_of(answer.states))

@@ -36,7 +36,7 @@ _TIE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Told:
+class KnownChoice:
     """A choice [nodes] whose program is known: the peak of that, and of its rows, in bytes."""
 
     states: Ints
@@ -46,7 +46,7 @@ class Told:
 
 @dataclass(eq=False)
 class Programs:
-    """The peaks of the programs of choices, each found once (`told`, by bytes of the choice).
+    """The peaks of the programs of choices, each found once (`known`, by bytes of the choice).
 
     `left` is how many more may be found.
     """
@@ -54,18 +54,18 @@ class Programs:
     problem: Problem
     peak_of: PeakOf
     left: int = 0
-    told: dict[bytes, Told] = field(default_factory=dict)
+    known: dict[bytes, KnownChoice] = field(default_factory=dict)
 
     def tell(self, states: Ints) -> float:
         """Returns the peak of a choice [nodes], whatever is left."""
         key = states.tobytes()
-        if key not in self.told:
-            self.told[key] = Told(states, self.peak_of(states), self.rows(states))
-        return self.told[key].peak_bytes
+        if key not in self.known:
+            self.known[key] = KnownChoice(states, self.peak_of(states), self.rows(states))
+        return self.known[key].peak_bytes
 
     def ask(self, states: Ints) -> float:
         """Returns the peak of a choice [nodes]; infinite where it is not known and no more may be asked for."""
-        if states.tobytes() not in self.told:
+        if states.tobytes() not in self.known:
             if not self.left:
                 return inf
             self.left -= 1
@@ -80,8 +80,8 @@ class Programs:
 
         That is more or less than the program most like it, by as much as its rows.
         """
-        told = list(self.told.values())
-        near = told[int((np.array([one.states for one in told]) != states).sum(axis=1).argmin())]
+        known = list(self.known.values())
+        near = known[int((np.array([one.states for one in known]) != states).sum(axis=1).argmin())]
         return near.peak_bytes * self.rows(states) / near.rows_bytes if near.rows_bytes else near.peak_bytes
 
 
@@ -120,7 +120,7 @@ class TakingOver:
     def cheapest_known(self, best: Ints) -> Ints:
         """Returns the cheapest of the choices that are known and fit, as far as they are asked."""
         while self.goes_on(best):
-            fresh = (one for one in self.cheaper(best) if one.tobytes() not in self.programs.told)
+            fresh = (one for one in self.cheaper(best) if one.tobytes() not in self.programs.known)
             picked = next((one for one in fresh if self.programs.estimate(one) <= self.budget), None)
             if picked is None:
                 return best
@@ -149,7 +149,7 @@ class TakingOver:
 
     def lowered(self) -> Ints:
         """Returns the choice of least program found, no farther than to the first that fits."""
-        best = min(self.programs.told.values(), key=lambda one: one.peak_bytes).states
+        best = min(self.programs.known.values(), key=lambda one: one.peak_bytes).states
         for other in sorted(self.choices, key=self.programs.estimate)[:_SOURCES]:
             parts = Difference.of(self.programs.problem, best, other)
             order = np.argsort(parts.cost_changes(), kind="stable").tolist()

@@ -80,7 +80,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _Conditioned:
     """The best choice found with nodes at a state [nodes], its cost, and what every such choice costs at least.
 
     The cost is infinite where none was found.
@@ -101,9 +101,9 @@ class Reach:
         self.excess: list[Floats] = []
         self.classes: Ints = np.zeros(0, dtype=np.int64)
         self.stays = answer.states
-        self.held: HeldChoices | None = None
+        self.conditional: HeldChoices | None = None
         try:
-            self.held = HeldChoices(problem, answer.states, _MOST_ENTRIES)
+            self.conditional = HeldChoices(problem, answer.states, _MOST_ENTRIES)
         except TooWideError:
             self._near(answer)
 
@@ -119,19 +119,19 @@ class Reach:
             self.room = answer.cost - self.bound + share * abs(answer.cost)
             masks = states_within(ascent, self.excess, self.room, least=False)
             try:
-                self.held = HeldChoices(self.problem, answer.states, _MOST_ENTRIES, masks)
+                self.conditional = HeldChoices(self.problem, answer.states, _MOST_ENTRIES, masks)
             except TooWideError:
                 continue
             return
         self.room = 0.0
 
-    def of(self, nodes: Sequence[int], state: int) -> _Held:
+    def of(self, nodes: Sequence[int], state: int) -> _Conditioned:
         """Returns what `nodes` at `state` come to."""
-        cost, states = self.held.hold(nodes, state) if self.held else (np.inf, self.stays)
+        cost, states = self.conditional.hold(nodes, state) if self.conditional else (np.inf, self.stays)
         bound = min(cost, self.bound + self.room)  # a choice below that has no state that was left out
         if self.excess:
             bound = max(bound, self.bound + max(float(self.excess[self.classes[node]][state]) for node in nodes))
-        return _Held(state, states, cost, bound)
+        return _Conditioned(state, states, cost, bound)
 
 
 @dataclass(eq=False)
@@ -178,7 +178,7 @@ class Alternatives:
         found = [known for one in every[:MOST] if (known := self.known(nodes, one, after)).is_legal]
         return sorted(found, key=_added)
 
-    def known(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
+    def known(self, nodes: Sequence[int], one: _Conditioned, after: int) -> Alternative:
         """Returns what is known of an alternative, once it is searched for if there is more to know.
 
         At least `after` steps are left for later searches.
@@ -198,7 +198,7 @@ class Alternatives:
         self.left -= steps
         return True
 
-    def found(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
+    def found(self, nodes: Sequence[int], one: _Conditioned, after: int) -> Alternative:
         """Returns what is known of an alternative without a search: the best choice that fits."""
         at_least = max(0.0, one.bound - self.answer.cost)
         if not np.isfinite(one.bound):
@@ -225,7 +225,7 @@ class Alternatives:
             "no choice with it that is predicted to fit was found" if choices else "only together with others",
         )
 
-    def searched(self, nodes: Sequence[int], one: _Held, after: int) -> Alternative:
+    def searched(self, nodes: Sequence[int], one: _Conditioned, after: int) -> Alternative:
         """Returns what changes where the others are chosen anew."""
         search = Search(hold(self.problem, nodes, one.state), self.limits)
         self._go_on(search.solver, one)
@@ -250,7 +250,7 @@ class Alternatives:
         exact = parts.step_s - at_least <= PROOF_TOLERANCE * self.answer.cost
         return Alternative(one.state, parts, parts.step_s if exact else at_least)
 
-    def _go_on(self, solver: Solver, one: _Held) -> None:
+    def _go_on(self, solver: Solver, one: _Conditioned) -> None:
         """Lets a search begin with what the first one has come to."""
         first = self.solver
         solver.store, solver.is_wide, solver.order, solver.charged = (

@@ -28,7 +28,7 @@ MOST_SEGMENTS: Final = 64
 
 OUTSIDE: Final = -1
 _ELSEWHERE: Final = 2
-"""The way of an operand that comes from outside; else it is -1, 0 or 1 layers away."""
+"""The offset of an operand that comes from outside; else it is -1, 0 or 1 layers away."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +36,12 @@ class Stretch:
     """Alike layers.
 
     Shapes: `ops` [layers, columns], layers in the order of the model; `reads` [layers, operands of a layer], the values
-    that they read, of one column after the other; `way` [operands of a layer], how many layers away each is made.
+    that they read, of one column after the other; `offset` [operands of a layer], how many layers away each is made.
     """
 
     ops: Ints
     reads: Ints
-    way: Ints
+    offset: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,18 +129,18 @@ def _stretch(graph: Graph, ops: Ints) -> Stretch | None:
     away = np.where(layer[made] == OUTSIDE, _ELSEWHERE, layer[made] - np.arange(num_layers)[:, None])
     source = np.where(away == _ELSEWHERE, OUTSIDE, column[made])
     result = np.where(away == _ELSEWHERE, 0, reads - graph.result_start[np.maximum(made, 0)])
-    way = away[num_layers // 2]
+    offset = away[num_layers // 2]
     alike = np.ones(reads.shape, dtype=bool)
     for what in (away, source, result):
         alike &= what == what[num_layers // 2]
-    alike[0] |= (way == -1) & (away[0] == _ELSEWHERE)
-    alike[-1] |= (way == 1) & (away[-1] == _ELSEWHERE)
-    if not alike.all() or not np.isin(way, (-1, 0, 1, _ELSEWHERE)).all():
+    alike[0] |= (offset == -1) & (away[0] == _ELSEWHERE)
+    alike[-1] |= (offset == 1) & (away[-1] == _ELSEWHERE)
+    if not alike.all() or not np.isin(offset, (-1, 0, 1, _ELSEWHERE)).all():
         return None
     given = reads[:, _given_apart(graph, reads)]
     reader = np.full(len(graph.arguments), OUTSIDE, dtype=np.int64)
     reader[given] = np.arange(num_layers)[:, None]
-    return Stretch(ops, reads, way) if (reader[given] == np.arange(num_layers)[:, None]).all() else None
+    return Stretch(ops, reads, offset) if (reader[given] == np.arange(num_layers)[:, None]).all() else None
 
 
 def _given_apart(graph: Graph, reads: Ints) -> Bools:
@@ -194,7 +194,8 @@ def _read_of_groups(graph: Graph, stretch: Stretch, group: Ints, uses: Ints) -> 
     standing = [layer for layer in range(num_layers) if group[stretch.ops[layer, 0]] != OUTSIDE]
     for layer, behind in zip(standing, [*standing[1:], num_layers], strict=True):
         reads = stretch.reads[layer].copy()
-        reads[stretch.way == 1] = stretch.reads[behind - 1][stretch.way == 1]  # the standing layer is its group's first
+        is_next = stretch.offset == 1
+        reads[is_next] = stretch.reads[behind - 1][is_next]  # the standing layer is its group's first
         places = np.concatenate(
             [np.arange(graph.use_start[op], graph.use_start[op + 1]) for op in stretch.ops[layer].tolist()]
         )

@@ -141,19 +141,19 @@ def _lifetimes(graph: Graph, flow: Flow, stages: _Stages) -> tuple[Ints, Ints]:
 def _homes(graph: Graph, flow: Flow, stages: _Stages, turn: int | None) -> list[int]:
     """Returns the segment of each op, by the rules of this file [ops]."""
     last, back = (max(turn - 1, 0), turn + 1) if turn is not None else (stages.num_cuts, stages.num_cuts + 1)
-    ways = list(zip(stages.after, stages.before, strict=True))
-    rule = [1 if before < last else 3 if after >= back else 2 if after else 4 for after, before in ways]
+    reach = list(zip(stages.after, stages.before, strict=True))
+    rule = [1 if before < last else 3 if after >= back else 2 if after else 4 for after, before in reach]
     home = [
         min(before if kind == 1 else after if kind == 2 else last, last)
-        for kind, (after, before) in zip(rule, ways, strict=True)
+        for kind, (after, before) in zip(rule, reach, strict=True)
     ]
     least = [segment if kind <= 2 else 0 for kind, segment in zip(rule, home, strict=True)]
     for reader, producer in _between_ops(flow):
         if rule[reader] in (2, 4):
             least[reader] = max(least[reader], least[producer])
     home = [least[op] if kind == 2 else home[op] for op, kind in enumerate(rule)]
-    told = _told(graph, flow, rule, home, last)
-    home = [told[op] if kind == 3 else home[op] for op, kind in enumerate(rule)]
+    least_of = _least_segments(graph, flow, rule, home, last)
+    home = [least_of[op] if kind == 3 else home[op] for op, kind in enumerate(rule)]
     anything, value = values_read(graph)
     for reader, producer in zip(anything[::-1].tolist(), graph.value_op[value][::-1].tolist(), strict=True):
         if producer >= 0 and rule[producer] == 4:
@@ -161,16 +161,16 @@ def _homes(graph: Graph, flow: Flow, stages: _Stages, turn: int | None) -> list[
     return home
 
 
-def _told(graph: Graph, flow: Flow, rule: list[int], home: list[int], last: int) -> list[int]:
+def _least_segments(graph: Graph, flow: Flow, rule: list[int], home: list[int], last: int) -> list[int]:
     """Returns the segment that each op's tensors, then each argument, give their backward-pass readers (rule 3)."""
     source = np.where(flow.producer >= 0, flow.producer, graph.num_ops + flow.value)
     reads = list(zip(flow.reader.tolist(), source.tolist(), strict=True))
-    told = [*home, *[NONE] * len(graph.arguments)]
+    least_of = [*home, *[NONE] * len(graph.arguments)]
     for reader, tensor in reads:
         if rule[reader] == 1:
-            told[tensor] = max(told[tensor], home[reader])
-    told[graph.num_ops :] = [last if segment == NONE else segment for segment in told[graph.num_ops :]]
+            least_of[tensor] = max(least_of[tensor], home[reader])
+    least_of[graph.num_ops :] = [last if segment == NONE else segment for segment in least_of[graph.num_ops :]]
     for reader, tensor in reads:
         if rule[reader] >= 3:
-            told[reader] = min(told[reader], told[tensor])
-    return told
+            least_of[reader] = min(least_of[reader], least_of[tensor])
+    return least_of

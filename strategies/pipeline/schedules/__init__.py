@@ -53,9 +53,9 @@ def make_order(name: str, pipeline: Pipeline) -> Order:
         )
         raise RhinoError("RHI-SCHED-001", f"got {got}, expected at least one of each", fix="give positive numbers")
     if pipeline.chunks > 1 and not schedule.chunked:
-        takers = ", ".join(one.name for one in SCHEDULES.values() if one.chunked)
+        chunked = ", ".join(one.name for one in SCHEDULES.values() if one.chunked)
         what = f"schedule {name!r} holds one stage on a rank, got {pipeline.chunks}"
-        raise RhinoError("RHI-SCHED-001", what, fix=f"give as many ranks as stages, or take {takers}")
+        raise RhinoError("RHI-SCHED-001", what, fix=f"give as many ranks as stages, or take {chunked}")
     if pipeline.num_stages % pipeline.chunks:
         what = f"{pipeline.num_stages} stages cannot be dealt to ranks of {pipeline.chunks} stages each"
         raise RhinoError("RHI-SCHED-001", what, fix="ask for a number of stages that the stages of a rank divide")

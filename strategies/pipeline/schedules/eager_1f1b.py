@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rhino.ir.plan.instructions import Task
 from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule, one_stage_each
-from rhino.strategies.pipeline.schedules.one_f_one_b import whole_tasks
+from rhino.strategies.pipeline.schedules.one_f_one_b import full_backward_tasks
 
 
 def order(pipeline: Pipeline) -> Order:
@@ -20,7 +20,7 @@ def order(pipeline: Pipeline) -> Order:
 
 
 def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
-    return whole_tasks(pipeline, stage, 2 * (pipeline.num_stages - 1 - stage))
+    return full_backward_tasks(pipeline, stage, 2 * (pipeline.num_stages - 1 - stage))
 
 
 SCHEDULE = Schedule(

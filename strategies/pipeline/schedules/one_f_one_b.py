@@ -22,7 +22,7 @@ def alternate(forwards: Sequence[Task], backwards: Sequence[Task], warm_up: int)
     return [*forwards[:warm_up], *pairs, *backwards[len(pairs) // 2 :]]
 
 
-def whole_tasks(pipeline: Pipeline, stage: int, warm_up: int) -> list[Task]:
+def full_backward_tasks(pipeline: Pipeline, stage: int, warm_up: int) -> list[Task]:
     """Returns the tasks of a stage whose backwards are whole.
 
     After `warm_up` forwards, a forward and a backward take turns.
@@ -33,7 +33,7 @@ def whole_tasks(pipeline: Pipeline, stage: int, warm_up: int) -> list[Task]:
 
 
 def _tasks(pipeline: Pipeline, stage: int) -> list[Task]:
-    return whole_tasks(pipeline, stage, pipeline.num_stages - 1 - stage)
+    return full_backward_tasks(pipeline, stage, pipeline.num_stages - 1 - stage)
 
 
 SCHEDULE = Schedule("1f1b", "one forward, one backward in turn; holds as many micro-batches as stages follow", order)

@@ -17,7 +17,7 @@ from rhino.strategies.pipeline.schedules.one_f_one_b import alternate
 
 def order(pipeline: Pipeline) -> Order:
     """Returns the order of ZB-H1."""
-    return one_stage_each(pipeline, lambda whole, stage: split_tasks(whole, stage, 1))
+    return one_stage_each(pipeline, lambda pipe, stage: split_tasks(pipe, stage, 1))
 
 
 def split_tasks(pipeline: Pipeline, stage: int, ahead: int) -> list[Task]:

@@ -16,7 +16,7 @@ from rhino.strategies.pipeline.schedules.zero_bubble import split_tasks
 
 def order(pipeline: Pipeline) -> Order:
     """Returns the order of ZB-H2."""
-    return one_stage_each(pipeline, lambda whole, stage: split_tasks(whole, stage, 2))
+    return one_stage_each(pipeline, lambda pipe, stage: split_tasks(pipe, stage, 2))
 
 
 SCHEDULE = Schedule(

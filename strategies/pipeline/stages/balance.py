@@ -38,16 +38,18 @@ def tolerance_of(problem: StageProblem, order: Order | None, cut: Callable[[floa
     best_s, found = inf, WITHOUT_SECONDS
     for tolerance in TOLERANCES if problem.in_seconds else ():
         stage = cut(tolerance)
-        step_s = inf if stage is None else step_seconds(order, stage_times(problem, stage, asked_for(problem, stage)))
+        step_s = inf
+        if stage is not None:
+            step_s = step_seconds(order, stage_times(problem, stage, awaited_nodes(problem, stage)))
         if step_s < best_s * (1 - ROUNDING):
             best_s, found = step_s, tolerance
     return found
 
 
-def stage_times(problem: StageProblem, stage: Ints, asked: Bools) -> StageTimes:
+def stage_times(problem: StageProblem, stage: Ints, awaited: Bools) -> StageTimes:
     """Returns what the micro-batches of a step take in stages, where nets are in seconds; not what comes once a step.
 
-    Shapes: `stage` [nodes], virtual; `asked` [nodes] as `asked_for` has it.
+    Shapes: `stage` [nodes], virtual; `awaited` [nodes] as `awaited_nodes` has it.
     """
     num, device = problem.num_stages, problem.device(stage)
     again = problem.again if len(problem.again) else np.zeros(problem.num_nodes)
@@ -59,11 +61,11 @@ def stage_times(problem: StageProblem, stage: Ints, asked: Bools) -> StageTimes:
     back = problem.last - np.arange(num)
     again_s = by_stage(again)[:num]
     again_s[-1] = 0.0
-    taken_s, asked_s = by_stage(taken), by_stage(np.where(asked, taken, 0.0))
+    taken_s, awaited_s = by_stage(taken), by_stage(np.where(awaited, taken, 0.0))
     return StageTimes(
         forward_s=(*taken_s[: num - 1].tolist(), 0.0),
-        input_s=tuple((asked_s[back] + again_s).tolist()),
-        weight_s=tuple((taken_s - asked_s)[back].tolist()),
+        input_s=tuple((awaited_s[back] + again_s).tolist()),
+        weight_s=tuple((taken_s - awaited_s)[back].tolist()),
         apply_s=(0.0,) * num,
         moves=_moves(problem, stage, device),
     )
@@ -84,14 +86,14 @@ def _moves(problem: StageProblem, stage: Ints, device: Ints) -> tuple[StageTrans
     seconds = (
         np.bincount(given[net] * num + taking, weights=nets.size[net], minlength=num * num) / problem.num_micro_batches
     )
-    return tuple([StageTransfer(*divmod(way, num), float(seconds[way])) for way in np.flatnonzero(seconds).tolist()])
+    return tuple([StageTransfer(*divmod(pair, num), float(seconds[pair])) for pair in np.flatnonzero(seconds).tolist()])
 
 
-def asked_for(problem: StageProblem, stage: Ints) -> Bools:
+def awaited_nodes(problem: StageProblem, stage: Ints) -> Bools:
     """Returns which nodes something of a later virtual stage waits for [nodes]."""
-    asked, at = [False] * problem.num_nodes, stage.tolist()
+    awaited, at = [False] * problem.num_nodes, stage.tolist()
     order = np.argsort(-problem.before, kind="stable")
     for source, target in zip(problem.before[order].tolist(), problem.after[order].tolist(), strict=True):
-        if asked[target] or at[target] > at[source]:
-            asked[source] = True
-    return np.array(asked, dtype=bool)
+        if awaited[target] or at[target] > at[source]:
+            awaited[source] = True
+    return np.array(awaited, dtype=bool)

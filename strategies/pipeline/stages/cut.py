@@ -235,8 +235,8 @@ class _Search:
         The bound is infinite where there are none.
         """
         rows = StageRows(reduced.problem, windows, limit_s, self.best_cost)
-        whole = rows.rows()
-        relaxed = solve_rows(whole, integer=False, step_limit=LP_STEPS)
+        every_row = rows.rows()
+        relaxed = solve_rows(every_row, integer=False, step_limit=LP_STEPS)
         if isinstance(relaxed, Infeasible):
             return self.best_cost
         bound = rows.bound(relaxed.bound)
@@ -248,7 +248,7 @@ class _Search:
             most = bound + share * (self.best_cost * (1 - self.worth) - bound)
             if most <= bound:
                 break
-            narrow = rows.narrowed(fixed_values(whole, relaxed.duals, rows.scaled(most)))
+            narrow = rows.narrowed(fixed_values(every_row, relaxed.duals, rows.scaled(most)))
             bound = self.searched(reduced, narrow, limit_s, bound, most)
         return bound
 
@@ -260,12 +260,12 @@ class _Search:
         if self.best_cost * (1 - self.worth) <= bound:
             return bound
         rows = StageRows(reduced.problem, windows, limit_s, most_cost)
-        whole = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit, rounds=self.best is None)
-        if isinstance(whole, Infeasible):
+        solved = solve_rows(rows.rows(), integer=True, step_limit=self.step_limit, rounds=self.best is None)
+        if isinstance(solved, Infeasible):
             return most_cost
-        if isinstance(whole, Point):
-            self.offer(rows.stages(whole)[reduced.group], limit_s, _PROGRAM)
-        return max(bound, min(most_cost, rows.bound(whole.bound)))
+        if isinstance(solved, Point):
+            self.offer(rows.stages(solved)[reduced.group], limit_s, _PROGRAM)
+        return max(bound, min(most_cost, rows.bound(solved.bound)))
 
     def balance(self, reduced: Merged, windows: Windows, limit_s: float) -> None:
         """Takes a choice that costs as little as the best and has less work on the device that has the most."""

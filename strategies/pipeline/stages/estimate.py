@@ -21,7 +21,7 @@ from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
-from rhino.strategies.pipeline.stages.balance import asked_for, stage_times
+from rhino.strategies.pipeline.stages.balance import awaited_nodes, stage_times
 from rhino.strategies.pipeline.stages.graph import make_staging
 from rhino.strategies.pipeline.stages.line import Line, Stretches, cut, least_limit, least_work, lines_of, stretches
 from rhino.strategies.pipeline.stages.needs import StageNeeds
@@ -101,14 +101,14 @@ class StageEstimates:
         np.add.at(apply_s, by_op[parts.apply], parts.seconds[parts.apply])
         # Before the loop, and what costs nothing.
         once_s = self.sharded.total_s - self.num_micro_batches * float(problem.work.sum()) - float(apply_s.sum())
-        asked = asked_for(problem, stage)
+        awaited = awaited_nodes(problem, stage)
         times = replace(
-            stage_times(problem, stage, asked), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist())
+            stage_times(problem, stage, awaited), apply_s=tuple((apply_s + max(0.0, once_s) / num_stages).tolist())
         )
         own = np.bincount(device, weights=problem.own_bytes, minlength=num_stages)
-        kept = own + problem.held.size @ problem.held.present(device, num_stages)
-        asked_ops = (self.staging.node >= 0) & asked[self.staging.node]
-        needs = StageNeeds(self.sharded.plan, self.handing, by_op, asked_ops, tuple(kept.tolist()), self.temporaries)
+        kept = own + problem.resident.size @ problem.resident.present(device, num_stages)
+        awaited_ops = (self.staging.node >= 0) & awaited[self.staging.node]
+        needs = StageNeeds(self.sharded.plan, self.handing, by_op, awaited_ops, tuple(kept.tolist()), self.temporaries)
         return StageEstimate(times, needs)
 
     def _best_on_lines(self, problem: StageProblem) -> Iterator[Ints]:

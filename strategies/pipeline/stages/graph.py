@@ -105,7 +105,7 @@ class _Builder:
         self.handing, self.link, self.apart = handing, link, apart
         self.graph, self.parts, self.pins, self.value_bytes = graph, parts, pins, value_bytes
         self.num_stages, self.num_micro_batches, self.budget_bytes = num_stages, num_micro_batches, budget_bytes
-        self.held_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
+        self.total_bytes: list[float] = (np.array(value_bytes) * graph.copies()).tolist()
         self.value_op: list[int] = graph.value_op.tolist()
         self.ranked: list[bool] = np.array([bool(kind.shape) for kind in graph.types])[graph.value_type].tolist()
         self.carried: dict[int, int] = {}
@@ -163,11 +163,11 @@ class _Builder:
         np.add.at(work, node[body], self.parts.seconds[body])
         for value, returned in self.carried.items():
             if (op := self.value_op[returned]) >= 0 and node[op] >= 0 and self.roots[value] == value:
-                own_bytes[node[op]] += self.held_bytes[value]
+                own_bytes[node[op]] += self.total_bytes[value]
         pinned = np.full(num_nodes, OPEN, dtype=np.int64)
         for op, stage in self.pins.items():
             pinned[node[op]] = stage
-        sent, held = self._nets(node)
+        sent, resident = self._nets(node)
         turns_round = self._turns_round()
         late, turn, saved = self._saved(node) if turns_round else _never(num_nodes)
         more, again = np.zeros(num_nodes), np.zeros(num_nodes)
@@ -186,7 +186,7 @@ class _Builder:
             pinned=pinned,
             late=late,
             own_bytes=own_bytes,
-            held=make_nets((*held, *self._made_before(node)), least=1),
+            resident=make_nets((*resident, *self._made_before(node)), least=1),
             saved=make_nets(saved, least=1),
             budget_bytes=self.budget_bytes,
             turns=() if np.array_equal(late, turn) else (turn,),
@@ -318,7 +318,7 @@ class _Builder:
             value: users for value, users in per_step.items() if value not in self.carried and not self._is_made(value)
         }
         return [one for one in sent if one[1]], (
-            (users, float(self.held_bytes[value])) for value, users in outside.items()
+            (users, float(self.total_bytes[value])) for value, users in outside.items()
         )
 
     def _made_before(self, node: Ints) -> Iterator[tuple[list[int], float]]:
@@ -339,7 +339,7 @@ class _Builder:
                 if 0 <= made_by < loop.op and not self.parts.free[made_by]:
                     users.setdefault(start, []).append(int(node[op]))
         for value, nodes in users.items():
-            yield nodes, float(self.held_bytes[value])
+            yield nodes, float(self.total_bytes[value])
 
     def _summands(self) -> set[int]:
         """Returns the values that are added up to a sum over micro-batches, and nothing else.
@@ -389,7 +389,7 @@ class _Builder:
         """
         peak, turn = self.handing.turns
         saved = [
-            ([int(node[op]) for op in ops], self.held_bytes[value]) for value, ops in self.handing.halves.kept.items()
+            ([int(node[op]) for op in ops], self.total_bytes[value]) for value, ops in self.handing.halves.kept.items()
         ]
         ops = np.flatnonzero(self.parts.body & (node >= 0)).tolist()
         return _behind(peak, ops, node), _behind(turn, ops, node), saved

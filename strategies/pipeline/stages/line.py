@@ -52,8 +52,8 @@ class Line:
 def lines_of(problem: StageProblem) -> tuple[Line, ...]:
     """Returns the lines folded by each kind of tellers, and the unfolded one."""
     never = np.zeros(problem.num_nodes, dtype=bool)
-    ways = [(problem.late, tellers) for tellers in _tellers(problem)] if problem.late.any() else []
-    lines = [(back, keys_on_line(problem, back, tellers)) for back, tellers in [*ways, (never, NO_NETS)]]
+    folded = [(problem.late, tellers) for tellers in _tellers(problem)] if problem.late.any() else []
+    lines = [(back, keys_on_line(problem, back, tellers)) for back, tellers in [*folded, (never, NO_NETS)]]
     return tuple(in_buckets(problem, key, back) for back, key in lines)
 
 
@@ -68,20 +68,20 @@ def _tellers(problem: StageProblem) -> tuple[Nets, ...]:
     nets = problem.nets
     twice = np.bincount(nets.owner, weights=~problem.late[nets.node], minlength=len(nets)) >= 2
     members = ((nets.nodes(net).tolist(), float(nets.size[net])) for net in np.flatnonzero(twice).tolist())
-    return nets, make_nets(members), problem.held
+    return nets, make_nets(members), problem.resident
 
 
 def keys_on_line(problem: StageProblem, back: Bools, tellers: Nets) -> Ints:
     """Returns the place of each node on the line of all nodes, those in `back` in the backward pass [nodes]."""
     floating = _floating(problem) & ~back
     key = np.arange(problem.num_nodes, dtype=np.int64)
-    told = _told(tellers, key, ~back & ~floating)
-    told_by = np.full(problem.num_nodes, -1, dtype=np.int64)
-    np.maximum.at(told_by, tellers.node, told[tellers.owner])
-    told_by[told_by < 0] = problem.num_nodes - 1
+    largest = _largest_key(tellers, key, ~back & ~floating)
+    tellers_key = np.full(problem.num_nodes, -1, dtype=np.int64)
+    np.maximum.at(tellers_key, tellers.node, largest[tellers.owner])
+    tellers_key[tellers_key < 0] = problem.num_nodes - 1
     before = _neighbours(problem.after, problem.before, problem.num_nodes)
     for node in np.flatnonzero(back).tolist():
-        key[node] = min([int(told_by[node]), *(int(key[other]) for other in before[node] if back[other])])
+        key[node] = min([int(tellers_key[node]), *(int(key[other]) for other in before[node] if back[other])])
     after = _neighbours(problem.before, problem.after, problem.num_nodes)
     for node in np.flatnonzero(floating)[::-1].tolist():
         readers = [other for other in after[node] if not back[other]] or after[node]
@@ -101,11 +101,11 @@ def _floating(problem: StageProblem) -> Bools:
     return np.array(total) < limit
 
 
-def _told(nets: Nets, key: Ints, speaks: Bools) -> Ints:
+def _largest_key(nets: Nets, key: Ints, speaks: Bools) -> Ints:
     """Returns the largest key among the nodes of each net that speak, -1 where none does."""
-    told = np.full(len(nets), -1, dtype=np.int64)
-    np.maximum.at(told, nets.owner, np.where(speaks[nets.node], key[nets.node], -1))
-    return told
+    largest = np.full(len(nets), -1, dtype=np.int64)
+    np.maximum.at(largest, nets.owner, np.where(speaks[nets.node], key[nets.node], -1))
+    return largest
 
 
 def _neighbours(at: Ints, other: Ints, num_nodes: int) -> list[list[int]]:
@@ -144,14 +144,14 @@ class Stretches:
     """What each stretch of a line, from place i to before place j, takes as a stage [places + 1, places + 1].
 
     Units: `cost` in that of the problem's nets, less a constant of the line: that of nets in the stretch; `work` in
-    seconds, of the last stage `last_work`; `held` and `saved` in bytes. `pins[s]` says whether a stretch can be stage
-    s.
+    seconds, of the last stage `last_work`; `resident` and `saved` in bytes. `pins[s]` says whether a stretch can be
+    stage s.
     """
 
     cost: Floats
     work: Floats
     last_work: Floats
-    held: Floats
+    resident: Floats
     saved: Floats
     pins: tuple[Bools, ...]
 
@@ -173,10 +173,10 @@ def stretches(problem: StageProblem, line: Line) -> Stretches | None:
             return None
         device = int(problem.device(np.array(stage)))
         pins[device] = pins[device] & (start <= line.place[node]) & (line.place[node] < end)
-    cost, held, saved = (_present(nets, line) for nets in (problem.nets, problem.held, problem.saved))
+    cost, resident, saved = (_present(nets, line) for nets in (problem.nets, problem.resident, problem.saved))
     last_work = along(problem.work)
     work = last_work + along(problem.apart) if len(problem.apart) else last_work
-    return Stretches(cost, work, last_work, held + along(problem.own_bytes), saved, tuple(pins))
+    return Stretches(cost, work, last_work, resident + along(problem.own_bytes), saved, tuple(pins))
 
 
 def _present(nets: Nets, line: Line) -> Floats:
@@ -221,7 +221,8 @@ def cut(problem: StageProblem, parts: Stretches, limit_s: float) -> tuple[float,
             in_windows[key] = np.where(pins[start, end], costs[key[1]], np.inf)
         total = best[start] + in_windows[key]
         if problem.budget_bytes is not None:
-            fits = parts.held[start, end] + in_flight * parts.saved[start, end] <= problem.budget_bytes * (1 + ROUNDING)
+            used = parts.resident[start, end] + in_flight * parts.saved[start, end]
+            fits = used <= problem.budget_bytes * (1 + ROUNDING)
             total = np.where(fits, total, np.inf)
         choice = np.argmin(total, axis=0)
         choices.append(start[choice, end])

@@ -58,7 +58,7 @@ def merged(problem: StageProblem, head: Ints) -> Merged:
         apart=_summed(problem.apart, group, num) if len(problem.apart) else problem.apart,
         again=_summed(problem.again, group, num) if len(problem.again) else problem.again,
         own_bytes=_summed(problem.own_bytes, group, num),
-        held=merged_nets(problem.held, group, least=1),
+        resident=merged_nets(problem.resident, group, least=1),
         saved=merged_nets(problem.saved, group, least=1),
     )
     return Merged(joined, group.astype(np.int64))

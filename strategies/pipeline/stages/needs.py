@@ -33,7 +33,7 @@ _Key: TypeAlias = tuple[Phase, int]
 class StageNeeds:
     """What devices of the stages of a step need, program by program, each told when it is first asked for.
 
-    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `asked`
+    Shapes: `stage` [ops], the virtual stage of each op of the micro-batch and the stage of each after it; `awaited`
     [ops], which ops another stage waits for; `kept_bytes` [stages], what a device holds throughout a step.
     `temporaries` are those of programs by their structure, which cuts of one plan may share.
     """
@@ -41,7 +41,7 @@ class StageNeeds:
     plan: ShardingPlan
     handing: Handing
     stage: Ints
-    asked: Bools
+    awaited: Bools
     kept_bytes: tuple[float, ...]
     temporaries: dict[object, float] = field(default_factory=dict)
     stage_of: list[int] = field(init=False)
@@ -49,7 +49,7 @@ class StageNeeds:
     """`stage`, and which ops are of the micro-batch [ops]; lists are faster to ask op by op."""
 
     parts: dict[_Key, PlanPart] = field(init=False, default_factory=dict)
-    handed: dict[int, ActivationStash] = field(init=False, default_factory=dict)
+    stashes: dict[int, ActivationStash] = field(init=False, default_factory=dict)
     passing: dict[_Key, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,17 +69,17 @@ class StageNeeds:
         stages_of = [
             [stage for stage, rank in enumerate(order.rank_of) if rank == one] for one in range(len(order.tasks))
         ]
-        held = [self.held_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)]
-        found = [0.0] * len(held)
-        for rank in sorted(range(len(held)), key=lambda one: -max(held[one].values())):
-            if max(held[rank].values()) > limit_bytes:
-                return (max(held[rank].values()),)
-            found[rank] = max(size + self.passing_bytes(*key) for key, size in held[rank].items())
+        used = [self.used_bytes(*one) for one in zip(stages_of, order.tasks, strict=True)]
+        found = [0.0] * len(used)
+        for rank in sorted(range(len(used)), key=lambda one: -max(used[one].values())):
+            if max(used[rank].values()) > limit_bytes:
+                return (max(used[rank].values()),)
+            found[rank] = max(size + self.passing_bytes(*key) for key, size in used[rank].items())
             if found[rank] > limit_bytes:
                 return (found[rank],)
         return tuple(found)
 
-    def held_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> dict[_Key, float]:
+    def used_bytes(self, stages: Sequence[int], tasks: Sequence[Task]) -> dict[_Key, float]:
         """Returns the most that a device of a rank with these stages stores while each program runs.
 
         What the program itself needs is not counted.
@@ -87,20 +87,20 @@ class StageNeeds:
         halves = any(task.phase == "weight-gradient" for task in tasks)
         saves = {stage: self.saved_bytes(stage) for stage in stages}
         waits = {stage: self.waiting_bytes(stage) if halves else 0.0 for stage in stages}
-        held = sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages)
-        found: dict[_Key, float] = {("apply", stage): held for stage in stages}
+        used = sum(self.kept_bytes[stage] + self.ahead_bytes(stage) for stage in stages)
+        found: dict[_Key, float] = {("apply", stage): used for stage in stages}
         for task in tasks:
             key, saved = (task.phase, task.stage), saves[task.stage]
             if task.phase == "forward":
-                held += saved
-            found[key] = max(found.get(key, 0.0), held)
+                used += saved
+            found[key] = max(found.get(key, 0.0), used)
             match task.phase:
                 case "backward":
-                    held -= saved
+                    used -= saved
                 case "input-gradient":
-                    held += waits[task.stage] - saved
+                    used += waits[task.stage] - saved
                 case "weight-gradient":
-                    held -= waits[task.stage]
+                    used -= waits[task.stage]
         return found
 
     def saved_bytes(self, stage: int) -> float:
@@ -119,7 +119,7 @@ class StageNeeds:
         key = (phase, stage)
         if key not in self.passing:
             part = self.program(phase, stage)
-            held = set(self.waiting(stage) if phase == "weight-gradient" else self.activation_stash(stage).kept)
+            stored = set(self.waiting(stage) if phase == "weight-gradient" else self.activation_stash(stage).kept)
             reads = {
                 value: self.plan.specs[value]
                 for value in part.arguments(self.plan.graph)
@@ -127,7 +127,7 @@ class StageNeeds:
             }
             gives = {value: spec for value, spec in part.returns.items() if value not in part.into}
             stays = set(self.waiting(stage) if phase == "input-gradient" else ())
-            crossing = {value: spec for value, spec in {**reads, **gives}.items() if value not in held}
+            crossing = {value: spec for value, spec in {**reads, **gives}.items() if value not in stored}
             sizes = [
                 bytes_of(self.plan, v, spec) if v in stays else self.sent_bytes(v, spec) for v, spec in crossing.items()
             ]
@@ -189,12 +189,12 @@ class StageNeeds:
 
         The last stage does both in one program.
         """
-        if stage not in self.handed:
+        if stage not in self.stashes:
             back = self.last - stage
-            self.handed[stage] = (
+            self.stashes[stage] = (
                 self.handing.between(self.stage, stage, back) if stage < back else ActivationStash({}, frozenset())
             )
-        return self.handed[stage]
+        return self.stashes[stage]
 
     def program(self, phase: Phase, stage: int) -> PlanPart:
         """Returns the ops of a program, with what it makes again."""
@@ -205,28 +205,28 @@ class StageNeeds:
 
     def part(self, phase: Phase, stage: int) -> PlanPart:
         """Returns a program of the micro-batch."""
-        graph, handed, body = self.plan.graph, self.activation_stash(stage), self.handing.parts.body
+        graph, stash, body = self.plan.graph, self.activation_stash(stage), self.handing.parts.body
         back = self.ops_of(body, self.last - stage)
-        again = {int(graph.value_op[value]) for value in handed.again}
+        again = {int(graph.value_op[value]) for value in stash.again}
         match phase:
             case "forward":
                 ops, again = (self.ops_of(body, stage) if stage < self.last - stage else []), set()
             case "input-gradient":
-                ops = [op for op in back if self.asked[op]]
+                ops = [op for op in back if self.awaited[op]]
             case "weight-gradient":
                 ops, again = (
-                    [op for op in back if not self.asked[op]],
+                    [op for op in back if not self.awaited[op]],
                     again.difference(self.program("input-gradient", stage).ops),
                 )
             case _:
                 ops = back
-        return self.given(ops, again, handed)
+        return self.given(ops, again, stash)
 
     def ops_of(self, of: Bools, stage: int) -> list[int]:
         """Returns the ops of a part of the step in a stage that cost something."""
         return np.flatnonzero(of & ~self.handing.parts.free & (self.stage == stage)).tolist()
 
-    def given(self, ops: list[int], again: set[int], handed: ActivationStash) -> PlanPart:
+    def given(self, ops: list[int], again: set[int], stash: ActivationStash) -> PlanPart:
         """Returns the program of `ops` and what they make again, its results in the order in which others read them."""
         own, graph = set(ops), self.plan.graph
         every = self.closed(ops, again)
@@ -235,7 +235,7 @@ class StageNeeds:
         there = set(made)
         sums = [value for value in self.handing.ends if value in there]
         readers = {
-            value: self.readers_beyond(value, inside, again, handed) for value in made if value not in self.handing.ends
+            value: self.readers_beyond(value, inside, again, stash) for value in made if value not in self.handing.ends
         }
         given = sorted((min((self.stage_of[op], op) for op in ops), value) for value, ops in readers.items() if ops)
         returns = {
@@ -244,7 +244,7 @@ class StageNeeds:
         }
         return PlanPart(every, returns, {value: self.handing.ends[value] for value in sums})
 
-    def readers_beyond(self, value: int, inside: Set[int], again: set[int], handed: ActivationStash) -> list[int]:
+    def readers_beyond(self, value: int, inside: Set[int], again: set[int], stash: ActivationStash) -> list[int]:
         """Returns the ops of other programs to which a program, with the ops `inside`, gives a value that it makes."""
         readers = [op for op in self.handing.readers.get(value, ()) if op not in inside and self.in_body[op]]
         made = self.handing.value_op[value]
@@ -252,7 +252,7 @@ class StageNeeds:
         if made in again:  # only the other half of the backward pass may take it from here
             return [op for op in readers if self.stage_of[op] == back]
         beyond = [op for op in readers if here == back or self.stage_of[op] != back]
-        return [*beyond, *(handed.kept.get(value, ()) if here < back else ())]
+        return [*beyond, *(stash.kept.get(value, ()) if here < back else ())]
 
     def applied(self, stage: int) -> PlanPart:
         """Returns what a stage does after all micro-batches, as one program."""

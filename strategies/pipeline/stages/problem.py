@@ -91,8 +91,8 @@ class StageProblem:
     holds most: a guess at what is in the backward pass, from which nothing follows but where heuristics begin and what
     counts as saved; `turns` are other such guesses [nodes each]; `own_bytes` [nodes]. Where a step only goes forward,
     as one of inference, `turns_round` is false, and nothing may be in a virtual stage of the backward pass. Units:
-    `work`, `apart` and `again` in seconds per micro-batch; `held` and `saved` in bytes; `nets` in what is to be least,
-    seconds of a link per step if `in_seconds`, else, where none is known, bytes per step.
+    `work`, `apart` and `again` in seconds per micro-batch; `resident` and `saved` in bytes; `nets` in what is to be
+    least, seconds of a link per step if `in_seconds`, else, where none is known, bytes per step.
     """
 
     num_stages: int
@@ -104,7 +104,7 @@ class StageProblem:
     pinned: Ints
     late: Bools
     own_bytes: Floats
-    held: Nets = field(default_factory=lambda: NO_NETS)
+    resident: Nets = field(default_factory=lambda: NO_NETS)
     saved: Nets = field(default_factory=lambda: NO_NETS)
     budget_bytes: float | None = None
     turns: tuple[Bools, ...] = ()
@@ -153,9 +153,9 @@ class StageProblem:
     def device_memory(self, device: Ints) -> Floats:
         """Returns the bytes on each device [devices]."""
         own = np.bincount(device, weights=self.own_bytes, minlength=self.num_stages)
-        held = self.held.size @ self.held.present(device, self.num_stages)
+        resident = self.resident.size @ self.resident.present(device, self.num_stages)
         saved = self.saved.size @ self.saved.present(device, self.num_stages)
-        result: Floats = own + held + saved * self.in_flight()
+        result: Floats = own + resident + saved * self.in_flight()
         return result
 
     def is_legal(self, stage: Ints) -> bool:

@@ -61,11 +61,11 @@ class StageRows:
     inwards: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node, (first, last, way) in enumerate(
-            zip(self.windows.first.tolist(), self.windows.last.tolist(), self.windows.way.tolist(), strict=True)
+        for node, (first, last, direction) in enumerate(
+            zip(self.windows.first.tolist(), self.windows.last.tolist(), self.windows.direction.tolist(), strict=True)
         ):
             self.switches.append({k: self.variable() for k in range(first + 1, last + 1)})
-            if way == EITHER:
+            if direction == EITHER:
                 self.backs[node] = self.variable()
         self.num_integer = self.num_variables
         self._directions()
@@ -106,7 +106,7 @@ class StageRows:
         device = self.windows.first + np.array(
             [sum(bool(on[v]) for v in some.values()) for some in self.switches], dtype=np.int64
         )
-        back = self.windows.way == BACK
+        back = self.windows.direction == BACK
         for node, variable in self.backs.items():
             back[node] = on[variable]
         return np.where(back, self.problem.last - device, device)
@@ -155,8 +155,8 @@ class StageRows:
 
     def back(self, node: int) -> Term:
         """Returns whether a node is in the backward pass."""
-        way = int(self.windows.way[node])
-        return {self.backs[node]: 1.0} if way == EITHER else {ONE: float(way == BACK)}
+        direction = int(self.windows.direction[node])
+        return {self.backs[node]: 1.0} if direction == EITHER else {ONE: float(direction == BACK)}
 
     def _node_rows(self) -> None:
         for some in self.switches:
@@ -166,31 +166,31 @@ class StageRows:
 
     def _directions(self) -> None:
         """Notes for each node those that an edge keeps on its device or behind it: on one way, known beforehand."""
-        way = self.windows.way.tolist()
+        direction = self.windows.direction.tolist()
         for source, target in zip(self.problem.before.tolist(), self.problem.after.tolist(), strict=True):
-            if way[source] == way[target] != EITHER:
-                outer, inner = (source, target) if way[source] == FORWARD else (target, source)
+            if direction[source] == direction[target] != EITHER:
+                outer, inner = (source, target) if direction[source] == FORWARD else (target, source)
                 self.inwards.setdefault(outer, set()).add(inner)
 
     def _is_implied(self, source: int, target: int) -> bool:
         """Says whether two edges of one way lead where this one does."""
-        outer, inner = (source, target) if self.windows.way[source] == FORWARD else (target, source)
+        outer, inner = (source, target) if self.windows.direction[source] == FORWARD else (target, source)
         between = self.inwards.get(outer, set())
         return inner in between and any(inner in self.inwards.get(node, ()) for node in between)
 
     def _edge_rows(self) -> None:
         inner = self.problem.num_stages - 1
-        way = self.windows.way.tolist()
+        direction = self.windows.direction.tolist()
         for source, target in zip(self.problem.before.tolist(), self.problem.after.tolist(), strict=True):
-            if (way[source] == FORWARD and way[target] == BACK) or self._is_implied(source, target):
+            if (direction[source] == FORWARD and direction[target] == BACK) or self._is_implied(source, target):
                 continue
-            if not (way[source] == way[target] != EITHER):
+            if not (direction[source] == direction[target] != EITHER):
                 self.at_most(_less(self.back(source), self.back(target)), 0.0)
             for device in range(1, inner + 1):
-                if way[source] != BACK and way[target] != BACK:
+                if direction[source] != BACK and direction[target] != BACK:
                     forward = _less(self.deeper(source, device), self.deeper(target, device))
                     self.at_most(_less(forward, self.back(target)), 0.0)
-                if way[source] != FORWARD and way[target] != FORWARD:
+                if direction[source] != FORWARD and direction[target] != FORWARD:
                     back = _less(self.deeper(target, device), self.deeper(source, device))
                     self.at_most(_less(back, _less({ONE: 1.0}, self.back(source))), 0.0)
 
@@ -254,7 +254,7 @@ class StageRows:
             if problem.budget_bytes is None:
                 continue
             total = self._sum(problem.own_bytes, device)
-            for nets, times in ((problem.held, 1.0), (problem.saved, float(problem.in_flight()[device]))):
+            for nets, times in ((problem.resident, 1.0), (problem.saved, float(problem.in_flight()[device]))):
                 for net in range(len(nets)):
                     _add(total, self._presence(nets, net, device), times * float(nets.size[net]))
             self.at_most(_scaled(total, 1 / problem.budget_bytes), 1 + ROUNDING)

@@ -30,13 +30,13 @@ FORWARD, BACK, EITHER = 0, 1, 2
 class Windows:
     """Where each node may be.
 
-    Shapes: `first` and `last` [nodes] are devices; `way` [nodes] is `FORWARD`, `BACK`, or `EITHER` where that is to be
-    found out. On the last device both ways are one stage.
+    Shapes: `first` and `last` [nodes] are devices; `direction` [nodes] is `FORWARD`, `BACK`, or `EITHER` where that is
+    to be found out. On the last device both ways are one stage.
     """
 
     first: Ints
     last: Ints
-    way: Ints
+    direction: Ints
 
 
 def open_windows(problem: StageProblem) -> Windows:
@@ -45,12 +45,14 @@ def open_windows(problem: StageProblem) -> Windows:
     A node that no edge leads to need not be in the backward pass; one that leads nowhere need not be forward.
     """
     num, devices = problem.num_nodes, problem.num_stages
-    way = np.full(num, EITHER if problem.turns_round else FORWARD, dtype=np.int64)
+    direction = np.full(num, EITHER if problem.turns_round else FORWARD, dtype=np.int64)
     has_before, has_after = _linked(problem)
     if problem.turns_round:
-        way[~has_after] = BACK
-        way[~has_before] = FORWARD
-    return _pinned(problem, Windows(np.zeros(num, dtype=np.int64), np.full(num, devices - 1, dtype=np.int64), way))
+        direction[~has_after] = BACK
+        direction[~has_before] = FORWARD
+    return _pinned(
+        problem, Windows(np.zeros(num, dtype=np.int64), np.full(num, devices - 1, dtype=np.int64), direction)
+    )
 
 
 def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
@@ -66,12 +68,12 @@ def balanced_windows(problem: StageProblem, limit_s: float) -> Windows:
     light = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
     most = LIGHT * float(problem.work.sum()) / devices
     for back in (False, True):
-        way = _Way(problem, back)
-        branch = way.branches(most)
-        before, behind, work = way.around(branch)
+        side = _Side(problem, back)
+        branch = side.branches(most)
+        before, behind, work = side.around(branch)
         unit = devices / max(float(work.sum()), 1e-300)
-        outer[way.nodes], inner[way.nodes] = before * unit, (behind + work) * unit
-        light[way.nodes] |= branch
+        outer[side.nodes], inner[side.nodes] = before * unit, (behind + work) * unit
+        light[side.nodes] |= branch
     excess = limit_s * devices / max(float(problem.work.sum()), 1e-300) - 1
     while True:
         cuts = _cuts(devices, excess)
@@ -99,7 +101,7 @@ LIGHT = 0.25
 branch."""
 
 
-class _Way:
+class _Side:
     """The nodes of one way and the edges among them, turned so that they lead inwards: towards the last device."""
 
     def __init__(self, problem: StageProblem, back: bool) -> None:
@@ -147,14 +149,14 @@ def _drawn_in(problem: StageProblem, first: Ints, last: Ints, light: Bools) -> t
     )
     branch = components(num, np.stack([problem.before[linked], problem.after[linked]], axis=1))
     alone = np.bincount(np.concatenate([problem.before, problem.after]), minlength=num) == 0
-    nearest = _told(problem.nets, first, light, branch, np.minimum, devices)
-    farthest = _told(problem.nets, last, light, branch, np.maximum, -1)
+    nearest = _net_bound(problem.nets, first, light, branch, np.minimum, devices)
+    farthest = _net_bound(problem.nets, last, light, branch, np.maximum, -1)
     drawn = np.where(light & (nearest < devices), np.maximum(first, nearest), first)
     ends = np.where(alone & (farthest >= 0), np.minimum(last, farthest), last)
     return np.minimum(drawn, ends), np.maximum(drawn, ends)
 
 
-def _told(nets: Nets, bound: Ints, light: Bools, branch: Ints, best: np.ufunc, start: int) -> Ints:
+def _net_bound(nets: Nets, bound: Ints, light: Bools, branch: Ints, best: np.ufunc, start: int) -> Ints:
     """Returns the loosest bound of the nodes outside branches that each node's branch shares nets with [nodes].
 
     It is `start` where there is no such node.
@@ -188,8 +190,10 @@ def _pinned(problem: StageProblem, windows: Windows) -> Windows:
     pinned = problem.pinned != OPEN
     device = problem.device(problem.pinned)
     inner = problem.num_stages - 1
-    way = np.where(pinned & (problem.pinned < inner), FORWARD, np.where(problem.pinned > inner, BACK, windows.way))
-    return Windows(np.where(pinned, device, windows.first), np.where(pinned, device, windows.last), way)
+    direction = np.where(
+        pinned & (problem.pinned < inner), FORWARD, np.where(problem.pinned > inner, BACK, windows.direction)
+    )
+    return Windows(np.where(pinned, device, windows.first), np.where(pinned, device, windows.last), direction)
 
 
 _ROWS = 256

@@ -91,11 +91,11 @@ class Sweep:
     def within(self, masks: Sequence[Mask]) -> Ints:
         """Returns the best choice of states in `masks`, or a good one where the tables for that would be too large."""
         elimination = narrowed(elimination_of(self.problem, self.store, self.node_costs, self.edge_costs, masks))
-        whole = elimination.copy()
+        original = elimination.copy()
         try:
             elimination.run(self.max_entries)
         except TooWideError:
-            return self.guided(whole)
+            return self.guided(original)
         return elimination.read_back()
 
     def guided(self, elimination: AnyElimination) -> Ints:

@@ -271,7 +271,7 @@ def _at(visit: _Visit) -> None:
             price[:] = paid
     if not visit.pushes:
         return
-    handed = []
+    pushed = []
     for cost, once, often, share in visit.shares:
         total = cost.copy()
         for paid in once:
@@ -280,9 +280,9 @@ def _at(visit: _Visit) -> None:
             total += count * paid
         total -= _least(total)
         total *= share
-        handed.append(total)
+        pushed.append(total)
     for price, paid, nodes in visit.pushes:
-        least = handed[nodes[0]]
+        least = pushed[nodes[0]]
         for number in nodes[1:]:
-            least = np.minimum(least, handed[number])
+            least = np.minimum(least, pushed[number])
         np.subtract(paid, least, price)

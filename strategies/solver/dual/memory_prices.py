@@ -48,7 +48,7 @@ _PEAKS = 4
 They are the worst of those that are worse than all about them.
 """
 
-_HOLDS = 1e-6
+_ROW_TOLERANCE = 1e-6
 """By which share of the budget a mixture may be over it before that makes a row.
 
 It is more than the tolerance of the solver.
@@ -238,7 +238,7 @@ class PricedSearch:
         Returns whether any is new.
         """
         memory: Floats = shares @ np.array([column[2] for column in self.columns])
-        return self.take_times(memory, self.budget + (excess + _HOLDS) * max(self.budget, 1.0))
+        return self.take_times(memory, self.budget + (excess + _ROW_TOLERANCE) * max(self.budget, 1.0))
 
     def take_times(self, memory: Floats, most: float) -> bool:
         """Takes up as rows the worst times at which `memory` is more than `most`; returns whether any is new."""

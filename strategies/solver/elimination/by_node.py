@@ -321,8 +321,8 @@ class Elimination:
                 self.pairs[u][v] = total
                 self.pairs[v][u] = store.transpose(total)
             case _:
-                held = self.wide[scope[0]].get(scope)
-                total = table if held is None else store.add(held, table)
+                existing = self.wide[scope[0]].get(scope)
+                total = table if existing is None else store.add(existing, table)
                 for n in scope:
                     self.wide[n][scope] = total
 

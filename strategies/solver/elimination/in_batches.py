@@ -455,12 +455,14 @@ class BatchElimination:
         elif arity == 1:
             self._add(scopes[:, 0], tables)
         else:
-            old, held = self.factors.get(arity, (np.zeros((0, arity), dtype=np.int64), np.zeros(0, dtype=np.int64)))
+            old, old_tables = self.factors.get(
+                arity, (np.zeros((0, arity), dtype=np.int64), np.zeros(0, dtype=np.int64))
+            )
             met = np.zeros(len(self.alive), dtype=bool)
             met[scopes[:, 0]] = True
             same = met[old[:, 0]]  # what may be over the same nodes as what is new
-            scopes, tables = self._sums(np.concatenate([old[same], scopes]), np.concatenate([held[same], tables]))
-            self.factors[arity] = np.concatenate([old[~same], scopes]), np.concatenate([held[~same], tables])
+            scopes, tables = self._sums(np.concatenate([old[same], scopes]), np.concatenate([old_tables[same], tables]))
+            self.factors[arity] = np.concatenate([old[~same], scopes]), np.concatenate([old_tables[~same], tables])
 
     # What is left, and the answer
 

@@ -34,16 +34,16 @@ class SmallPoint:
 
 
 def solve_small(
-    cost: Floats, matrix: Floats, low: Floats, high: Floats, most: Floats, *, whole: bool = False
+    cost: Floats, matrix: Floats, low: Floats, high: Floats, most: Floats, *, integer: bool = False
 ) -> SmallPoint | None:
     """Returns the best point found, or None if there is none.
 
     Shapes: `cost`, `most` [variables]; `matrix` [rows, variables]; `low`, `high` [rows].
     """
-    solver = pywraplp.Solver.CreateSolver("SCIP" if whole else "GLOP")
-    if whole:
+    solver = pywraplp.Solver.CreateSolver("SCIP" if integer else "GLOP")
+    if integer:
         solver.SetSolverSpecificParametersAsString(f"limits/nodes = {_NODE_LIMIT}")
-    variables = [solver.Var(0.0, upper, whole, "") for upper in most.tolist()]
+    variables = [solver.Var(0.0, upper, integer, "") for upper in most.tolist()]
     rows = []
     for coefficients, lower, upper in zip(matrix, low.tolist(), high.tolist(), strict=True):
         row = solver.RowConstraint(lower, upper, "")
@@ -57,5 +57,5 @@ def solve_small(
     if solver.Solve() not in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
         return None
     values = np.array([variable.solution_value() for variable in variables])
-    duals = np.zeros(len(rows)) if whole else np.array([row.dual_value() for row in rows])
+    duals = np.zeros(len(rows)) if integer else np.array([row.dual_value() for row in rows])
     return SmallPoint(float(cost @ values), values, duals)

@@ -28,7 +28,7 @@ from rhino.strategies.solver.problem import Problem, Residents
 
 STEP_LIMIT = 2000
 # How far from 0 or 1 a solver leaves a whole variable.
-WHOLE_TOLERANCE = 1e-6
+INTEGER_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,9 +129,9 @@ def solve_lp(
             case Model(), Point():
                 bound, steps = max(found.bound, dual_bound(model, point.duals)), steps + point.steps
                 x = node_values(model, point)
-                whole = bool((np.abs(x - np.round(x)) <= WHOLE_TOLERANCE).all())
-                found = Relaxed(x, bound, whole, times, steps)
-        time = worst_time(expected_memory(problem, np.round(x) if whole else x), budget, times)
+                is_integer = bool((np.abs(x - np.round(x)) <= INTEGER_TOLERANCE).all())
+                found = Relaxed(x, bound, is_integer, times, steps)
+        time = worst_time(expected_memory(problem, np.round(x) if is_integer else x), budget, times)
         if time is None:
             return found
         times = (*times, time)
@@ -170,7 +170,7 @@ def round_lp(problem: Problem, x: Floats) -> Ints | None:
             lost += ~np.isfinite(table) @ weight
         if not np.isfinite(cost).any():
             return None
-        unlikely = x[u, : len(cost)] <= WHOLE_TOLERANCE
+        unlikely = x[u, : len(cost)] <= INTEGER_TOLERANCE
         order = np.lexsort((cost, np.round(lost, 6), unlikely, ~np.isfinite(cost)))
         states[u] = order[0]
     return states

@@ -65,7 +65,7 @@ def _knapsack(parts: Difference, gain: Floats, room: dict[int, float]) -> NDArra
         np.full(len(most), -np.inf),
         most,
         size.astype(np.float64),
-        whole=True,
+        integer=True,
     )
     if found is None:
         return None

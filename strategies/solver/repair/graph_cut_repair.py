@@ -79,10 +79,10 @@ class Prefixes:
         """Returns the cheapest that fits; `base` itself where none does."""
         problem, before = self.problem, self.problem.memory(self.base)
         cost = self.cost_changes()
-        asked: set[int] = set()
+        forbidden: set[int] = set()
         for time in times:
             self.forbid(cost, time, budget - float(before[time]))
-            asked.add(time)
+            forbidden.add(time)
         while np.isfinite(cost).any():
             count = int(cost.argmin())
             mixed = self.choice(count)
@@ -90,11 +90,11 @@ class Prefixes:
             worst = int(memory.argmax())
             if memory[worst] <= budget:
                 return mixed if count else self.base
-            if worst in asked:  # over by rounding
+            if worst in forbidden:  # over by rounding
                 cost[count] = np.inf
             else:
                 self.forbid(cost, worst, budget - float(before[worst]))
-                asked.add(worst)
+                forbidden.add(worst)
         return self.base
 
     def cheaper(self) -> Ints:

@@ -16,8 +16,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import rhino
 from rhino import planner
-from rhino.asked_plan import AskedPlan
 from rhino.ir.diagnostics import RhinoError
+from rhino.plan_options import PlanOptions
 from rhino.planner import Planned
 from rhino.traced import Traced
 
@@ -266,7 +266,7 @@ def test_a_pin_of_results_of_several_ranks_is_written_for_each():
 
 
 def test_where_no_plan_fits_with_the_state_where_it_lies_it_is_moved(monkeypatch: pytest.MonkeyPatch):
-    def plan_function(traced: Traced, request: AskedPlan) -> Planned:
+    def plan_function(traced: Traced, request: PlanOptions) -> Planned:
         if request.pins([]):
             raise RhinoError("RHI-SOLVE-001", "too large")
         return planner.plan_function(traced, request)

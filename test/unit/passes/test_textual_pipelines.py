@@ -12,7 +12,7 @@ from rhino.passes.base import Pass, Remarks, make_pass, opt, read_options
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.layout.pad import PadDims
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, build_named, known_names
-from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.choose_shardings import ChooseShardings, PhaseTimes, ShardingChoice
 from rhino.passes.sharding.localize import Localize
 from rhino.passes.sharding.op_rules import OpRules
 from rhino.passes.sharding.pin import PinShardings
@@ -223,4 +223,4 @@ def test_remarks_reach_the_caller():
     module = read_module(STEP.encode(), "step.mlir", context)
     build_pass_manager("auto-shard{cluster=cpu4}", context, remarks).run(module.operation)
     assert any(remark.pass_name == "rhino-choose-shardings" and "found by" in remark.text for remark in remarks.items)
-    assert {"phases", "search", "plan"} <= remarks.statistics.keys()
+    assert {PhaseTimes, ShardingChoice} <= remarks.results.keys()

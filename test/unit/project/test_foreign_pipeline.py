@@ -19,6 +19,7 @@ from rhino.ir.mlir.bindings import func, ir, run_pipeline
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import SHARDING
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.runtime.executor.executable import compile_module
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +52,7 @@ class TestPipeline:
         chosen = boundary(entry_function(plan_step(step, "step.mlir", cluster).annotated))
         assert boundary(entry_function(module)) == chosen
         assert sum('{"x"}' in text for text in chosen) > 10
-        assert remarks.statistics["plan"].graph.num_ops > 0
+        assert remarks.result(ShardingChoice).plan.graph.num_ops > 0
 
     def test_changes_of_sharding_are_ops_and_nothing_of_ours_is_left(self, step: bytes, cluster: str):
         module, _ = foreign_pipeline.shard(step, "step.mlir", cluster)

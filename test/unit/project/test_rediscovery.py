@@ -23,6 +23,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, split_axes, unpack
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.request.patterns import dotted
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.strategies.choice.plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
@@ -80,7 +81,8 @@ def text(model):
 @cache
 def found(model, budget="", constraints="", target=TARGET):
     module, remarks = quality.search(text(model), "step.mlir", target, budget, constraints)
-    return Found(module, remarks.statistics["plan"], remarks.statistics["answer"])
+    chosen = remarks.result(ShardingChoice)
+    return Found(module, chosen.plan, chosen.answer)
 
 
 def forbid(*patterns):

@@ -290,7 +290,7 @@ def test_expectations_name_their_lines():
             "// expected-error@unknown {{eight}}",
         ]
     )
-    lines = [(e.kind, e.line, e.part, e.said_at) for e in read_expectations(text, "f")]
+    lines = [(e.kind, e.line, e.part, e.written_at) for e in read_expectations(text, "f")]
     assert lines == [
         ("error", 1, "one", 1),
         ("warning", 5, "two", 3),

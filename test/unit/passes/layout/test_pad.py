@@ -25,6 +25,7 @@ from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.plan.plan import Tensor, dims_between_calls
 from rhino.ir.program.stored_shapes import PADDED
 from rhino.passes.base import Remarks
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
@@ -273,7 +274,7 @@ def planned(text, name, cluster, pad):
     )
     return (
         module,
-        remarks.statistics["answer"].cost,
+        remarks.result(ShardingChoice).answer.cost,
         str(boundary_attributes(entry_function(module), "arg")[0].get(SHARDING)),
     )
 

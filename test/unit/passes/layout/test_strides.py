@@ -30,6 +30,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.runtime.executor.signature import read_signature
+from rhino.strategies.layout.blocked_views import Views
 
 PASS = "rhino-materialize-strides"
 FUSED = dataclasses.replace(GPT, layers=2, fused_qkv=True)
@@ -43,7 +44,7 @@ def run_pass(text, options=""):
     module, remarks = parse(text), Remarks()
     build_pass_manager(f"{PASS}{options}", module.context, remarks).run(module.operation)
     assert module.operation.verify()
-    return module, remarks.statistics["views"]
+    return module, remarks.result(Views)
 
 
 def kinds(module):

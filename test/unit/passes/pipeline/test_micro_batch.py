@@ -25,7 +25,7 @@ from rhino.ir.mlir.manual import bytecode, wrap_manual
 from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.divider import Divider
-from rhino.passes.pipeline.micro_batch import MicroBatch
+from rhino.passes.pipeline.micro_batch import CarriedValues, MicroBatch
 from rhino.passes.pipeline.time_loop import MICRO_BATCHES
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
@@ -107,7 +107,7 @@ def test_every_product_is_in_the_loop_and_gradients_are_what_is_carried(name: st
     assert {op.name for op in walk(loop)} >= {op.name for op in products}
     assert len([op for op in walk(loop) if op.name in PRODUCTS]) == len(products)
     trained = [value for value in entry_function(module).arguments if "params" in str(value.location)]
-    carried = remarks.statistics["accumulated"]
+    carried = remarks.result(CarriedValues).values
     assert {one.how for one in carried} == {"add"}
     gradients = [one for one in carried if one.kind not in SCALARS]  # two biases of one sum share theirs
     assert len(trained) - 4 <= len(gradients) <= len(trained)
@@ -155,7 +155,7 @@ def test_sums_of_narrow_floats_are_kept_wide():
         return mean_loss(p, low)
 
     data = text((narrow_loss, params(jax.numpy.bfloat16), BATCH))
-    wide, narrow = (in_parts(data, 4, options)[1].statistics["accumulated"] for options in ("", "widen=false"))
+    wide, narrow = (in_parts(data, 4, options)[1].result(CarriedValues).values for options in ("", "widen=false"))
     assert "bf16" not in "".join(one.kind for one in wide)
     assert "bf16" in "".join(one.kind for one in narrow)
 

@@ -206,7 +206,7 @@ def test_arithmetic_rules_out_all_that_keep_no_more():
 
 
 def test_a_walk_begins_where_memory_may_suffice():
-    space = Space({1: ((4,),), 4: ((1,),)}, NUMBERS, 0.0, budget_bytes=10.0, held_bytes=2.0, passing_bytes=16.0)
+    space = Space({1: ((4,),), 4: ((1,),)}, NUMBERS, 0.0, budget_bytes=10.0, resident_bytes=2.0, passing_bytes=16.0)
     assert [NUMBERS[space.seed(1, keep)] for keep in (1.0, 0.5, 0.0)] == [
         4,
         4,
@@ -243,7 +243,7 @@ def test_one_part_is_looked_at_where_nothing_else_fits():
             for one in shapes
         ]
 
-    space = Space({1: ((2, 2), (4,))}, NUMBERS, 0.0, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0)
+    space = Space({1: ((2, 2), (4,))}, NUMBERS, 0.0, resident_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0)
     assert [one.shape for one in whole.explore(space, evaluate).ranked] == [
         PlanConfig(1, (2, 2), 1),
         PlanConfig(1, (4,), 1),
@@ -261,11 +261,11 @@ def test_one_part_is_looked_at_in_one_row_too_and_before_all_that_may_be_planned
 
     numbers = tuple(2**number for number in range(16))
     space = Space(
-        {1: ((2, 2),)}, numbers, 0.0, most=32, held_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True
+        {1: ((2, 2),)}, numbers, 0.0, most=32, resident_bytes=10.0, passing_bytes=100.0, budget_bytes=15.0, has_kin=True
     )
     explored = whole.explore(space, evaluate)
     assert [one.shape for one in explored.ranked] == [fits]
-    assert max(explored.num_asked.values()) <= space.most <= len(explored.outcomes)
+    assert max(explored.num_requested.values()) <= space.most <= len(explored.outcomes)
 
 
 def test_an_interruption_leaves_the_best_so_far():

@@ -89,7 +89,7 @@ def test_ctrl_c_is_for_the_one_that_asks_and_the_others_end_with_it(setup: Setup
     evaluator = Evaluator(setup)
     workers.foresee(iter(SHAPES))
     first = workers.evaluate(SHAPES[:1])
-    begun = [*workers.early, *(worker.asked for worker in workers.workers)]
+    begun = [*workers.early, *(worker.request for worker in workers.workers)]
     assert any((shape, 0.0) in begun for shape in SHAPES[1:]), "the other process reads the steps of what is foreseen"
     assert [first, workers.evaluate(SHAPES)] == [
         [evaluator.outcome(shape) for shape in SHAPES[:count]] for count in (1, 3)
@@ -125,7 +125,7 @@ def test_interrupted_while_programs_are_made_the_best_that_was_made_is_left(
 ):
     made: list[Decided] = []
     outcomes = [Estimate(shape, "", 1.0, 1.0, 1.0, 1.0, 0.0, (1.0,)) for shape in SHAPES]
-    explored = Explored(outcomes=list(outcomes), asked_by=dict.fromkeys(SHAPES, "aceso"))
+    explored = Explored(outcomes=list(outcomes), requested_by=dict.fromkeys(SHAPES, "aceso"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
 
     def make(plan: Decided) -> Made[Decided]:
@@ -164,7 +164,7 @@ def test_other_schedules_and_what_nearly_fits_are_made_where_their_estimates_are
         Refused(nearly, "", True, nearly=(estimate(nearly, "1f1b", 1.0, 1.01),)),
         CutOff(slow, 1.0, 1.0, by_memory=False, estimated_s=2.0, plans=(estimate(slow, "zero-bubble", 2.0, 0.0),)),
     ]
-    explored = Explored(outcomes=list(outcomes), asked_by=dict.fromkeys([one.shape for one in outcomes], "rhino"))
+    explored = Explored(outcomes=list(outcomes), requested_by=dict.fromkeys([one.shape for one in outcomes], "rhino"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     steps = {"1f1b": 3.0, "interleaved": 2.3, "gpipe": 2.4, "zero-bubble": 5.0}
     made: list[Decided] = []
@@ -205,7 +205,7 @@ def test_what_runs_ahead_is_made_first_where_it_takes_less(setup: Setup, monkeyp
     shape = PlanConfig(2, (1,), 4)
     plain = Estimate(shape, "1f1b", 2.0, 1.0, 1.0, 1.0, 0.0, (1.0,))
     explored = Explored(outcomes=[replace(plain, ahead=replace(plain, schedule="eager-1f1b", step_s=1.9))])
-    explored.asked_by[shape] = "rhino"
+    explored.requested_by[shape] = "rhino"
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     made: list[Decided] = []
 
@@ -224,7 +224,7 @@ def test_what_came_near_is_made_where_nothing_fits(setup: Setup, monkeypatch: py
     refused = [
         Refused(one, "too much", True, 1.5, found_bytes=more * setup.budget_bytes) for one, more in needs.items()
     ]
-    explored = Explored(outcomes=list(refused), asked_by=dict.fromkeys(needs, "rhino"))
+    explored = Explored(outcomes=list(refused), requested_by=dict.fromkeys(needs, "rhino"))
     monkeypatch.setattr(whole_choice, "explore", lambda *_, **__: explored)
     made: list[int] = []
 

@@ -18,7 +18,7 @@ from pipelined_mlp import HIDDEN, Pipelined, by_hand, pipelined
 from rhino.ir.cluster.mesh import mesh_of_shape
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Step, StepProgram, Task, Transfer
-from rhino.ir.plan.step_memory import memory_of, slots_held
+from rhino.ir.plan.step_memory import live_slots, memory_of
 from rhino.runtime.distributed.tcp_transport import StreamTransport
 from rhino.runtime.distributed.watchdog import Watchdog
 from rhino.runtime.executor.compile_cache import CompileCache
@@ -226,7 +226,7 @@ class TestMemory:
         assert len(census.counts) == sum(isinstance(item, Run | Transfer) for item in one.step.instructions)
         for place, held in census.counts:
             slots = [
-                [slot for slot in slots_held(one.step, place, rank) if one.step.slots[slot].layout == layout]
+                [slot for slot in live_slots(one.step, place, rank) if one.step.slots[slot].layout == layout]
                 for rank in range(4)
             ]
             assert held == [len(of_rank) for of_rank in slots]

@@ -110,14 +110,14 @@ def test_no_shape_is_asked_for_twice_and_all_are_of_the_space(model: MadeUp, dev
     assert all(
         one.mesh in space.meshes[one.stages] and (one.stages == 1 or one.micro_batches > 1) for one in model.asked
     )
-    assert set(explored.asked_by) == set(model.asked)
+    assert set(explored.requested_by) == set(model.asked)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_more_than_allowed_is_planned_and_the_best_of_it_is_kept(strategy: str):
     explored = explore(space_of(24, most=3), MODEL.evaluate, strategy=strategy)
-    assert set(explored.num_asked.values()) == {3}
-    assert len(explored.num_asked) == (3 if strategy == "best" else 1)
+    assert set(explored.num_requested.values()) == {3}
+    assert len(explored.num_requested) == (3 if strategy == "best" else 1)
     assert not explored.is_complete
 
 

@@ -65,4 +65,4 @@ def test_buffers_are_those_of_the_way_itself(sizes, shape, move):
         sized = tuple(
             _SizedStep(a.kind, a.before, a.after, is_major(shape, b, sizes)) for a, b in zip(parted, steps, strict=True)
         )
-        assert num_bytes[which[i, j]].tolist() == move.held([sized]).num_bytes(4 * prod(shape))[0].tolist()
+        assert num_bytes[which[i, j]].tolist() == move.counts([sized]).num_bytes(4 * prod(shape))[0].tolist()

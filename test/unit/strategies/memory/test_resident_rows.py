@@ -14,12 +14,13 @@ from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
 from rhino.passes.base import Remarks
+from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.runtime.executor.executable import compile_module
 from rhino.strategies.cost.candidates import replicate
 from rhino.strategies.memory.buffer_assignment import Buffer, packed
-from rhino.strategies.memory.buffers import MoveBuffers, is_matrix, reads_as_it_lies, rounded, selection_buffers
+from rhino.strategies.memory.buffers import MoveBuffers, is_matrix, reads_as_stored, rounded, selection_buffers
 from rhino.strategies.memory.op_order import schedule
 
 TILE = rounded(64)
@@ -534,7 +535,7 @@ def general(left, right, dims, result):
 )
 def test_how_products_read(left, right, dims, result, lie_well, matrices):
     cls = general(left, right, dims, result)
-    assert [reads_as_it_lies(cls, position) for position in (0, 1)] == lie_well
+    assert [reads_as_stored(cls, position) for position in (0, 1)] == lie_well
     assert [is_matrix(cls, position) for position in (0, 1)] == matrices
 
 
@@ -655,7 +656,7 @@ def planned(mesh, budget):
         build_pass_manager(pipeline, module.context, remarks).run(module.operation)
     except RhinoError as error:
         return module, error
-    return module, remarks.statistics["answer"]
+    return module, remarks.result(ShardingChoice).answer
 
 
 @pytest.mark.parametrize("mesh", ["8", "2x4"])

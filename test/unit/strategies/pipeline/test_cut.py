@@ -55,7 +55,7 @@ def random_problem(seed, num_stages, most=7, with_budget=False):
     pinned = np.where(rng.random(num) < 0.1, rng.integers(0, 2 * num_stages - 1, size=num), OPEN)
     more = {"late": np.arange(num) > rng.integers(num), "own_bytes": rng.integers(0, 4, size=num).astype(float)}
     if with_budget:
-        more["held"] = make_nets(
+        more["resident"] = make_nets(
             ((rng.integers(0, num, size=2).tolist(), float(rng.integers(1, 5))) for _ in range(3)), least=1
         )
         more["saved"] = make_nets((([int(rng.integers(num))], float(rng.integers(1, 5))) for _ in range(3)), least=1)
@@ -87,7 +87,7 @@ def all_choices(problem):
         for s in range(problem.num_stages):
             memory[s] += sum(problem.own_bytes[i] for i in range(problem.num_nodes) if device[i] == s)
             for nets, times in (
-                (problem.held, 1),
+                (problem.resident, 1),
                 (problem.saved, min(problem.num_micro_batches, problem.num_stages - s)),
             ):
                 memory[s] += times * sum(
@@ -159,8 +159,8 @@ def chain(num_layers, num_stages):
     work = [1.0] * (3 * num_layers)
     edges = [(maker, reader) for maker, readers, _ in nets if maker is not None for reader in readers]
     late = np.arange(3 * num_layers) >= num_layers
-    held = make_nets((([layer, back[layer], back[layer] + 1], 4.0) for layer in forward), least=1)
-    return problem_of(num_stages, work, nets, edges=edges, late=late, held=held)
+    resident = make_nets((([layer, back[layer], back[layer] + 1], 4.0) for layer in forward), least=1)
+    return problem_of(num_stages, work, nets, edges=edges, late=late, resident=resident)
 
 
 def uneven(crossing, other, in_seconds=True):

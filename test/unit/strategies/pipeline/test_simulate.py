@@ -8,7 +8,7 @@ from staged_steps import MESH, NUMBER, ROW, SMALL, WEIGHT, Builder, chain, order
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.plan.instructions import Fetch, Layout, Run, Task
-from rhino.ir.plan.step_memory import local_bytes, memory_of, slots_held
+from rhino.ir.plan.step_memory import live_slots, local_bytes, memory_of
 from rhino.ir.plan.timeline import Span, Timeline, render
 from rhino.strategies.pipeline.assemble import RECEIVE_AHEAD, assemble
 from rhino.strategies.pipeline.schedules import Pipeline, make_order
@@ -108,7 +108,7 @@ def test_transfers_take_time_and_overlap():
     At 64 bytes a second and a second of latency they take 5 s there and 5 s back.
     """
     found = run(chain(2, 2), "1f1b", link=Link(1.0, 64.0), forward=10.0, backward=20.0)
-    moves = [(one.start_s, one.end_s, one.giver, one.taker) for one in found.timeline.moves]
+    moves = [(one.start_s, one.end_s, one.source_rank, one.target_rank) for one in found.timeline.moves]
     assert sorted(moves) == [(10.0, 15.0, 0, 1), (20.0, 25.0, 0, 1), (45.0, 50.0, 1, 0), (75.0, 80.0, 1, 0)]
     spans = [
         (str(one.task), one.start_s, one.end_s) for one in found.timeline.spans if one.task.micro_batch is not None
@@ -186,8 +186,8 @@ def test_memory_by_hand():
     step = in_turn()
     (memory,) = memory_of(step)
     assert (memory.peak_bytes, memory.peak_at) == (1024 + 256, 1)
-    assert slots_held(step, 1, 0) == (0, 1)
-    assert slots_held(step, 2, 0) == (1, 2)
+    assert live_slots(step, 1, 0) == (0, 1)
+    assert live_slots(step, 2, 0) == (1, 2)
     (memory,) = memory_of(step, (100, 300))
     assert (memory.peak_bytes, memory.peak_at) == (1024 + 256 + 300, 2)
 
@@ -203,7 +203,7 @@ def test_memory_by_counting(seed):
         step = assemble(staged, order)
         for rank, memory in enumerate(memory_of(step)):
             sizes = [
-                sum(local_bytes(step.slots[slot].layout, step.mesh) for slot in slots_held(step, at, rank))
+                sum(local_bytes(step.slots[slot].layout, step.mesh) for slot in live_slots(step, at, rank))
                 for at in range(len(step.instructions))
             ]
             assert memory.peak_bytes == max(sizes)
@@ -227,7 +227,7 @@ def test_a_longer_step_holds_no_more():
 def test_results_are_held_to_the_end():
     step = in_turn()
     assert isinstance(step.instructions[-1], Fetch)
-    assert slots_held(step, len(step.instructions) - 1, 0) == (2,)
+    assert live_slots(step, len(step.instructions) - 1, 0) == (2,)
 
 
 def test_timeline_as_text():

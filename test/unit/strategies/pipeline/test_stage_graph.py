@@ -14,9 +14,9 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.program.program import Program
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.pipeline.pipeline_stages import PipelineStages
+from rhino.passes.pipeline.pipeline_stages import PipelineStages, StageCut
 from rhino.passes.pipeline.sharded_step import sharded_figures
-from rhino.passes.sharding.choose_shardings import ChooseShardings
+from rhino.passes.sharding.choose_shardings import ChooseShardings, ShardingChoice
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.passes.unsharded import whole_program
 from rhino.strategies.choice.plan_costs import local_bytes
@@ -76,7 +76,8 @@ def staged(text, num_stages, tolerance="0.1"):
             [(op.operation.name[10:], ir.IntegerAttr(op.attributes["rhino.stage"]).value) for op in side]
             for side in sides
         ]
-    return remarks.statistics["staging"], remarks.statistics["stages"], marked
+    cut = remarks.result(StageCut)
+    return cut.staging, cut.answer, marked
 
 
 def moved(staging, answer):
@@ -261,9 +262,10 @@ def test_a_sharded_step_is_cut_with_the_seconds_and_bytes_that_its_shardings_wer
         build_pass_manager(
             [Normalize(), choose, PipelineStages(stages=2, cluster="v100x8")], module.context, remarks
         ).run(module.operation)
-    staging, answer, plan = remarks.statistics["staging"], remarks.statistics["answer"], remarks.statistics["plan"]
+    staging, chosen = remarks.result(StageCut).staging, remarks.result(ShardingChoice)
+    answer, plan = chosen.answer, chosen.plan
     times = np.where(staging.parts.body, MICRO_BATCHES, 1)
     assert staging.parts.seconds @ times == pytest.approx(answer.cost, rel=1e-6)
     whole, sent = staging.graph.value_bytes(), local_bytes(plan)
     assert sent.sum() < whole.sum()
-    assert staging.problem.held.size.max() == max(sent[: len(staging.graph.arguments)])
+    assert staging.problem.resident.size.max() == max(sent[: len(staging.graph.arguments)])

@@ -98,7 +98,8 @@ def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
     assert estimates.staging.problem.apart.sum() > 0.05 * estimates.staging.problem.work.sum()
     made = plan(text, "gpt", Setting(2, 4, "1f1b", "2", tolerance="0.05"))
     taken = {
-        program.module: seconds for program, seconds in zip(made.plan.step.programs, made.costs.run_s, strict=True)
+        program.module: seconds
+        for program, seconds in zip(made.execution.step.programs, made.execution.run_s, strict=True)
     }
     times = cut.times
     assert times.forward_s[0] == pytest.approx(taken["forward_0"], rel=0.02)

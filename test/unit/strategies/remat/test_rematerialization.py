@@ -135,8 +135,8 @@ def test_pieces_hold_the_least_of_all_cuts(seed: int):
     for piece in found.units:
         total += len(piece)
         bounds.append(total)
-    assert held(bounds) == found.held_bytes
-    assert found.held_bytes <= held([8])
+    assert held(bounds) == found.alive_bytes
+    assert found.alive_bytes <= held([8])
 
 
 @functools.cache

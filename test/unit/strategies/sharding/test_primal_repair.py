@@ -44,7 +44,7 @@ def test_all_is_taken_over_but_the_part_that_is_too_much():
     search = taking(problem, lambda states: 20.0 if states[21] == 0 else 10.0, 10.0, [fast], [slow])
     found = search.bettered(slow)
     assert np.flatnonzero(found).tolist() == [21]
-    assert len(search.programs.told) <= 1 + 2 * 5 + 1
+    assert len(search.programs.known) <= 1 + 2 * 5 + 1
 
 
 def test_a_part_that_is_too_much_as_a_whole_is_taken_over_up_to_a_seam():
@@ -74,7 +74,7 @@ def test_choices_that_look_too_large_are_not_asked():
     free, alike, other, slow = ints(*[0] * 8), ints(*[0] * 7, 1), ints(0, 1, 1, 1, 1, 1, 1, 1), ints(*[1] * 8)
     search = taking(problem, lambda states: 9.5 if states.sum() > 5 else 20.0, 10.0, [free, alike, other], [free, slow])
     assert np.array_equal(search.cheapest_known(slow), other)
-    assert alike.tobytes() not in search.programs.told
+    assert alike.tobytes() not in search.programs.known
 
 
 def test_no_more_programs_are_asked_for_than_there_are_steps_and_none_where_nothing_is_to_be_gained():
@@ -82,7 +82,7 @@ def test_no_more_programs_are_asked_for_than_there_are_steps_and_none_where_noth
     for left in (0, 3):
         search = taking(problem, lambda states: 20.0 if states[21] == 0 else 10.0, 10.0, [fast], [slow], left)
         search.bettered(slow)
-        assert len(search.programs.told) == 1 + left
+        assert len(search.programs.known) == 1 + left
     content = TakingOver(Programs(problem, lambda states: 0.0, 48), 10.0, [fast], enough_s=32.0)
     assert content.bettered(slow) is slow
 

@@ -22,7 +22,7 @@ from rhino.ir.program.folded_layers import FOLDED
 from rhino.ir.program.program import read_program
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
-from rhino.passes.pipeline.fold_layers import STRETCHES, FoldLayers
+from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.planner import evaluate as whole_search
 from rhino.passes.planner.evaluate import Evaluator, Setup, folded
 from rhino.passes.sharding.localize import Localize
@@ -49,7 +49,8 @@ def fold(code, groups):
     with module.context, ir.Location.unknown():
         FoldLayers(num_groups=groups).run(module.operation, remarks)
     assert module.operation.verify()
-    return module, remarks.statistics.get(STRETCHES, ())
+    found = remarks.find(FoldedLayers)
+    return module, found.counts if found else ()
 
 
 def graph_of(module):

@@ -18,7 +18,7 @@ SHARD, WHOLE = "shard", "whole"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPlan:
+class PlanOptions:
     """The request of a user: a `PlanRequest` whose cluster may be open and whose pinned tensors are not known yet.
 
     An open cluster is empty. `mesh` is a stage's share of `shared` devices; where `shared` is 0, the user gave the
@@ -57,7 +57,7 @@ class AskedPlan:
         """Whether several stages are asked for."""
         return (self.stages or 1) > 1
 
-    def with_pins(self, pins: tuple[str, ...]) -> AskedPlan:
+    def with_pins(self, pins: tuple[str, ...]) -> PlanOptions:
         """Returns the same with more pins."""
         return replace(self, pins=lambda tensors: (*self.pins(tensors), *pins))
 
