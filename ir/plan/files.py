@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -35,6 +36,9 @@ STEP: Final = "step.json"
 
 _OLD: Final = "manifest.json"
 """What folders of versions 1 and 2 had for a plan's file."""
+
+_BEGIN: Final = re.compile(rb'\s*\{\s*"format":\s*"rhino-(spmd-)?plan"')
+"""How the file of a plan begins, of any version."""
 
 _MOST_BYTES: Final = 2**31
 """Of all files together: XLA takes a program as a protobuf, which ends there, and a plan does not hold weights."""
@@ -107,6 +111,8 @@ def _texts(plan: Plan) -> dict[str, str]:
 def _write_file(text: str, path: Path) -> None:
     if path.is_dir():
         raise _unwritable(path, "it is a folder, and the plan is one file", "name a file, as plan.json")
+    if path.is_file() and path.stat().st_size and not _begins_plan(path):
+        raise _unwritable(path, "it is there, and is no plan", "give another name, or remove it")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -116,6 +122,8 @@ def _write_file(text: str, path: Path) -> None:
 
 
 def _write_folder(files: Mapping[str, str], folder: Path) -> None:
+    if folder.is_file():
+        raise _unwritable(folder, "it is a file, and the plan is a folder", "give another name, or remove it")
     if folder.exists() and not (folder.is_dir() and (_is_plan(folder) or not any(folder.iterdir()))):
         raise _unwritable(folder, "it is there, and is no plan", "give another name, or remove it")
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
@@ -129,7 +137,15 @@ def _write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _is_plan(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (PLAN, _OLD))
+    """Says whether a folder holds a plan of this version or an older one: what is not Rhino's is never replaced."""
+    return any(_begins_plan(folder / name) for name in (PLAN, _OLD))
+
+
+def _begins_plan(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return _BEGIN.match(opened.read(200)) is not None
 
 
 def _checked_files(folder: Path, names: Mapping[str, Any]) -> dict[str, str]:

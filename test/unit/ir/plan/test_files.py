@@ -18,7 +18,18 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.ir.plan import files as plan_files
 from rhino.ir.plan.files import load_plan, save_plan
 from rhino.ir.plan.instructions import Feed, Fetch, Free, Layout, Run, Slot, Step, StepProgram, Task, Transfer
-from rhino.ir.plan.plan import Alternative, Autotuning, Execution, Plan, Predicted, Source, Tensor
+from rhino.ir.plan.plan import (
+    Alternative,
+    Annotations,
+    Autotuning,
+    Execution,
+    Memory,
+    Plan,
+    Predicted,
+    Sharding,
+    Source,
+    Tensor,
+)
 from rhino.ir.plan.plan_json import digest_of
 from rhino.ir.plan.verify import verify_plan
 from rhino.ir.program.proven_plan import load_proven_plan
@@ -373,3 +384,29 @@ def test_a_plan_where_nothing_can_be_written_is_refused(tmp_path: Path):
     with pytest.raises(RhinoError) as caught:
         save_plan(PLAN, tmp_path / "file" / "plan")
     assert caught.value.id == "RHI-PLAN-003"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "plan.json"])
+def test_a_folder_with_a_file_of_that_name_that_is_no_plans_is_not_replaced(tmp_path: Path, name: str):
+    (tmp_path / name).write_text('{"name": "a web application"}')
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it is there, and is no plan"):
+        save_plan(PLAN, tmp_path)
+    assert (tmp_path / "index.html").read_text() == "mine"
+
+
+def test_a_file_that_is_no_plan_is_not_written_over(tmp_path: Path):
+    sharding = Sharding("annotated", 0.0, 0.0, (), (), Memory(1, 0, "", ((0, 0),), ()), Annotations((), ()))
+    argument, result = replace(PLAN.arguments[0], rank=0), replace(PLAN.results[0], rank=0)
+    one = replace(PLAN, num_ranks=1, num_stages=1, schedule="", execution=None, sharding=sharding)
+    one = replace(one, arguments=(argument,), results=(result,), predicted=Predicted(0.1, 0.0, (96,), 10**9, (0,)))
+    file = tmp_path / "step.mlir"
+    file.write_text("module {}")
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it is there, and is no plan"):
+        save_plan(one, file)
+    assert file.read_text() == "module {}"
+    save_plan(one, tmp_path / "plan.json")
+    save_plan(one, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == one
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it is a file, and the plan is a folder"):
+        save_plan(PLAN, tmp_path / "plan.json")
