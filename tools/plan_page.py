@@ -130,6 +130,8 @@ def _memory_charts(plan: Plan, simulation: Simulation | None) -> Iterator[Memory
         most = max(one.peak_bytes for one in simulation.memory)
         for rank in range(plan.num_ranks):
             points, words = _rank_memory(plan.execution, simulation, rank)
+            if found.kept_bytes[rank]:
+                words += f", beside {format_bytes(found.kept_bytes[rank])} of old state that is kept"
             curve = memory_curve(points, simulation.timeline.end_s, most, found.budget_bytes)
             yield MemoryChart(f"rank {rank}", curve, words, limit)
 
@@ -168,7 +170,7 @@ def _began(step: Step, simulation: Simulation) -> list[float]:
 
 def _tables(plan: Plan, simulation: Simulation | None, reasons: Sequence[Why]) -> Iterator[Table]:
     if plan.execution and simulation:
-        yield from _execution_tables(plan.execution, simulation)
+        yield from _execution_tables(plan, plan.execution, simulation)
     yield _tensors(plan, "arguments", "Arguments", plan.arguments)
     yield _tensors(plan, "results", "New results", new_results(plan))
     if plan.sharding:
@@ -284,15 +286,15 @@ def _communication(sharding: Sharding, step_s: float) -> Iterator[Table]:
     yield table("collectives", "Collectives", note, (*head, "what", "line"), rows)
 
 
-def _execution_tables(execution: Execution, simulation: Simulation) -> Iterator[Table]:
+def _execution_tables(plan: Plan, execution: Execution, simulation: Simulation) -> Iterator[Table]:
     timeline, end_s = simulation.timeline, simulation.timeline.end_s
-    most = max(one.peak_bytes for one in simulation.memory)
+    peaks, most = plan.predicted.peak_bytes, plan.predicted.largest_peak_bytes
     rows: list[Row] = [
         (
             Cell(f"rank {rank}", rank),
             Cell(f"{timeline.idle(rank):.1%}", timeline.idle(rank), timeline.idle(rank)),
             seconds_cell(timeline.busy_s(rank), end_s),
-            bytes_cell(memory.peak_bytes, most),
+            bytes_cell(peaks[rank], most),
             Cell(str(memory.peak_micro_batches), memory.peak_micro_batches),
         )
         for rank, memory in enumerate(simulation.memory)

@@ -107,7 +107,7 @@ def _ranks(plan: Plan, simulation: Simulation) -> list[str]:
         (
             f"rank {rank}",
             f"{simulation.timeline.idle(rank):.0%} idle",
-            peak_text(memory.peak_bytes),
+            peak_text(plan.predicted.peak_bytes[rank]),
             f"arguments {format_bytes(arguments[rank])}",
             micro_batches_at_a_time(memory.peak_micro_batches),
         )

@@ -11,6 +11,7 @@ Errors    RHI-PLAN-004 the plan is of another program; RHI-PIN-002 a name speaks
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.plan import Plan, folded, key_dims
 from rhino.ir.request.constraints import parse_pin
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
-from rhino.ir.units import PEAK, format_bytes, format_seconds
+from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
 from rhino.passes.base import Remarks
 from rhino.passes.pipeline.pipeline_stages import StageCut
 from rhino.passes.planner.diff import diff_text
@@ -64,7 +65,6 @@ _CANNOT_BE: Final = (
     "RHI-SOLVE-002",
     "RHI-STAGE-004",
     "RHI-STAGE-005",
-    "RHI-STEP-008",
 )
 _PLACE = "loc:"
 
@@ -153,7 +153,9 @@ def why_not_text(module: ir.Module, plan: Plan, pin: str) -> str:
             raise
         return "\n".join([f"{pin} cannot be: {error.what}", *(f"  {note}" for note in error.notes)])
     found = diff_text(replace(plan, options=other.options), other)
-    return f"with {pin}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
+    peak, budget = other.predicted.largest_peak_bytes, plan.predicted.budget_bytes
+    fits = "" if peak <= budget else f", which is not predicted to fit: {peak_text(peak, budget)}"
+    return f"with {pin}{fits}:\n{found}" if found else f"with {pin} nothing changes: it is so already"
 
 
 def again(module: ir.Module, plan: Plan, pins: Sequence[str] = ()) -> Found:
@@ -175,7 +177,7 @@ def _staged_again(module: ir.Module, plan: Plan, pin: str) -> Plan:
     with _cluster_file(plan.cluster) as cluster:
         options = {**cut_options(plan, cluster), "pin": _pins_of(plan.options, (pin,))}
         cut_step(module, plan.source.function, options, Remarks(plan.source.function), _unsplit(plan))
-        made = make_staged_plan(module, plan.source, cluster, plan.predicted.budget_bytes, options)
+        made = make_staged_plan(module, plan.source, cluster, sys.maxsize, options)  # too much is shown, not refused
     return _named_as(plan, made.plan)
 
 
@@ -429,12 +431,20 @@ def _what(costs: PlanCosts, node: Node) -> str:
 
 
 def _named_as(plan: Plan, other: Plan) -> Plan:
-    """Returns another plan of the same program with arguments and results named as in `plan`."""
+    """Returns another plan of the same program with the names of `plan`, and the state that its caller keeps."""
     sides = [
         tuple(replace(old, dims=new.dims, rank=new.rank) for old, new in zip(before, after, strict=True))
         for before, after in ((plan.arguments, other.arguments), (plan.results, other.results))
     ]
-    named = replace(other, arguments=sides[0], results=sides[1], versions=plan.versions, source=plan.source)
+    kept = plan.predicted.kept_bytes  # of which a search knows nothing
+    predicted = replace(
+        other.predicted,
+        peak_bytes=tuple(peak + more for peak, more in zip(other.predicted.peak_bytes, kept, strict=True)),
+        budget_bytes=plan.predicted.budget_bytes,
+        kept_bytes=kept,
+    )
+    named = replace(other, source=plan.source, versions=plan.versions, predicted=predicted)
+    named = replace(named, arguments=sides[0], results=sides[1])
     if plan.sharding is None or named.sharding is None:
         return named
     return replace(named, sharding=replace(named.sharding, form=plan.sharding.form))

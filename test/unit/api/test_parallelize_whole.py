@@ -16,6 +16,8 @@ from jax.sharding import NamedSharding
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.plan import dims_text
+from rhino.ir.units import peak_text
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 
 LAYERS, WIDTH, ROWS = 4, 32, 16
@@ -182,9 +184,14 @@ def test_state_that_is_not_donated_stays_the_callers():
     assert plan.in_shardings[0] == plan.out_shardings[0]
     state = fast.init(init, KEY)
     same(train(fast, state, 1), train(fast, state, 1), 0)
-    budget = (
-        max(plan.facts.predicted.peak_bytes) - max(plan.facts.predicted.kept_bytes) + 1024
-    )  # not enough for 16 KiB of old state
+    rows = re.findall(r"(?m)^  rank \d .* predicted peak .*$", plan.explain())
+    assert len(rows) == 2
+    for row, peak in zip(rows, plan.facts.predicted.peak_bytes, strict=True):
+        assert peak_text(peak) in row, "old state is counted wherever a peak stands"
+    dims = next(one for one in plan.facts.arguments if one.path == "state['params']['w0']").dims
+    assert "nothing changes" in plan.why_not(f"params.w0={dims_text(dims)}")
+    # Not enough for 16 KiB of old state.
+    budget = max(plan.facts.predicted.peak_bytes) - max(plan.facts.predicted.kept_bytes) + 1024
     with pytest.raises(RhinoError, match=r"RHI-SOLVE-001.* of it to keep old state"):
         rhino.parallelize(cut, budget=budget, **said).plan(*SHAPES)
 
