@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Facts = dict[str, Any]
-"""What is said, by name."""
+"""Facts by name."""
 
 
 def facts_of(file: Path) -> Facts:

@@ -128,12 +128,12 @@ def _asked(options: Options) -> dict[str, list[str]]:
 def _timed_command(file: Path, options: Options) -> Record:
     """Returns the figures of one file; of one that cannot be planned none."""
     target = [f"--{name}={getattr(options, name)}" for name in ("cluster", "mesh", "budget") if getattr(options, name)]
-    told = file.with_suffix(".json")
+    report = file.with_suffix(".json")
     try:
-        run_child([sys.executable, __file__, "phases", file, *target, f"--level={options.level}", f"--json={told}"])
+        run_child([sys.executable, __file__, "phases", file, *target, f"--level={options.level}", f"--json={report}"])
     except SystemExit as error:
         return {"error": str(error)}
-    record: Record = json.loads(told.read_text())["records"][0]
+    record: Record = json.loads(report.read_text())["records"][0]
     command = [
         str(RHINO_OPT),
         "--auto-shard",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import Mesh
 from rhino.passes.planner.module_facts import Sides
-from rhino.passes.planner.request import PlanRequest
+from rhino.passes.planner.request import PlanRequest, budget_of
 from rhino.pins import Named, named
 
 Pins = Callable[[Sequence[Named]], tuple[str, ...]]
@@ -73,12 +72,9 @@ class PlanOptions:
             "op-rules": self.op_rules,
             "batch": self.batch,
         }
-        budget = self.budget_bytes
-        if budget is None:
-            budget = int(load_cluster(self.cluster).device.usable_hbm_bytes)
         return PlanRequest(
             cluster=self.cluster,
-            budget_bytes=budget,
+            budget_bytes=self.budget_bytes or budget_of(self.cluster),
             mesh=self.mesh,
             searches_mesh=self.searches_mesh,
             stages=self.stages,

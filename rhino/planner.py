@@ -123,13 +123,14 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
             "RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out"
         )
     if options.micro_batches == 1 and not options.is_open and not options.is_staged:
-        options = replace(
-            options, micro_batches=None, batch=""
-        )  # a loop of one trip would refuse arguments that have no batch
-    request = options.request(shapes(traced, read_traced(traced, make_context())))
+        # A loop of one trip would refuse arguments that have no batch.
+        options = replace(options, micro_batches=None, batch="")
+    in_stages = options.is_staged and not options.is_open
+    module = read_traced(traced, make_context(), KEPT if in_stages else "")
+    request = options.request(shapes(traced, module))
     if options.is_open:
-        return _autotuned(traced, request)
-    return _staged(traced, request) if options.is_staged else _one_program(traced, request)
+        return _autotuned(traced, request, module)
+    return _staged(traced, request, module) if in_stages else _one_program(traced, request, module)
 
 
 def _marked(traced: Traced) -> int:
@@ -143,23 +144,23 @@ def _marked(traced: Traced) -> int:
     return num_marked_stages(module)
 
 
-def _one_program(traced: Traced, request: PlanRequest) -> Planned:
-    """Returns the best plan in one program.
+def _one_program(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
+    """Returns the best plan of `module` in one program.
 
     The search lets a carried result have its argument's buffer. Where the caller keeps the argument, both are there:
     what that takes is known with the plan, and is counted then.
     """
     budget = request.budget_bytes
-    planned = _searched(traced, request)
+    planned = _searched(traced, request, module)
     kept = _kept_bytes(traced, planned.plan)
     if planned.plan.predicted.peak_bytes[0] + kept[0] > budget:
-        planned = _searched(traced, replace(request, budget_bytes=max(1, budget - kept[0])))
+        again = replace(request, budget_bytes=max(1, budget - kept[0]))
+        planned = _searched(traced, again, read_traced(traced, make_context()))
         kept = _kept_bytes(traced, planned.plan)
     return replace(planned, plan=_with_kept(planned.plan, kept, budget))
 
 
-def _searched(traced: Traced, request: PlanRequest) -> Planned:
-    module = read_traced(traced, make_context())
+def _searched(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
     plan = search(module, traced.name, request.pass_options(), Remarks(traced.name), key_words(traced)).plan
     arguments, results = tensors(traced, module)
     form, code = _compiled_form(module)
@@ -169,9 +170,8 @@ def _searched(traced: Traced, request: PlanRequest) -> Planned:
     return Planned(replace(plan, versions=versions, arguments=arguments, results=results, sharding=sharding), code)
 
 
-def _staged(traced: Traced, request: PlanRequest) -> Planned:
-    """Returns the plan in the stages and micro-batches that the request names."""
-    module = read_traced(traced, make_context(), KEPT)
+def _staged(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
+    """Returns the plan of `module` in the stages and micro-batches that the request names."""
     nonnegative, options = sorted(nonnegative_arguments(module)), request.staged_options()
     source = cut_step(module, traced.name, options, Remarks(traced.name), key_words(traced))
     plan = make_staged_plan(module, source, request.cluster, request.budget_bytes, options, nonnegative).plan
@@ -180,11 +180,9 @@ def _staged(traced: Traced, request: PlanRequest) -> Planned:
     return Planned(_with_kept(plan, _kept_bytes(traced, plan), request.budget_bytes))
 
 
-def _autotuned(traced: Traced, request: PlanRequest) -> Planned:
+def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module) -> Planned:
     """Returns the best plan of what the request leaves open."""
-    context = make_context()
-    module = read_traced(traced, context)
-    with context, ir.Location.unknown():
+    with module.context, ir.Location.unknown():
         Normalize().run(module.operation, Remarks(traced.name))
     refuse_several(request.remat)
     options = {name: text for name, text in request.options.items() if name in _SEARCHED}
@@ -194,7 +192,8 @@ def _autotuned(traced: Traced, request: PlanRequest) -> Planned:
 
     def make(decided: Decided) -> Made[Planned]:
         own = request.decided(decided)
-        found = _staged(traced, own) if own.schedule else _one_program(traced, own)
+        step = read_traced(traced, make_context(), KEPT if own.schedule else "")
+        found = _staged(traced, own, step) if own.schedule else _one_program(traced, own, step)
         return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
 
     found, report = choose_plan(setup, request, make)

@@ -177,7 +177,7 @@ def settle(options: argparse.Namespace) -> None:
             (name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps
         ]
     if options.chunks is None:
-        options.chunks = 2 if schedule.chunked else 1
+        options.chunks = schedule.stages_per_rank
     options.ranks = max(1, options.stages // max(1, options.chunks))
 
 

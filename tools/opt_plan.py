@@ -6,18 +6,18 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TextIO
 
-from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.files import save_plan
 from rhino.ir.plan.plan import Source
 from rhino.ir.plan.timeline import render
 from rhino.ir.program.staged_module import is_staged
-from rhino.ir.units import format_seconds, parse_size, peak_text
+from rhino.ir.units import format_seconds, peak_text
 from rhino.passes.base import read_options
 from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.explain import micro_batches_at_a_time
 from rhino.passes.planner.module_facts import digest
+from rhino.passes.planner.request import budget_of
 from rhino.passes.planner.staged_plan import StagedPlan, make_staged_plan
 from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.problem import DEFAULT_CLUSTER
@@ -43,8 +43,7 @@ class Planner:
             what = "--plan is given, and the module is no step in stages"
             raise RhinoError("RHI-CLI-001", what, Place(self.file), fix="add --auto-parallel")
         cluster = options.cluster or DEFAULT_CLUSTER
-        usable = load_cluster(cluster).device.usable_hbm_bytes
-        budget = parse_size(options.budget) if options.budget else int(usable)
+        budget = budget_of(cluster, options.budget)
         own = [text for name, text in options.steps if name == PARALLEL]
         given = {**given_options(options), **read_options(PARALLEL, own[0])} if own else {}
         return make_staged_plan(staged, self.source, cluster, budget, given, self.nonnegative)

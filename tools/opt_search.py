@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TextIO
 
-from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.units import format_seconds, parse_size
+from rhino.ir.units import format_seconds
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
@@ -22,7 +21,7 @@ from rhino.passes.pipeline.rematerialize import parse_remat, refuse_several
 from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.evaluate import Setup
-from rhino.passes.planner.request import Decided, PlanRequest
+from rhino.passes.planner.request import Decided, PlanRequest, budget_of
 from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
 from rhino.strategies.autotune import DEFAULT
@@ -107,9 +106,7 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
     searches_mesh = options.mesh == AUTO
     return PlanRequest(
         cluster=cluster,
-        budget_bytes=parse_size(options.budget)
-        if options.budget
-        else int(load_cluster(cluster).device.usable_hbm_bytes),
+        budget_bytes=budget_of(cluster, options.budget),
         mesh=parse_mesh(options.mesh) if options.mesh and not searches_mesh else None,
         searches_mesh=searches_mesh,
         stages=options.stages,

@@ -259,7 +259,7 @@ def _gathered_events(folder: Path, num_processes: int) -> list[Event]:
     ]
 
 
-# What is said
+# Output
 
 
 def _headline(plan: Plan, processes: int | None) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def choose_plan(
             micro-batches that are none.
     """
     _check_numbers(request)
-    chunks = 2 if SCHEDULES[setup.schedules[0]].chunked else 1
+    chunks = SCHEDULES[setup.schedules[0]].stages_per_rank
     stages = [] if request.stages is None else [max(1, request.stages // chunks)]
     _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())
     processes = request.jobs or os.cpu_count() or 1

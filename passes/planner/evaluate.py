@@ -442,7 +442,7 @@ def _seconds(timed: tuple[float, str, Order, StageEstimate]) -> float:
 
 def pipeline_of(schedule: Schedule, shape: PlanConfig) -> Pipeline | None:
     """Returns the pipeline that a schedule runs for a shape; None where it takes none."""
-    chunks = 2 if schedule.chunked else 1
+    chunks = schedule.stages_per_rank
     if chunks > 1 and shape.micro_batches % shape.stages:
         return None
     return Pipeline(shape.stages * chunks, shape.micro_batches, chunks)

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
+from rhino.ir.units import parse_size
 from rhino.passes.sharding.problem import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune.base import MOST
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule
+
+
+def budget_of(cluster: str, text: str | None = None) -> int:
+    """Returns the bytes of a device that may be used: a size like 16GiB, or what the cluster's devices have."""
+    return parse_size(text) if text else int(load_cluster(cluster).device.usable_hbm_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,6 @@ class PlanRequest:
     def staged_options(self) -> dict[str, str]:
         """Returns the request for a step in stages as passes take it, by name."""
         schedule, stages = find_schedule(self.schedule or DEFAULT), self.stages or 1
-        ranks = max(1, stages // (2 if schedule.chunked else 1))
+        ranks = max(1, stages // schedule.stages_per_rank)
         splits = {"split-backward": "true"} if schedule.splits_backward else {}
         return {**self.pass_options(), "stages": str(stages), "ranks": str(ranks), "schedule": schedule.name, **splits}

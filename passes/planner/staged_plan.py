@@ -114,7 +114,7 @@ def make_staged_plan(
     """Returns the plan of a module in stages for the devices of `cluster`, proven to run and to fit.
 
     `options` are those that the module was made with, and its `schedule`. Of `nonnegative` arguments, by number, no
-    element is negative. A rank has as many stages as `ranks` leave to it; where these are not said, as many as the
+    element is negative. A rank has as many stages as `ranks` leave to it; without them, as many as the
     schedule wants.
 
     Raises:
@@ -122,13 +122,14 @@ def make_staged_plan(
     """
     step = read_staged(staged.operation)
     schedule = find_schedule(options.get("schedule") or DEFAULT)
-    chunks = 2 if schedule.chunked else 1
+    chunks = schedule.stages_per_rank
     if "ranks" in options:
         chunks = max(1, step.num_stages // int(options["ranks"]))
     order = make_order(schedule.name, Pipeline(step.num_stages, step.num_micro_batches, chunks))
     num_ranks = len(order.tasks)
-    outer, *inner = mesh_axes(load_cluster(cluster), (num_ranks, *step.mesh.shape))
-    model = CostModel(load_cluster(cluster).device, tuple(inner))
+    machine = load_cluster(cluster)
+    outer, *inner = mesh_axes(machine, (num_ranks, *step.mesh.shape))
+    model = CostModel(machine.device, tuple(inner))
     modules = program_modules(staged)
     priced = [_price(modules[program.module], program, step.mesh, model) for program in step.programs]
     run_s, temp_bytes = tuple(seconds for seconds, _ in priced), tuple(size for _, size in priced)

@@ -1,7 +1,7 @@
-"""What a stage's forward pass hands on to its backward pass, which is a program of its own, and what that recomputes.
+"""What a stage's forward pass stashes for its backward pass, which is a program of its own, and what that recomputes.
 
 Within one program a compiler computes cheap values again inside the loops that read them
-(`rhino.ir.graph.graph.materialized`). Between two programs every value that is read must be handed on, unless the
+(`rhino.ir.graph.graph.materialized`). Between two programs every value that is read must be stashed, unless the
 second has the ops that make it. It has them where that takes less than to write the value and read it again: a minimum
 cut (strategies/remat/min_cut.py) over what the backward pass reads, with
 
@@ -31,7 +31,7 @@ from rhino.strategies.remat.min_cut import Piece, cheapest
 from rhino.strategies.structure.training_phases import TrainingPhases, counters_of, sources_of
 
 _OPS_PER_BYTE: Final = 32.0
-"""A byte that is handed on is written and read.
+"""A byte that is stashed is written and read.
 
 While it moves a byte, a V100 does 17 operations in f32 (15.7 TFLOP/s, 900 GB/s), an H100 20 (67 TFLOP/s, 3.35 TB/s;
 NVIDIA's data sheets).
@@ -207,7 +207,7 @@ class Handing:
         return frozenset(values[unit] for unit in cheapest(piece, 1.0))
 
     def _weight(self, value: int) -> float:
-        """Returns what making a value weighs, in bytes that are handed on."""
+        """Returns what making a value weighs, in bytes that are stashed."""
         cls, kind = self.graph.cls(self.value_op[value]), self.graph.type_of(value)
         if cls.is_view or not kind.num_bytes:
             return 0.0

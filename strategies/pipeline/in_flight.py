@@ -25,8 +25,8 @@ from rhino.strategies.structure.training_phases import parts_of
 def several_in_flight(choice: Choice, loop: Loop, count: int) -> Problem:
     """Returns `choice`'s problem with a micro-batch's activation stash counted `count` times while the loop runs.
 
-    The stash is what a micro-batch hands on where it turns round. Its values are chosen by their whole sizes, for
-    nothing is sharded yet.
+    The stash is what a micro-batch keeps where its backward pass begins. Its values are chosen by their whole sizes,
+    for nothing is sharded yet.
     """
     problem, graph = choice.problem, choice.graph
     if count <= 1:
@@ -63,7 +63,7 @@ def _joined(one: Residents, other: Residents) -> Residents:
 
 
 def _stashed_values(graph: Graph, loop: Loop) -> list[int]:
-    """Returns the values that would be handed on if a micro-batch were two programs, which part where most is held."""
+    """Returns the values that would be stashed if a micro-batch were two programs, which part where most is held."""
     unknown: Floats = np.zeros(graph.num_ops)
     handing = Handing(graph, parts_of(graph, loop, unknown), graph.value_bytes() * graph.copies())
     return [value for value in handing.halves.kept if graph.type_of(value).shape]

@@ -2,7 +2,7 @@
 
 All stages but the last have two such programs.
 
-What is handed on is written, where in one program it would be computed inside who reads it; what is made again is made
+What is stashed is written, where in one program it would be computed inside who reads it; what is made again is made
 twice, and written where several read it (strategies/pipeline/activation_stash.py). It is told of a micro-batch in two
 programs, which part where most is held: of a stage's ops it is their share of that.
 """

@@ -52,6 +52,11 @@ class Schedule:
     chunked: bool = False
     runs_ahead: bool = False
 
+    @property
+    def stages_per_rank(self) -> int:
+        """How many stages a rank has where nobody gives another number: two where it may hold several."""
+        return 2 if self.chunked else 1
+
 
 def one_stage_each(pipeline: Pipeline, tasks: Callable[[Pipeline, int], list[Task]]) -> Order:
     """Returns the order in which rank s holds stage s alone and runs `tasks(pipeline, s)`."""

@@ -75,7 +75,7 @@ def make_staging(
 
     `value_bytes` [values] is what each value takes, each copy of it, where that is not its whole size. `link` is what
     one array takes from a stage to another: with it transfers cost seconds, without it bytes. `handing` is what the
-    program hands on from its forward pass to its backward pass, if that is known already, and `apart` what it takes
+    program stashes in its forward pass for its backward pass, if that is known already, and `apart` what it takes
     more where these are two programs, if that is to count.
     """
     sizes = graph.value_bytes() if value_bytes is None else value_bytes
@@ -384,7 +384,7 @@ class _Builder:
     def _saved(self, node: Ints) -> tuple[Bools, Bools, Iterable[tuple[list[int], float]]]:
         """Returns which nodes run after most of a micro-batch is stored, or most is stored for long, and what is saved.
 
-        What is saved would be handed on if the step were split into two programs where most is stored. It comes with
+        What is saved would be stashed if the step were split into two programs where most is stored. It comes with
         the nodes that need it.
         """
         peak, turn = self.handing.turns

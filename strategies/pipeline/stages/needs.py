@@ -1,7 +1,7 @@
 """What devices of each stage need while its programs run, found from the plan of the step before these are written.
 
 A program of a stage is a part of the plan (`strategies/pipeline/plan_part.py`): the ops of a virtual stage or a half of
-one, with what they make again. Beside what the stage keeps throughout and what is handed on, it needs its temporaries,
+one, with what they make again. Beside what the stage keeps throughout and what is stashed, it needs its temporaries,
 and what it takes from and gives to others.
 """
 
@@ -112,7 +112,7 @@ class StageNeeds:
         return max(self.received_bytes(phase, stage) for phase in _PHASES)
 
     def passing_bytes(self, phase: Phase, stage: int) -> float:
-        """Returns what a program needs beside what is kept and handed on.
+        """Returns what a program needs beside what is kept and stashed.
 
         That is its temporaries, and what it takes from and gives to others.
         """
@@ -185,7 +185,7 @@ class StageNeeds:
     # Programs
 
     def activation_stash(self, stage: int) -> ActivationStash:
-        """Returns what the forward pass of a stage hands on to its backward pass.
+        """Returns what the forward pass of a stage stashes for its backward pass.
 
         The last stage does both in one program.
         """

@@ -323,7 +323,7 @@ def test_equal_stages_take_what_the_schedules_promise(stages: int, number: int):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_no_schedule_beats_its_work_and_every_move_counts(name: str):
-    pipeline = Pipeline(4, 8, 2 if SCHEDULES[name].chunked else 1)
+    pipeline = Pipeline(4, 8, SCHEDULES[name].stages_per_rank)
     order = make_order(name, pipeline)
     ranks = pipeline.num_ranks
     assert step_seconds(order, times_of(4)) >= 4 * 8 * 3 / ranks

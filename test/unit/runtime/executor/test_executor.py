@@ -100,7 +100,7 @@ class TestStep:
     def test_all_schedules_agree_to_the_last_bit(self, num_devices: int):
         found = []
         for name, schedule in SCHEDULES.items():
-            one = pipelined(4, 6, num_devices, name, 2 if schedule.chunked else 1)
+            one = pipelined(4, 6, num_devices, name, schedule.stages_per_rank)
             with executor(one) as run:
                 found.append(train(one, run.run))
         for losses, weights in found[1:]:

@@ -86,7 +86,7 @@ def test_ranks_need_what_the_proof_of_their_programs_says():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_stage_takes_what_its_programs_do(monkeypatch, dropout):
-    """It takes what the backward pass makes again, and what is written to be handed on: nothing in the last stage."""
+    """It takes what the backward pass makes again, and what is written to be stashed: nothing in the last stage."""
     text = gpt_step(layers=4, hidden=256, vocab=512, seq=256, batch=32, dropout=dropout)
     cuts = []
     plain = StageEstimates.cuts
