@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import jax
 import quality
-from hlo_bytes import KINDS, kernels
 from jax.experimental import topologies
 from models import example, sized, step_of
 from report import Options, Question, key, option
 
+from rhino.ir.hlo.kernels import KINDS, kernels
 from rhino.passes.planner.plan_costs import plan_costs
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 
@@ -102,8 +102,8 @@ def compiled(options: Options) -> Iterator[Record]:
 def _moved(where: str, scan: bool) -> Counter[str]:
     """Returns the bytes that kernels move in a step, by kind."""
     found = Counter(dict.fromkeys(KINDS, 0))
-    for kernel in kernels(_compiled(where, sized("gpt", layers=4, batch=1, scan=scan))):
-        found[kernel.kind] += kernel.num_bytes
+    for kernel, times in kernels(_compiled(where, sized("gpt", layers=4, batch=1, scan=scan))):
+        found[kernel.kind] += times * kernel.num_bytes
     return found
 
 

@@ -18,7 +18,7 @@ from report import Cell, Options, Question, key, option, run
 
 from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.graph.collective_stats import KINDS, CollectiveStats, Count
-from rhino.ir.graph.hlo_collectives import hlo_stats
+from rhino.ir.hlo.collectives import hlo_stats
 from rhino.ir.mlir.boundary import boundary_attributes
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import SHARDING

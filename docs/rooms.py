@@ -19,7 +19,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
-    "ir": ("request", "graph", "cluster", "plan", "mlir", "program"),
+    "ir": ("request", "graph", "hlo", "cluster", "plan", "mlir", "program"),
     "strategies": (
         "solver",
         "cost",
@@ -34,11 +34,11 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
         "autotune",
     ),
     "passes": ("frontend", "sharding", "layout", "pipeline", "analysis", "planner"),
-    "runtime": ("executor", "profile", "distributed"),
+    "runtime": ("executor", "aot", "profile", "distributed"),
 }
 """The rooms of each folder, in an order in which each imports of its own folder only from rooms before it."""
 
-PLAIN: Final = ("request", "graph", "cluster", "plan")
+PLAIN: Final = ("request", "graph", "hlo", "cluster", "plan")
 """The rooms of `ir/` in which nothing is of MLIR."""
 
 SVG: Final = ROOT / "docs" / "rooms.svg"

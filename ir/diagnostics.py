@@ -68,6 +68,7 @@ IDS: Final[dict[str, tuple[ExitCode, str]]] = {
     "RHI-BATCH-007": (ExitCode.BAD_INPUT, "an option about the batch matches no argument"),
     "RHI-RECOMPUTE-001": (ExitCode.USAGE, "the share of activations to keep for the backward pass is malformed"),
     "RHI-LOCAL-001": (ExitCode.BAD_INPUT, "the module cannot be localized"),
+    "RHI-AOT-001": (ExitCode.BAD_INPUT, "the target's compiler refuses the module"),
     "RHI-RUN-001": (ExitCode.BAD_INPUT, "the module does not compile"),
     "RHI-RUN-002": (ExitCode.BAD_INPUT, "inputs do not match the module"),
     "RHI-RUN-003": (ExitCode.BAD_INPUT, "the result differs from the one-device program"),

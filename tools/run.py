@@ -15,7 +15,7 @@ import jax
 
 from rhino.ir.diagnostics import ExitCode, Place, RhinoError
 from rhino.ir.graph.collective_stats import CollectiveStats
-from rhino.ir.graph.hlo_collectives import hlo_stats
+from rhino.ir.hlo.collectives import hlo_stats
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import LOCAL, copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir.reader import read_module

@@ -155,8 +155,15 @@ def _too_large(cluster: Cluster, mesh: Mesh) -> RhinoError:
 
 
 def _place(cluster: Cluster, mesh: Mesh, axis: int) -> MeshAxis:
-    name, size = mesh.axes[axis]
-    groups = _groups(mesh, axis)
+    return axis_of_groups(cluster, _groups(mesh, axis), mesh.axes[axis][0])
+
+
+def axis_of_groups(cluster: Cluster, groups: Ints, name: str) -> MeshAxis:
+    """Returns the axis on which groups of devices lie, all at their collective at the same time.
+
+    Shapes: `groups` are devices of the cluster, ascending in each group [groups, devices].
+    """
+    size = groups.shape[1]
     crossings = [crossing for i in range(len(cluster.levels)) if (crossing := _cross(cluster, i, groups))]
     if not crossings:
         level = cluster.levels[-1]

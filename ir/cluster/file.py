@@ -9,9 +9,20 @@ import datetime
 import json
 import re
 import tomllib
+from dataclasses import replace
 from typing import Final
 
-from rhino.ir.cluster.hardware import FLOPS_KEYS, TOPOLOGIES, Cluster, Device, Level, Line, Operator, Origin
+from rhino.ir.cluster.hardware import (
+    FLOPS_KEYS,
+    PLATFORMS,
+    TOPOLOGIES,
+    Cluster,
+    Device,
+    Level,
+    Line,
+    Operator,
+    Origin,
+)
 from rhino.ir.cluster.operators import file_operators
 from rhino.ir.cluster.table import Table
 from rhino.ir.diagnostics import Place, RhinoError
@@ -41,7 +52,7 @@ def parse_cluster(text: str, file: str = "") -> Cluster:
     """
     root = Table(_toml(text, file), "", file)
     known = ("version", "name", "about", "device", "level")
-    root.keys(*known, optional=("measured", "operator"))
+    root.keys(*known, optional=("measured", "operator", "compile_for"))
     version = root.count("version")
     if version not in VERSIONS:
         root.fail("version", " or ".join(map(str, VERSIONS)))
@@ -51,7 +62,10 @@ def parse_cluster(text: str, file: str = "") -> Cluster:
     )
     device = _device(root.table("device"), operators)
     levels = tuple(_level(table) for table in root.tables("level", _LEVELS))
-    cluster = Cluster(root.text("name"), root.text("about"), device, levels, origin)
+    if "platform" not in root.table("device").data and any(level.topology == "host" for level in levels):
+        device = replace(device, platform="cpu")
+    compile_for = root.text("compile_for") if "compile_for" in root.data else ""
+    cluster = Cluster(root.text("name"), root.text("about"), device, levels, origin, compile_for)
     _check_levels(cluster, root)
     if version < _version(cluster):
         root.fail("version", f"{_version(cluster)}, for the file has measurements")
@@ -69,10 +83,11 @@ def _version(cluster: Cluster) -> int:
 def cluster_to_text(cluster: Cluster) -> str:
     """Returns the cluster file of `cluster`; `parse_cluster` gives back an equal value."""
     lines = [f"version = {_version(cluster)}", f"name = {_string(cluster.name)}", f"about = {_string(cluster.about)}"]
+    lines += [f"compile_for = {_string(cluster.compile_for)}"] if cluster.compile_for else []
     if cluster.measured:
         lines += ["", "[measured]", *(f"{key} = {_string(getattr(cluster.measured, key))}" for key in _ORIGIN)]
     device, sources = cluster.device, dict(cluster.device.sources)
-    lines += ["", "[device]", f"kind = {_string(device.kind)}"]
+    lines += ["", "[device]", f"kind = {_string(device.kind)}", f"platform = {_string(device.platform)}"]
     lines += [_figure_line(key, getattr(device, key), sources[key]) for key in (*_DEVICE_FIGURES, *_known(device))]
     lines += ["", "[device.flops_per_s]"]
     lines += [_figure_line(key, value, sources[f"flops_per_s.{key}"]) for key, value in device.flops_per_s]
@@ -153,7 +168,10 @@ def _origin(table: Table) -> Origin:
 
 
 def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
-    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES, optional=_MEASURED_FIGURES)
+    table.keys("kind", "flops_per_s", *_DEVICE_FIGURES, optional=("platform", *_MEASURED_FIGURES))
+    platform = next((name for name in PLATFORMS if name == table.data.get("platform", "gpu")), None)
+    if platform is None:
+        table.fail("platform", f"one of {', '.join(PLATFORMS)}")
     measured = [key for key in _MEASURED_FIGURES if key in table.data]
     flops = table.table("flops_per_s")
     flops.keys(*FLOPS_KEYS, required=False)
@@ -171,6 +189,7 @@ def _device(table: Table, operators: tuple[Operator, ...]) -> Device:
         matmul_efficiency=table.fraction("matmul_efficiency"),
         memory_efficiency=table.fraction("memory_efficiency"),
         sources=tuple(sources),
+        platform=platform,
         operators=operators,
         **{key: table.number(key) for key in measured},
     )

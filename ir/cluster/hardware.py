@@ -13,6 +13,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+Platform = Literal["cpu", "gpu", "tpu"]
+PLATFORMS: Final[tuple[Platform, ...]] = get_args(Platform)
 Topology = Literal["ring", "switch", "fully-connected", "host"]
 TOPOLOGIES: Final[tuple[Topology, ...]] = get_args(Topology)
 
@@ -111,6 +113,8 @@ class Origin:
 class Device:
     """One device.
 
+    `platform` says whose compiler makes its programs.
+
     Units: `flops_per_s` is the peak of matrix units by element type, one multiply-add counted as two, dense;
     `hbm_bytes` the memory, of which a program may use `usable_hbm_fraction`; `hbm_bytes_per_s` the peak.
     `matmul_efficiency` and `memory_efficiency` are the fractions of the two peaks that large programs reach.
@@ -129,6 +133,7 @@ class Device:
     matmul_efficiency: float
     memory_efficiency: float
     sources: Pairs
+    platform: Platform = "gpu"
     launch_s: float | None = None
     array_s: float | None = None
     op_s: float | None = None
@@ -203,7 +208,8 @@ class Level:
 class Cluster:
     """Equal devices joined by `levels`, outermost (slowest) first.
 
-    Devices are numbered with the innermost level fastest.
+    Devices are numbered with the innermost level fastest. `compile_for` is what the platform's compiler calls them: a
+    topology for TPUs ("v5e:2x4"), the name of a described device for GPUs ("h100-sxm"); empty where nobody says.
     """
 
     name: str
@@ -211,6 +217,7 @@ class Cluster:
     device: Device
     levels: tuple[Level, ...]
     measured: Origin | None = None
+    compile_for: str = ""
 
     @property
     def num_devices(self) -> int:

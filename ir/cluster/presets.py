@@ -24,6 +24,7 @@ about 750 of 900 GB/s" }}
 _V100_SXM2: Final = f"""
 [device]
 kind = "V100-SXM2-32GB"
+platform = "gpu"
 hbm_bytes_per_s = {{ value = 9.0e11, source = "NVIDIA V100 data sheet (2020), SXM2: 900 GB/s" }}{_V100_MEMORY}
 [device.flops_per_s]
 f64 = {{ value = 7.8e12, source = "NVIDIA V100 data sheet (2020), SXM2: 7.8 TFLOPS" }}
@@ -34,6 +35,7 @@ f16 = {{ value = 125e12, source = "NVIDIA V100 data sheet (2020), SXM2: 125 tens
 _V100S_PCIE: Final = f"""
 [device]
 kind = "V100S-PCIE-32GB"
+platform = "gpu"
 hbm_bytes_per_s = {{ value = 1.134e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 1134 GB/s" }}{_V100_MEMORY}
 [device.flops_per_s]
 f64 = {{ value = 8.2e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 8.2 TFLOPS" }}
@@ -44,6 +46,7 @@ f16 = {{ value = 130e12, source = "NVIDIA V100 data sheet (2020), V100S PCIe: 13
 _A100: Final = f"""
 [device]
 kind = "A100-SXM4-80GB"
+platform = "gpu"
 hbm_bytes = {{ value = 85899345920, source = "NVIDIA A100 data sheet (2021): 80 GB HBM2e, that is 80 GiB" }}
 usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
 hbm_bytes_per_s = {{ value = 2.039e12, source = "NVIDIA A100 data sheet (2021), SXM 80GB: 2039 GB/s" }}
@@ -60,19 +63,12 @@ i8 = {{ value = 624e12, source = "NVIDIA A100 data sheet (2021): INT8 624 TOPS, 
 
 _H100_SHEET = "NVIDIA H100 data sheet (2023), SXM"
 
-_H100: Final = f"""
-[device]
-kind = "H100-SXM5-80GB"
-hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 GB HBM3, that is 80 GiB \
-(nvidia-smi shows 81559 MiB)" }}
-usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
-hbm_bytes_per_s = {{ value = 3.35e12, source = "NVIDIA H100 data sheet (2023), SXM: 3.35 TB/s" }}
-matmul_efficiency = {{ value = 0.65, source = "estimate: large cuBLAS products reach 600 to 700 of 989 bf16 TFLOPS \
-under the power limit" }}
+_HOPPER_RATES = f"""matmul_efficiency = {{ value = 0.65, source = "estimate: large cuBLAS products reach 600 to 700 \
+of 989 bf16 TFLOPS under the power limit" }}
 memory_efficiency = {{ value = 0.9, source = "estimate: stream-like kernels" }}
 [device.flops_per_s]
-f64 = {{ value = 67e12, source = "NVIDIA H100 data sheet (2023), SXM: FP64 tensor core 67 TFLOPS" }}
-f32 = {{ value = 67e12, source = "NVIDIA H100 data sheet (2023), SXM: FP32 67 TFLOPS" }}
+f64 = {{ value = 67e12, source = "{_H100_SHEET}: FP64 tensor core 67 TFLOPS" }}
+f32 = {{ value = 67e12, source = "{_H100_SHEET}: FP32 67 TFLOPS" }}
 tf32 = {{ value = 494.5e12, source = "{_H100_SHEET}: TF32 989 TFLOPS with sparsity, half of it dense" }}
 bf16 = {{ value = 989.5e12, source = "{_H100_SHEET}: BFLOAT16 1979 TFLOPS with sparsity, half of it dense" }}
 f16 = {{ value = 989.5e12, source = "{_H100_SHEET}: FP16 1979 TFLOPS with sparsity, half of it dense" }}
@@ -80,9 +76,50 @@ f8 = {{ value = 1979e12, source = "{_H100_SHEET}: FP8 3958 TFLOPS with sparsity,
 i8 = {{ value = 1979e12, source = "{_H100_SHEET}: INT8 3958 TOPS with sparsity, half of it dense" }}
 """
 
+_H100: Final = f"""
+[device]
+kind = "H100-SXM5-80GB"
+platform = "gpu"
+hbm_bytes = {{ value = 85899345920, source = "NVIDIA H100 data sheet (2023): 80 GB HBM3, that is 80 GiB \
+(nvidia-smi shows 81559 MiB)" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 3.35e12, source = "{_H100_SHEET}: 3.35 TB/s" }}
+{_HOPPER_RATES}"""
+
+_H200: Final = f"""
+[device]
+kind = "H200-SXM-141GB"
+platform = "gpu"
+hbm_bytes = {{ value = 151397597184, source = "NVIDIA H200 data sheet (2024): 141 GB; bytes by the driver" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 4.8e12, source = "NVIDIA H200 data sheet (2024), SXM: 4.8 TB/s" }}
+{_HOPPER_RATES}"""
+
+_B200_SHEET = "NVIDIA HGX B200 data sheet (2025), per GPU"
+
+_B200: Final = f"""
+[device]
+kind = "B200-SXM-180GB"
+platform = "gpu"
+hbm_bytes = {{ value = 191514411008, source = "bytes as the driver reports of a B200" }}
+usable_hbm_fraction = {{ value = 0.75, source = "{_XLA_GPU_MEMORY}" }}
+hbm_bytes_per_s = {{ value = 7.67e12, source = "what the driver reports: 3996 MHz memory clock, 7672 GB/s" }}
+matmul_efficiency = {{ value = 0.65, source = "estimate: as on H100" }}
+memory_efficiency = {{ value = 0.9, source = "estimate: as on H100" }}
+[device.flops_per_s]
+f64 = {{ value = 37e12, source = "{_B200_SHEET}: FP64 37 TFLOPS" }}
+f32 = {{ value = 75e12, source = "{_B200_SHEET}: FP32 75 TFLOPS" }}
+tf32 = {{ value = 1100e12, source = "{_B200_SHEET}: TF32 2.2 PFLOPS with sparsity, half of it dense" }}
+bf16 = {{ value = 2250e12, source = "{_B200_SHEET}: BF16 4.5 PFLOPS with sparsity, half of it dense" }}
+f16 = {{ value = 2250e12, source = "{_B200_SHEET}: FP16 4.5 PFLOPS with sparsity, half of it dense" }}
+f8 = {{ value = 4500e12, source = "{_B200_SHEET}: FP8 9 PFLOPS with sparsity, half of it dense" }}
+i8 = {{ value = 4500e12, source = "{_B200_SHEET}: INT8 9 POPS with sparsity, half of it dense" }}
+"""
+
 _V5E: Final = """
 [device]
 kind = "TPU v5e"
+platform = "tpu"
 hbm_bytes = { value = 17179869184, source = "Google Cloud docs, TPU v5e: 16 GB HBM2 per chip, that is 16 GiB" }
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
@@ -97,6 +134,7 @@ i8 = { value = 393e12, source = "Google Cloud docs, TPU v5e: 393 TOPs per chip" 
 _V5P: Final = """
 [device]
 kind = "TPU v5p"
+platform = "tpu"
 hbm_bytes = { value = 102005473280, source = "Google Cloud docs, TPU v5p: 95 GiB per chip" }
 usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
 30.75 of 32 G on v4" }
@@ -106,6 +144,21 @@ memory_efficiency = { value = 0.9, source = "estimate" }
 [device.flops_per_s]
 bf16 = { value = 459e12, source = "Google Cloud docs, TPU v5p: 459 TFLOPs per chip" }
 i8 = { value = 918e12, source = "estimate: twice the bf16 rate, as on v5e" }
+"""
+
+_V6E: Final = """
+[device]
+kind = "TPU v6e"
+platform = "tpu"
+hbm_bytes = { value = 34359738368, source = "Google Cloud docs, TPU v6e: 32 GB HBM per chip, that is 32 GiB" }
+usable_hbm_fraction = { value = 0.96, source = "estimate: XLA's error messages say 15.48 of 16 G on v3, \
+30.75 of 32 G on v4" }
+hbm_bytes_per_s = { value = 1.638e12, source = "Google Cloud docs, TPU v6e: 1638 GBps" }
+matmul_efficiency = { value = 0.85, source = "estimate" }
+memory_efficiency = { value = 0.9, source = "estimate" }
+[device.flops_per_s]
+bf16 = { value = 918e12, source = "Google Cloud docs, TPU v6e: 918 TFLOPs per chip" }
+i8 = { value = 1836e12, source = "Google Cloud docs, TPU v6e: 1836 TOPs per chip" }
 """
 
 _NCCL_NVLINK = "NCCL's tuning tables (hwLat, src/graph/tuning.cc): NVLink ring step, LL128 protocol, 1.9 us"
@@ -180,6 +233,7 @@ def _cpu(size: int, psum_bytes_per_s: float) -> str:
     return f"""
 [device]
 kind = "host CPU, 1/{size} of 2 cores"
+platform = "cpu"
 hbm_bytes = {{ value = 2147483648, source = "a budget chosen for tests, not a property of the host" }}
 usable_hbm_fraction = {{ value = 1.0, source = "the figure above is a budget already" }}
 hbm_bytes_per_s = {{ value = {7.2e9 / size}, source = "{measured}: a*2+1 on 256 MiB, 7.2 GB/s over all devices" }}
@@ -215,34 +269,60 @@ _ICI_V5P = (
     "a ring uses 2 links",
 )
 
+_ICI_V6E = (
+    200e9,
+    "Google Cloud docs, TPU v6e: 800 GBps both ways over 4 links, 100 GB/s per link and direction; a ring uses 2 links",
+)
+
 _NVLINK3 = _nvswitch(3, 300e9, "12 links of 25 GB/s per direction (NVIDIA A100 white paper, 2020)")
 _NVLINK4 = _nvswitch(4, 450e9, "18 links of 25 GB/s per direction (NVIDIA H100 white paper, 2022)")
+_NVLINK5 = _nvswitch(5, 900e9, "18 links of 50 GB/s per direction (NVIDIA Blackwell architecture brief, 2024)")
 
-_CLUSTERS: Final[dict[str, tuple[str, str]]] = {
-    "cpu2": ("two host devices of one machine", _cpu(2, 8.2e9)),
-    "cpu4": ("four host devices of one machine", _cpu(4, 7.5e9)),
-    "cpu8": ("eight host devices of one machine", _cpu(8, 4.5e9)),
-    "v100x8": ("one machine of the Rhino paper's platform M8", _V100_SXM2 + _NVLINK2),
+_CLUSTERS: Final[dict[str, tuple[str, str, str]]] = {
+    "cpu2": ("two host devices of one machine", "", _cpu(2, 8.2e9)),
+    "cpu4": ("four host devices of one machine", "", _cpu(4, 7.5e9)),
+    "cpu8": ("eight host devices of one machine", "", _cpu(8, 4.5e9)),
+    "v100x8": ("one machine of the Rhino paper's platform M8", "v100-sxm2", _V100_SXM2 + _NVLINK2),
     "v100x8x2": (
         "two machines of the Rhino paper's platform M8",
+        "v100-sxm2",
         _V100_SXM2 + _network("roce", 2, 8, _ROCE, _ROCE_REACHED) + _NVLINK2,
     ),
     "s1x8": (
         "eight machines of the Rhino paper's platform S1",
+        "v100s-pcie",
         _V100S_PCIE + _network("roce", 8, 1, _ROCE, _ROCE_REACHED),
     ),
-    "a100x8": ("one DGX A100", _A100 + _NVLINK3),
-    "a100x8x2": ("two DGX A100", _A100 + _network("infiniband", 2, 1, _HDR, _IB_REACHED) + _NVLINK3),
-    "h100x8": ("one DGX H100", _H100 + _NVLINK4),
-    "h100x8x4": ("four DGX H100", _H100 + _network("infiniband", 4, 1, _NDR, _IB_REACHED) + _NVLINK4),
-    "h100x8x8": ("eight DGX H100", _H100 + _network("infiniband", 8, 1, _NDR, _IB_REACHED) + _NVLINK4),
-    "v5e-8": ("a 2x4 slice of TPU v5e", _V5E + _tpu_links(8, _ICI_V5E, (50e9, 50e9))),
+    "a100x8": ("one DGX A100", "a100-sxm-80gb", _A100 + _NVLINK3),
+    "a100x8x2": (
+        "two DGX A100",
+        "a100-sxm-80gb",
+        _A100 + _network("infiniband", 2, 1, _HDR, _IB_REACHED) + _NVLINK3,
+    ),
+    "h100x8": ("one DGX H100", "h100-sxm", _H100 + _NVLINK4),
+    "h100x8x2": ("two DGX H100", "h100-sxm", _H100 + _network("infiniband", 2, 1, _NDR, _IB_REACHED) + _NVLINK4),
+    "h100x8x4": ("four DGX H100", "h100-sxm", _H100 + _network("infiniband", 4, 1, _NDR, _IB_REACHED) + _NVLINK4),
+    "h100x8x8": ("eight DGX H100", "h100-sxm", _H100 + _network("infiniband", 8, 1, _NDR, _IB_REACHED) + _NVLINK4),
+    "h200x8": ("one DGX H200", "h200-sxm", _H200 + _NVLINK4),
+    "b200x8": ("one DGX B200", "b200-sxm", _B200 + _NVLINK5),
+    "v5e-8": ("a 2x4 slice of TPU v5e", "v5e:2x4", _V5E + _tpu_links(8, _ICI_V5E, (50e9, 50e9))),
+    "v5e-16": ("a 4x4 slice of TPU v5e", "v5e:4x4", _V5E + _tpu_links(16, _ICI_V5E, (50e9, 50e9))),
+    "v6e-8": ("a 2x4 slice of TPU v6e", "v6e:2x4", _V6E + _tpu_links(8, _ICI_V6E, (100e9, 100e9))),
     "v5p-8": (
         "a 2x2x1 slice of TPU v5p: 4 chips (the 8 in its name counts cores)",
+        "v5p:2x2x1",
         _V5P + _tpu_links(4, _ICI_V5P, (100e9,)),
+    ),
+    "v5p-16": (
+        "a 2x2x2 slice of TPU v5p: 8 chips (the 16 in its name counts cores)",
+        "v5p:2x2x2",
+        _V5P + _tpu_links(8, _ICI_V5P, (100e9, 100e9)),
     ),
 }
 
 PRESETS: Final[dict[str, str]] = {
-    name: f'version = 1\nname = "{name}"\nabout = "{about}"\n{body}' for name, (about, body) in _CLUSTERS.items()
+    name: f'version = 1\nname = "{name}"\nabout = "{about}"\n'
+    + (f'compile_for = "{compile_for}"\n' if compile_for else "")
+    + body
+    for name, (about, compile_for, body) in _CLUSTERS.items()
 }

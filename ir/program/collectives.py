@@ -1,6 +1,6 @@
 """Count what a program sends between devices: collectives by kind, and their payload in bytes per device.
 
-`module_stats` reads a local StableHLO program; `rhino.ir.graph.hlo_collectives.hlo_stats` reads what XLA compiled. Both
+`module_stats` reads a local StableHLO program; `rhino.ir.hlo.collectives.hlo_stats` reads what XLA compiled. Both
 use the payload of `payload_bytes`, which the cost model uses too, so that predicted, planned and compiled bytes can be
 compared as they are.
 """

@@ -33,7 +33,7 @@ _MAX_MESSAGE_LINES: Final = 8
 
 _PYTHON_CALL: Final = re.compile(r"xla_.*python_\w+_callback")
 
-_OPTIONS: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+OPTIONS: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 """XLA's CPU backend otherwise starts every op as soon as it can (jaxlib 0.10.2).
 
 All weights that are gathered lie whole at once. Backends
@@ -74,9 +74,7 @@ class Executable:
 
         They are as XLA has assigned its buffers.
         """
-        stats = self._loaded.get_compiled_memory_stats()
-        kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-        return int(kept + stats.temp_size_in_bytes)
+        return memory_bytes(self._loaded)
 
     def temp_bytes(self) -> int:
         """Returns the bytes of one device's memory that the program takes beside its arguments and results.
@@ -134,6 +132,13 @@ class Executable:
                 raise _bad_argument(
                     expected[index], "an array that is also another argument", "one of its own, for it is donated"
                 )
+
+
+def memory_bytes(compiled: Any) -> int:  # noqa: ANN401 - jaxlib's executable, loaded or not
+    """Returns the bytes of one device's memory that a compiled program takes."""
+    stats = compiled.get_compiled_memory_stats()
+    kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return int(kept + stats.temp_size_in_bytes)
 
 
 def _to_stored(value: Value, array: Host) -> Host:
@@ -227,7 +232,7 @@ def compile_options(devices: Sequence[jax.Device]) -> xla_client.CompileOptions:
         num_partitions=len(devices),
         device_assignment=np.array(devices).reshape(1, -1),
         backend=devices[0].client,
-        env_options_overrides=_OPTIONS,
+        env_options_overrides=OPTIONS,
     )
 
 

@@ -13,11 +13,13 @@ from typing import Final
 import jax
 
 from rhino.ir.cluster.age import machine_words
-from rhino.ir.cluster.hardware import FLOPS_KEYS, Cluster, Device, Level, Line, Operator, Origin
+from rhino.ir.cluster.hardware import FLOPS_KEYS, Cluster, Device, Level, Line, Operator, Origin, Platform
 from rhino.ir.graph.collective_stats import KINDS
 from rhino.runtime.profile.fit import LEAST_S, Fit, fit_line
 from rhino.runtime.profile.measure import Sample
 
+_PLATFORMS: Final[dict[str, Platform]] = {"cpu": "cpu", "tpu": "tpu"}
+"""Platforms by JAX's names: what is none of these is a GPU."""
 _PRODUCTS: Final = {"product": "stablehlo.dot_general", "convolution": "stablehlo.convolution"}
 _RATE: Final = "the figure is measured, not a peak"
 _HOST_SHARE: Final = 0.9
@@ -72,6 +74,7 @@ class _Maker:
         return Device(
             kind=f"{self.origin.device_kind} (1 of {len(self.devices)})",
             flops_per_s=tuple((key, fit.line.per_s) for key, fit in rates),
+            platform=_PLATFORMS.get(self.origin.platform, "gpu"),
             hbm_bytes=hbm_bytes,
             usable_hbm_fraction=fraction,
             hbm_bytes_per_s=memory.line.per_s,

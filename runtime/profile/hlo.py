@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rhino.ir.graph.hlo_collectives import shape_bytes
+from rhino.ir.hlo.text import shape_bytes
 
 _KERNEL: Final = re.compile(
     r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?[\]})]) (?P<opcode>[a-z][\w-]*)\((?P<operands>[^)]*)\)",

@@ -72,22 +72,14 @@ class CostModel:
             lines = [axis.line(move.kind) or Line(axis.latency_s, axis.bytes_per_s) for axis in axes]
             return max(line.fixed_s for line in lines) + move.num_bytes / min(line.per_s for line in lines)
         (axis,) = axes
-        if line := axis.line(move.kind):
-            return line.seconds(move.num_bytes)
-        rate = axis.all_to_all_bytes_per_s if move.kind == "all_to_all" else axis.bytes_per_s
-        return (axis.size - 1) * axis.latency_s + (axis.size - 1) / axis.size * move.num_bytes / rate
+        return collective_s(axis, move.kind, move.num_bytes)
 
     @staticmethod
     def _all_reduce_s(axes: list[MeshAxis], num_bytes: float) -> float:
         seconds = 0.0
         for axis in reversed(axes):
-            n, line = axis.size, axis.line("all_reduce")
-            seconds += (
-                line.seconds(num_bytes)
-                if line
-                else 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
-            )
-            num_bytes /= n
+            seconds += collective_s(axis, "all_reduce", num_bytes)
+            num_bytes /= axis.size
         return seconds
 
     def launch_s(self, num_arrays: int) -> float:
@@ -118,6 +110,21 @@ class CostModel:
     def _vector_per_s(self, cls: OpClass) -> float:
         measured = self.device.costly_per_s if cls.name in COSTLY else self.device.vector_per_s
         return measured or self.device.peak_flops_per_s("f32")
+
+
+def collective_s(axis: MeshAxis, kind: str, num_bytes: float) -> float:
+    """Returns the seconds of one collective along one axis; `num_bytes` is its payload per device."""
+    if line := axis.line(kind):
+        return line.seconds(num_bytes)
+    n = axis.size
+    match kind:
+        case "all_reduce":
+            return 2 * ((n - 1) * axis.latency_s + (n - 1) / n * num_bytes / axis.bytes_per_s)
+        case "collective_permute":
+            return axis.latency_s + num_bytes / axis.bytes_per_s
+        case _:
+            rate = axis.all_to_all_bytes_per_s if kind == "all_to_all" else axis.bytes_per_s
+            return (n - 1) * axis.latency_s + (n - 1) / n * num_bytes / rate
 
 
 def reshard_seconds(model: CostModel, kind: TensorType, given: Sequence[int], needed: Sequence[int]) -> Floats:

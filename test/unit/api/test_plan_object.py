@@ -262,7 +262,7 @@ def test_the_command_explains_and_compares(plan: rhino.Plan, tmp_path: Path):
 def test_explain_counts_what_the_program_sends(plan: rhino.Plan):
     """The collectives listed are those that XLA compiles."""
     lowered = rhino.parallelize(front_part.step, plan=plan, donate_argnums=0).lower(*ARGUMENTS)
-    from rhino.ir.graph.hlo_collectives import hlo_stats  # noqa: PLC0415
+    from rhino.ir.hlo.collectives import hlo_stats  # noqa: PLC0415
     from rhino.passes.planner.plan_rows import stats_of  # noqa: PLC0415
 
     assert stats_of(plan.facts.sharding.costs).counts == hlo_stats(lowered.compile().as_text()).counts

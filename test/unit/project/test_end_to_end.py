@@ -20,8 +20,8 @@ from traffic import splitting_cluster
 from training import export_step
 from zoo import GPT, MLP, ZOO
 
-from rhino.ir.graph.hlo_collectives import hlo_stats
 from rhino.ir.graph.spec import split_axes, split_dim
+from rhino.ir.hlo.collectives import hlo_stats
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
 from rhino.runtime.executor.compare import differences, worst

@@ -42,7 +42,8 @@ def test_preset_names_and_sizes():
     sizes = {name: load_cluster(name).num_devices for name in preset_names()}
     assert sizes == {
         **{"cpu2": 2, "cpu4": 4, "cpu8": 8, "v100x8": 8, "v100x8x2": 16, "s1x8": 8},
-        **{"a100x8": 8, "a100x8x2": 16, "h100x8": 8, "h100x8x4": 32, "h100x8x8": 64, "v5e-8": 8, "v5p-8": 4},
+        **{"a100x8": 8, "a100x8x2": 16, "h100x8": 8, "h100x8x2": 16, "h100x8x4": 32, "h100x8x8": 64},
+        **{"h200x8": 8, "b200x8": 8, "v5e-8": 8, "v5e-16": 16, "v6e-8": 8, "v5p-8": 4, "v5p-16": 8},
     }
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.graph.hlo_collectives import hlo_stats
+from rhino.ir.hlo.collectives import hlo_stats
 from rhino.ir.mlir.bindings import ir, make_context, run_pipeline
 from rhino.ir.mlir.manual import copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir.reader import entry_function

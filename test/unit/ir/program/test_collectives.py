@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from rhino.ir.graph.collective_stats import KINDS, CollectiveStats, Count, payload_bytes
-from rhino.ir.graph.hlo_collectives import hlo_stats, shape_bytes
+from rhino.ir.hlo.collectives import hlo_stats
+from rhino.ir.hlo.text import shape_bytes
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.reader import walk
 from rhino.ir.program.collectives import module_stats, tensor_bytes, trip_count

@@ -1,0 +1,146 @@
+"""Compile a module for devices that are not there, in a process of its own.
+
+XLA writes the scheduled program and its memory usage report as soon as buffers are assigned (`xla_dump_to`), and then
+makes code, which on a TPU is nine tenths of the work. The process is ended there. Where those files are not found, it
+runs to its end, and what it prints then is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rhino.ir.diagnostics import ExitCode, RhinoError
+from rhino.ir.hlo.compiled import Compiled, read_memory_report
+from rhino.runtime.aot.targets import CompileTarget
+
+_COMMAND: Final = "import sys; from rhino.runtime.aot.worker import main; sys.exit(main(sys.argv[1:]))"
+_REPORT, _PROGRAM = "after_optimizations-memory-usage-report.txt", "after_optimizations.txt"
+_POLL_S: Final = 0.02
+_ENVIRONMENT: Final = {
+    "JAX_PLATFORMS": "cpu",  # the process itself computes nothing
+    "TPU_SKIP_MDS_QUERY": "1",  # or libtpu asks Google's metadata server what machine this is
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # or libtpu takes a lock, for there is one chip to a process
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+_LAST_LINES: Final = 4
+
+
+@dataclass
+class Compiler:
+    """Compiles for one target, nothing twice.
+
+    `num_compiles` counts the processes that were started.
+    """
+
+    target: CompileTarget
+    num_compiles: int = 0
+    known: dict[str, Compiled] = field(default_factory=dict)
+
+    def compile(self, code: bytes) -> Compiled:
+        """Returns what the compiler makes of a module, given as bytecode.
+
+        Raises:
+            RhinoError: RHI-AOT-001 where the compiler refuses the module, or ends without a word.
+        """
+        key = hashlib.sha256(code).hexdigest()
+        if key not in self.known:
+            self.num_compiles += 1
+            self.known[key] = _compiled(code, self.target)
+        return self.known[key]
+
+
+def _compiled(code: bytes, target: CompileTarget) -> Compiled:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory(prefix="rhino-aot-") as folder:
+        dump, source, log = (Path(folder) / name for name in ("dump", "module.mlirbc", "log"))
+        source.write_bytes(code)
+        command = [sys.executable, "-c", _COMMAND, target.platform, target.device, json.dumps(target.mesh)]
+        with (
+            log.open("wb") as errors,
+            subprocess.Popen(
+                [*command, str(source), str(dump)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(target.platform),
+            ) as process,
+        ):
+            try:
+                found = _awaited(process, dump)
+            finally:
+                process.kill()
+                output = process.stdout.read().decode(errors="replace") if process.stdout else ""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+        if found is None and process.returncode == ExitCode.OK:
+            found = _printed(output, dump)
+        if found is None:
+            raise _refused(target, output, log.read_text(errors="replace"))
+    peak_bytes, buffers, hlo = found
+    return Compiled(peak_bytes, buffers, hlo, target.compiler, process.returncode == ExitCode.OK, seconds)
+
+
+def _environment(platform: str) -> dict[str, str]:
+    """Returns the environment of the process: libtpu ends it on flags of XLA that are not its own."""
+    found = {**os.environ, **_ENVIRONMENT}
+    if platform == "tpu":
+        found.pop("XLA_FLAGS", None)
+    return found
+
+
+_Found = tuple[int, tuple[tuple[int, str], ...], str]
+
+
+def _awaited(process: subprocess.Popen[bytes], dump: Path) -> _Found | None:
+    """Returns what XLA has written once buffers are assigned; None where it ends before that."""
+    sizes: tuple[int, ...] = ()
+    while True:
+        ended = process.poll() is not None
+        files = _files(dump)
+        last, sizes = sizes, tuple(path.stat().st_size for path in files or ())
+        if files and (ended or (all(sizes) and sizes == last)) and (found := _read(*files)):
+            return found
+        if ended:
+            return None
+        time.sleep(_POLL_S)
+
+
+def _files(dump: Path) -> tuple[Path, Path] | None:
+    """Returns the report and the program of the module, the largest if the compiler has made several."""
+    reports = {path.name.removesuffix(_REPORT): path for path in dump.rglob(f"*{_REPORT}")}
+    programs = {path.name.removesuffix(_PROGRAM): path for path in dump.rglob(f"*{_PROGRAM}")}
+    both = [(programs[name].stat().st_size, name) for name in reports if name in programs]
+    name = max(both)[1] if both else None
+    return (reports[name], programs[name]) if name is not None else None
+
+
+def _read(report: Path, program: Path) -> _Found | None:
+    """Returns what the files say; None where they are not complete, or read otherwise."""
+    memory, hlo = read_memory_report(report.read_text()), program.read_text()
+    return (*memory, hlo) if memory and hlo.rstrip().endswith("}") and "\nENTRY " in hlo else None
+
+
+def _printed(output: str, dump: Path) -> _Found | None:
+    """Returns what the process has printed at its end: the bytes as JSON, and the program beside the files."""
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return (int(json.loads(lines[-1])["peak_bytes"]), (), (dump / "program.txt").read_text()) if lines else None
+
+
+def _refused(target: CompileTarget, output: str, log: str) -> RhinoError:
+    """Returns the error of a module that was not compiled."""
+    said = output.strip() or "\n".join(log.strip().splitlines()[-_LAST_LINES:])
+    return RhinoError(
+        "RHI-AOT-001",
+        f"{target.compiler} does not compile the module: {said}",
+        fix="leave --aot out, or name a cluster whose compiler takes the module",
+    )

@@ -1,0 +1,180 @@
+"""The seconds of a compiled step: what the kernels that a compiler made take, in the order in which it runs them.
+
+A kernel takes as long as the slower of its products and its operands and results in the device's memory. A collective
+is on the wire once those before it are done. One that is asynchronous is waited for where its `-done` stands, so what
+is computed between hides it. Loops take the trips of their body. The rates are those of the cluster, the figures of
+kernels and collectives the compiler's own: nothing here is a guess at what it fuses, combines, overlaps or converts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rhino.ir.cluster.cluster import MeshAxis, axis_of_groups
+from rhino.ir.cluster.hardware import Cluster
+from rhino.ir.graph.collective_stats import Count
+from rhino.ir.hlo.collectives import Collective, awaited_channel, collectives_of
+from rhino.ir.hlo.kernels import FREE, Product, kernel_of
+from rhino.ir.hlo.text import Computation, Instruction, Program, parse_hlo
+from rhino.strategies.cost.cost_model import collective_s
+from rhino.strategies.cost.target import Target
+
+_MLIR_TYPES: Final = {"pred": "i1", **{f"{sign}{bits}": f"i{bits}" for sign in "su" for bits in (4, 8, 16, 32, 64)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Collectives of one kind, element type on the wire and way to wait for them; seconds are those on the wire."""
+
+    kind: str
+    dtype: str
+    is_async: bool
+    count: Count
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """Seconds of one device's step: its kernels, and what it waits for collectives; flops and bytes of its kernels."""
+
+    kernels_s: float
+    exposed_s: float
+    flops: float
+    num_bytes: float
+    collectives: tuple[Sent, ...]
+
+    @property
+    def step_s(self) -> float:
+        """The step."""
+        return self.kernels_s + self.exposed_s
+
+
+def compiled_step(text: str, cluster: Cluster, target: Target) -> CompiledStep:
+    """Returns what a compiled module takes on the first devices of a cluster, from its scheduled HLO text."""
+    program = parse_hlo(text)
+    walk = _Walk(program, cluster, target)
+    run = walk.computation(program.entry)
+    sent = tuple(
+        Sent(*key, Count(num, num_bytes), seconds) for key, (num, num_bytes, seconds) in sorted(run.sent.items())
+    )
+    return CompiledStep(run.kernels_s, run.now - run.kernels_s, run.flops, run.num_bytes, sent)
+
+
+_Key = tuple[str, str, bool]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Where a computation's run stands: the time, until when its collectives are on the wire, and what was done."""
+
+    now: float = 0.0
+    wire_free: float = 0.0
+    kernels_s: float = 0.0
+    flops: float = 0.0
+    num_bytes: float = 0.0
+    sent: dict[_Key, tuple[int, int, float]] = field(default_factory=dict)
+    finish: dict[str, float] = field(default_factory=dict)
+
+    def compute(self, seconds: float) -> None:
+        """Passes the time of a kernel."""
+        self.now += seconds
+        self.kernels_s += seconds
+
+    def add(self, other: _Run, times: int) -> None:
+        """Passes the time of a computation that is run so many times."""
+        self.now = max(self.now, self.wire_free) if other.sent else self.now
+        self.now += times * max(other.now, other.wire_free)
+        self.wire_free = max(self.wire_free, self.now) if other.sent else self.wire_free
+        self.kernels_s += times * other.kernels_s
+        self.flops += times * other.flops
+        self.num_bytes += times * other.num_bytes
+        for key, (num, num_bytes, seconds) in other.sent.items():
+            self.count(key, times * num, times * num_bytes, times * seconds)
+
+    def count(self, key: _Key, num: int, num_bytes: int, seconds: float) -> None:
+        """Counts collectives."""
+        before = self.sent.get(key, (0, 0, 0.0))
+        self.sent[key] = (before[0] + num, before[1] + num_bytes, before[2] + seconds)
+
+
+def _multiplies(inside: Computation) -> bool:
+    """Says whether a computation has a product of its own: XLA:TPU fuses parts of collectives into such."""
+    return any(op.opcode in ("dot", "convolution") for op in inside.values())
+
+
+@dataclass(eq=False)
+class _Walk:
+    program: Program
+    cluster: Cluster
+    target: Target
+    done: dict[str, _Run] = field(default_factory=dict)
+    axes: dict[bytes, MeshAxis] = field(default_factory=dict)
+
+    def computation(self, name: str) -> _Run:
+        """Returns how one run of a computation goes."""
+        if name not in self.done:
+            body, run, begun = self.program.computations[name], _Run(), collectives_of(self.program, name)
+            for own, op in body.items():
+                if op.opcode not in FREE:
+                    self.step(run, own, op, body, begun.get(own, ()))
+            self.done[name] = run
+        return self.done[name]
+
+    def step(self, run: _Run, name: str, op: Instruction, body: Computation, begun: Sequence[Collective]) -> None:
+        """Passes the time of one instruction, at which some collectives begin."""
+        for collective in begun:
+            self.begin(run, name, collective)
+        match op.opcode:
+            case "while":
+                run.add(self.computation(self.program.body(op)), self.program.trips(op) or 1)
+            case "conditional":
+                branches = [self.computation(one) for one in self.program.branches(op)]
+                run.add(max(branches, key=lambda one: one.now), 1)
+            case "call":
+                run.add(self.computation(self.program.called(op)[0]), 1)
+            case opcode if opcode.endswith("-done"):
+                self.wait(run, op.operands)
+            case _:
+                awaited = awaited_channel(self.program, op)
+                if not (begun or awaited) or _multiplies(self.program.inside(op)):
+                    self.kernel(run, op, body)
+                self.wait(run, [awaited])
+
+    def kernel(self, run: _Run, op: Instruction, body: Computation) -> None:
+        """Passes the time of a kernel."""
+        kernel, device = kernel_of(self.program, op, body), self.cluster.device
+        run.flops += sum(product.flops for product in kernel.products)
+        run.num_bytes += kernel.num_bytes
+        products_s = sum(self.product_s(product) for product in kernel.products)
+        run.compute(max(products_s, kernel.num_bytes / device.memory_bytes_per_s) + (device.op_s or 0.0))
+
+    def begin(self, run: _Run, name: str, collective: Collective) -> None:
+        """Puts a collective on the wire, and waits for it if that is its way."""
+        seconds = collective_s(self.axis(collective), collective.kind, collective.num_bytes)
+        run.count((collective.kind, collective.dtype, collective.is_async), 1, collective.num_bytes, seconds)
+        run.wire_free = max(run.now, run.wire_free) + seconds
+        if collective.is_async:
+            run.finish[name] = run.finish[collective.channel] = run.wire_free
+        else:
+            run.now = run.wire_free
+
+    def wait(self, run: _Run, names: Iterable[str]) -> None:
+        """Waits for collectives, by the names of their first instructions, or by channel."""
+        run.now = max([run.now, *(run.finish[name] for name in names if name in run.finish)])
+
+    def axis(self, collective: Collective) -> MeshAxis:
+        """Returns the links that a collective uses."""
+        groups = collective.groups
+        key = groups.tobytes() + bytes(groups.shape[1])
+        if key not in self.axes:
+            ordered = groups if collective.kind == "collective_permute" else groups.copy()
+            ordered.sort(axis=1)
+            self.axes[key] = axis_of_groups(self.cluster, ordered, collective.kind)
+        return self.axes[key]
+
+    def product_s(self, product: Product) -> float:
+        """Returns the seconds of a product."""
+        dtype, passes = self.target.product(_MLIR_TYPES.get(product.dtype, product.dtype), product.precision)
+        return passes * product.flops / self.cluster.device.matmul_flops_per_s(dtype)

@@ -1,0 +1,37 @@
+"""What depends on the platform for which a compiler makes the programs: `cpu`, `gpu` and `tpu`.
+
+Figures of devices and links are the cluster's; here is how programs use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from rhino.ir.cluster.hardware import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A platform and its compiler.
+
+    `f32_products` says in what element type, and in how many passes, products of f32 are computed, by the precision of
+    their operands: "default" (StableHLO's DEFAULT), "high" and "highest".
+    """
+
+    platform: Platform
+    f32_products: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def product(self, dtype: str, precision: str) -> tuple[str, int]:
+        """Returns the element type that a matrix unit multiplies, and in how many passes, for operands of `dtype`."""
+        return self.f32_products.get(precision, (dtype, 1)) if dtype == "f32" else (dtype, 1)
+
+
+TARGETS: Final[dict[Platform, Target]] = {
+    "cpu": Target("cpu"),
+    # JAX's documentation of `default_matmul_precision`: TF32 on NVIDIA GPUs that have it (compute capability 8.0 on).
+    "gpu": Target("gpu", {"default": ("tf32", 1), "high": ("tf32", 1)}),
+    # The same page: one pass of bf16 for the default, three for "high", six for "highest".
+    "tpu": Target("tpu", {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)}),
+}
+"""The targets by platform."""

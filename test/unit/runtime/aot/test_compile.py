@@ -1,0 +1,96 @@
+"""What compiling without devices says is what a finished compile says, and a refusal names its reason."""
+
+import jax
+import pytest
+
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.ir.diagnostics import RhinoError
+from rhino.ir.hlo.collectives import hlo_stats
+from rhino.ir.hlo.compiled import read_memory_report
+from rhino.ir.mlir.bindings import make_context
+from rhino.ir.mlir.manual import bytecode
+from rhino.ir.mlir.reader import read_module
+from rhino.runtime.aot.compile import Compiler
+from rhino.runtime.aot.gpus import cards, target_config
+from rhino.runtime.aot.targets import CompileTarget, compile_target
+from rhino.runtime.executor.executable import compile_module
+
+STEP = b"""
+sdy.mesh @mesh = <["x"=8]>
+func.func public @main(
+    %x: tensor<64x256xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
+    %w: tensor<256x512xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}) -> tensor<64x512xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}, {}]>]>}
+      : (tensor<64x256xf32>, tensor<256x512xf32>) -> tensor<64x512xf32>
+  return %0 : tensor<64x512xf32>
+}
+"""
+
+REPORT = """Memory Space: default (color=0)
+Total bytes: 6910054400 (6.43GiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+    1.50GiB( 26%);    1.50GiB;   1211351040;                5; 5\xd7f32[24,1,16,1024,1024]
+    1.88GiB( 32%);  384.00MiB;    404815872;                1; f32[24,4096,1024]
+  The rest 294 values are less than 5% of the total size and not shown.
+
+Memory Space: vmem (color=1)
+Total bytes: 113770496 (108.50MiB)
+"""
+
+
+def step():
+    return read_module(STEP, "step.mlir", make_context())
+
+
+def test_a_host_is_compiled_for_until_buffers_are_assigned():
+    target = compile_target(load_cluster("cpu8"), (8,))
+    assert isinstance(target, CompileTarget)
+    compiler = Compiler(target)
+    found = compiler.compile(bytecode(step()))
+    finished = compile_module(step(), jax.devices()[:8])
+    assert found.peak_bytes == pytest.approx(finished.memory_bytes(), rel=0.01)
+    assert hlo_stats(found.hlo) == hlo_stats(finished.hlo_text())
+    assert compiler.compile(bytecode(step())) is found
+    assert compiler.num_compiles == 1
+
+
+def test_what_does_not_compile_is_refused_with_the_compilers_words():
+    unequal = STEP.replace(b'[{}, {"x"}]', b'[{"y"}, {}]')
+    target = compile_target(load_cluster("cpu8"), (8,))
+    with pytest.raises(RhinoError, match=r"(?s)XLA:CPU of jaxlib .* does not compile the module: .*y"):
+        Compiler(target).compile(unequal)
+
+
+def test_the_memory_report_is_read_with_its_largest_buffers():
+    assert read_memory_report(REPORT) == (
+        6910054400,
+        ((1610612736, "5\xd7f32[24,1,16,1024,1024]"), (402653184, "f32[24,4096,1024]")),
+    )
+    assert read_memory_report("something else") is None
+
+
+def test_a_missing_compiler_and_an_unknown_card_are_said_in_a_line(monkeypatch):
+    monkeypatch.setattr("rhino.runtime.aot.targets.find_spec", lambda _: None)
+    assert compile_target(load_cluster("v5e-8"), (8,)) == (
+        "XLA:TPU of libtpu is not installed: pip install 'rhino-parallel[tpu]'"
+    )
+
+
+@pytest.mark.parametrize("name", cards())
+def test_every_card_is_described(name):
+    text = target_config(name)
+    assert f'device_description_str: "{cards()[name]["description"]}"' in text
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.parametrize(("cluster", "compiler"), [("v5e-8", "libtpu"), ("h100x8", "jax_cuda12_plugin")])
+def test_accelerators_are_compiled_for_where_their_compiler_is_installed(cluster, compiler):
+    pytest.importorskip(compiler)
+    target = compile_target(load_cluster(cluster), (8,))
+    found = Compiler(target).compile(bytecode(step()))
+    # One device's share of arguments and result; XLA:TPU gathers the weight into a nearer memory.
+    assert found.peak_bytes >= 4 * (64 * 256 + 256 * 512 + 64 * 512) // 8
+    assert set(hlo_stats(found.hlo).counts) == {"all_gather"}
+    assert not found.is_finished

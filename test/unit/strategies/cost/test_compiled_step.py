@@ -1,0 +1,93 @@
+"""The seconds of compiled programs, against schedules worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from rhino.ir.cluster.cluster import load_cluster
+from rhino.strategies.cost.compiled_step import compiled_step
+from rhino.strategies.cost.target import TARGETS
+
+CLUSTER = load_cluster("v5e-8")
+DEVICE = replace(
+    CLUSTER.device, flops_per_s=(("bf16", 1e9),), matmul_efficiency=1.0, hbm_bytes_per_s=1e9, memory_efficiency=1.0
+)
+LEVEL = replace(CLUSTER.levels[0], port_bytes_per_s=1e9, efficiency=1.0, latency_s=0.0)
+CLUSTER = replace(CLUSTER, device=DEVICE, levels=(LEVEL,))
+HEAD = "HloModule step, is_scheduled=true, num_partitions=8\n"
+GROUPS = "replica_groups={{0,1,2,3,4,5,6,7}}"
+
+
+def step(lines, inside=""):
+    text = f"{HEAD}\n{inside}\nENTRY %main (x: f32[1]) -> f32[1] {{\n{lines}\n}}\n"
+    return compiled_step(text, CLUSTER, TARGETS["tpu"])
+
+
+GATHER = f"""  %a = f32[1000] parameter(0)
+  %g = (f32[1000], f32[8000]) all-gather-start(%a), channel_id=1, {GROUPS}, dimensions={{0}}
+  %n = f32[1000] negate(%a)
+  %d = f32[8000] all-gather-done(%g)
+"""
+WIRE_S = 7 / 8 * 32000e-9
+NEGATE_S = 8000e-9
+
+
+def test_what_is_computed_meanwhile_hides_an_asynchronous_collective():
+    found = step(GATHER)
+    assert found.kernels_s == pytest.approx(NEGATE_S)
+    assert found.step_s == pytest.approx(WIRE_S)
+    assert found.exposed_s == pytest.approx(WIRE_S - NEGATE_S)
+    (sent,) = found.collectives
+    assert (sent.kind, sent.dtype, sent.is_async, tuple(sent.count)) == ("all_gather", "f32", True, (1, 32000))
+
+
+def test_a_synchronous_collective_is_waited_for_and_waits_for_the_wire():
+    lines = GATHER + f"  %r = f32[1000] all-reduce(%n), channel_id=2, {GROUPS}, to_apply=%add\n"
+    assert step(lines).step_s == pytest.approx(WIRE_S + 2 * 7 / 8 * 4000e-9)
+
+
+def test_a_loop_takes_its_trips():
+    body = f"%body (p: f32[1000]) -> f32[1000] {{\n{GATHER}}}\n"
+    loop = '  %w = f32[1000] while(%x), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}\n'
+    found = step("  %x = f32[1000] parameter(0)\n" + loop, body)
+    assert found.step_s == pytest.approx(3 * WIRE_S)
+    assert found.collectives[0].count.num == 3
+
+
+def test_a_collective_fused_in_parts_counts_once_and_is_waited_for_at_its_end():
+    config = 'backend_config={"async_collective_fusion_config":{"flag_end":"8","flag_start":"2"}}'
+    gather = f"all-gather(%p), channel_id=1, {GROUPS}, dimensions={{0}}"
+    inside = f"""%first (p: f32[1000]) -> f32[8000] {{
+  %p = f32[1000] parameter(0)
+  %g = f32[8000] {gather}
+  ROOT %c = f32[8000] custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}}
+
+%middle (p: f32[1000]) -> f32[1000] {{
+  %p = f32[1000] parameter(0)
+  %g = f32[8000] {gather}, {config}
+  ROOT %d = f32[1000] convolution(%p, %p), dim_labels=bf_io->bf
+}}
+
+%last (p: f32[1000]) -> f32[8000] {{
+  %p = f32[1000] parameter(0)
+  %g = f32[8000] {gather}, {config}
+  ROOT %c = f32[8000] custom-call(%g), custom_call_target="AsyncCollectiveDone"
+}}
+"""
+    lines = """  %a = f32[1000] parameter(0)
+  %s = f32[8000] fusion(%a), kind=kCustom, calls=%first
+  %e = f32[8000] fusion(%a), kind=kCustom, calls=%last
+"""
+    found = step(lines, inside)
+    assert found.collectives[0].count.num == 1
+    assert found.step_s == pytest.approx(WIRE_S)
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("", 1), (", operand_precision={high,high}", 3)])
+def test_products_of_f32_take_the_passes_of_their_precision(precision, passes):
+    operands = "  %a = f32[1000,1000]{1,0:S(1)} parameter(0)\n"
+    dims = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    found = step(f"{operands}  %r = f32[1000,1000]{{1,0:S(1)}} dot(%a, %a), {dims}{precision}\n")
+    assert found.flops == 2e9
+    assert found.step_s == pytest.approx(2.0 * passes)
