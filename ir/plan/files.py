@@ -19,6 +19,8 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +42,9 @@ _OLD: Final = "manifest.json"
 _BEGIN: Final = re.compile(rb'\s*\{\s*"format":\s*"rhino-(spmd-)?plan"')
 """How the file of a plan begins, of any version."""
 
+_PROGRAM: Final = re.compile(r"programs/[^/\0]+\.mlir")
+"""What `program_file` gives."""
+
 _MOST_BYTES: Final = 2**31
 """Of all files together: XLA takes a program as a protobuf, which ends there, and a plan does not hold weights."""
 _MOST_JSON_BYTES: Final = 2**28
@@ -47,7 +52,9 @@ _MOST_JSON_BYTES: Final = 2**28
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """Writes a plan as a file, or one with programs as a folder; whole or not at all. A plan that is there is replaced.
+    """Writes a plan as a file, or one with programs as a folder. A plan that is there is replaced.
+
+    Other files in its folder stay. What was interrupted is no plan that loads.
 
     Raises:
         RhinoError: RHI-PLAN-003 where it cannot be written, or something else than a plan is there.
@@ -75,13 +82,17 @@ def load_plan(path: Path) -> Plan:
     except (OSError, ValueError) as error:
         if is_folder and (path / _OLD).exists():
             raise no_plan(str(path), "an older Rhino wrote it") from None
+        if isinstance(error, FileNotFoundError):
+            what = f"it is a folder without {PLAN}" if is_folder else "nothing is there"
+            raise replace(no_plan(str(path), what), fix="name the file or folder that a plan was saved as") from None
         raise no_plan(str(file), f"it cannot be read: {_reason(error)}") from None
     data = plan_data(text, str(file))
+    if not is_folder and data.get("files"):
+        raise _of_folder(path, file.parent)
+    if is_folder and STEP not in (data.get("files") or ()) and (path / STEP).exists():
+        raise _altered(file, f"it is of one program, and {STEP} beside it is of a plan in stages")
     try:
-        names = table_of(data["files"])
-        if not is_folder and names:
-            raise ValueError(f"it is of a folder, and was given without {', '.join(names)}")
-        texts = _checked_files(path, names)
+        texts = _checked_files(path, table_of(data["files"]))
         step = read_step(json.loads(texts[STEP])) if STEP in texts else None
         modules = {one.module: texts[program_file(one.module)] for one in step.programs} if step else {}
         return plan_of(data, step, modules)
@@ -113,6 +124,8 @@ def _write_file(text: str, path: Path) -> None:
         raise _unwritable(path, "it is a folder, and the plan is one file", "name a file, as plan.json")
     if path.is_file() and path.stat().st_size and not _begins_plan(path):
         raise _unwritable(path, "it is there, and is no plan", "give another name, or remove it")
+    if path.name == PLAN and path.with_name(STEP).exists():
+        raise _unwritable(path, "its folder is a plan in stages", "give another folder, or remove that plan")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -126,14 +139,45 @@ def _write_folder(files: Mapping[str, str], folder: Path) -> None:
         raise _unwritable(folder, "it is a file, and the plan is a folder", "give another name, or remove it")
     if folder.exists() and not (folder.is_dir() and (_is_plan(folder) or not any(folder.iterdir()))):
         raise _unwritable(folder, "it is there, and is no plan", "give another name, or remove it")
+    before = _own_files(folder)
+    for name in files:
+        if name not in before and ((folder / name).exists() or not _is_within(folder, name)):
+            fix = "give another name, or move that file"
+            raise _unwritable(folder, f"{name} is there, and is not of the plan that is replaced", fix)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
         new = Path(beside) / "new"
         for name, text in files.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             (new / name).write_text(text, encoding="utf-8")
-        if folder.exists():
-            folder.rename(Path(beside) / "old")  # what is interrupted between the two leaves no half of a plan
-        new.rename(folder)
+        if not before:
+            new.rename(folder)
+            return
+        for name in files:  # the plan first: while others are of the plan before, their hashes are not those it holds
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).replace(folder / name)
+    for name in before:
+        if name not in files:
+            _remove(folder / name)
+
+
+def _own_files(folder: Path) -> tuple[str, ...]:
+    """Returns the files, by name within a folder, that the plan in it is made of; none where there is no plan."""
+    own = [name for name in (PLAN, _OLD) if _begins_plan(folder / name)]
+    if not own:
+        return ()
+    try:
+        listed = table_of(json.loads((folder / own[0]).read_bytes())["files"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        listed = {}
+    found = (*own, STEP, *filter(_PROGRAM.fullmatch, listed))
+    return tuple(name for name in found if _is_within(folder, name) and (folder / name).is_file())
+
+
+def _remove(file: Path) -> None:
+    """Removes a file, and its folder where nothing else is in it."""
+    file.unlink()
+    with suppress(OSError):
+        file.parent.rmdir()
 
 
 def _is_plan(folder: Path) -> bool:
@@ -177,7 +221,7 @@ def _read(folder: Path, name: str, most_bytes: int) -> bytes:
     Raises ValueError where it is no such file, or has more bytes.
     """
     file = folder / name
-    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+    if not _is_within(folder, name):
         raise ValueError(f"it is not within the plan's folder, {folder}")
     with open(file, "rb", opener=_open_at_once) as opened:
         status = os.fstat(opened.fileno())
@@ -188,6 +232,10 @@ def _read(folder: Path, name: str, most_bytes: int) -> bytes:
         return opened.read(status.st_size)
 
 
+def _is_within(folder: Path, name: str) -> bool:
+    return Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """Opens a file; to open a pipe would else wait for who writes into it."""
     return os.open(path, flags | os.O_NONBLOCK)
@@ -195,6 +243,15 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _of_folder(path: Path, folder: Path) -> RhinoError:
+    """Returns what to say of the file of a plan in stages that is given in place of its folder."""
+    what = "it is the file of a plan in stages, which is read from its folder"
+    if (folder / STEP).exists():
+        return replace(no_plan(str(path), what), fix=f"give the folder, {folder}")
+    missing = f"{what}, and {STEP} and programs/ are not beside it"
+    return replace(no_plan(str(path), missing), fix="copy the whole folder that the plan was saved as, and give that")
 
 
 def _altered(file: Path, why: str) -> RhinoError:

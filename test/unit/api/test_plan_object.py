@@ -216,7 +216,7 @@ def test_what_is_asked_of_a_plan_has_to_be_of_its_kind(plan: rhino.Plan, case: s
 
 
 def test_files_that_are_not_there_or_not_json_are_refused(tmp_path: Path):
-    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*No such file"):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*nothing is there"):
         rhino.Plan.load(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(RhinoError, match=r"RHI-PLAN-001.*no JSON"):

@@ -166,7 +166,16 @@ def test_a_folder_without_its_file_is_no_plan(folder: Path):
     assert "an older Rhino wrote it" in error.what
     assert "make the plan again" in error.fix
     (folder / "manifest.json").unlink()
-    assert "No such file" in refused(folder).what
+    error = refused(folder)
+    assert error.what.endswith("it is a folder without plan.json")
+    assert error.fix == "name the file or folder that a plan was saved as"
+
+
+def test_a_path_where_nothing_is_asks_for_another(tmp_path: Path):
+    error = refused(tmp_path / "plan.json")
+    assert (error.id, error.place.file) == ("RHI-PLAN-001", str(tmp_path / "plan.json"))
+    assert error.what.endswith("nothing is there")
+    assert error.fix == "name the file or folder that a plan was saved as"
 
 
 def test_an_altered_plan_is_named(folder: Path):
@@ -379,6 +388,75 @@ def test_no_other_folder_is_written_over(tmp_path: Path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def one_program() -> Plan:
+    """A plan that is one file."""
+    sharding = Sharding("annotated", 0.0, 0.0, (), (), Memory(1, 0, "", ((0, 0),), ()), Annotations((), ()))
+    argument, result = replace(PLAN.arguments[0], rank=0), replace(PLAN.results[0], rank=0)
+    one = replace(PLAN, num_ranks=1, num_stages=1, schedule="", execution=None, sharding=sharding)
+    return replace(one, arguments=(argument,), results=(result,), predicted=Predicted(0.1, 0.0, (96,), 10**9, (0,)))
+
+
+def renamed(name: str) -> Plan:
+    """The plan with its program under another name."""
+    step = replace(STEP, programs=(replace(STEP.programs[0], module=name),))
+    return replace(PLAN, execution=replace(PLAN.execution, step=step, modules={name: PROGRAM}))
+
+
+def test_files_of_the_user_in_a_plans_folder_stay(folder: Path):
+    (folder / "notes.txt").write_text("mine")
+    (folder / "programs" / "mine.mlir").write_text("mine")
+    for plan in (PLAN, renamed("g"), PLAN):
+        save_plan(plan, folder)
+        assert load_plan(folder) == plan
+        (program,) = plan.execution.modules
+        own = ["plan.json", f"programs/{program}.mlir", "step.json"]
+        found = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
+        assert found == sorted([*own, "notes.txt", "programs/mine.mlir"])
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*programs/mine.mlir is there, and is not of the plan"):
+        save_plan(renamed("mine"), folder)
+    assert (folder / "programs" / "mine.mlir").read_text() == "mine"
+    assert load_plan(folder) == PLAN
+
+
+def test_what_a_plan_lists_beside_its_programs_is_not_removed(folder: Path):
+    (folder.parent / "secret.mlir").write_text("mine")
+    (folder / "notes.txt").write_text("mine")
+    names = ("../secret.mlir", "programs/../../secret.mlir", "notes.txt", "\0", "")
+    forge(folder, files={**hashes(folder), **dict.fromkeys(names, "")})
+    save_plan(renamed("g"), folder)
+    assert load_plan(folder) == renamed("g")
+    assert (folder.parent / "secret.mlir").read_text() == (folder / "notes.txt").read_text() == "mine"
+
+
+def test_the_file_of_another_plan_is_refused_in_a_folder(folder: Path):
+    save_plan(replace(PLAN, execution=replace(PLAN.execution, step=replace(STEP, constants=((1, 8),)))), folder / "b")
+    shutil.copy(folder / "b" / "plan.json", folder / "plan.json")
+    assert refused(folder).id == "RHI-PLAN-002"
+    save_plan(PLAN, folder)
+    save_plan(one_program(), folder / "one.json")
+    shutil.copy(folder / "one.json", folder / "plan.json")
+    error = refused(folder)
+    assert (error.id, error.place.file) == ("RHI-PLAN-002", str(folder / "plan.json"))
+    assert "it is of one program, and step.json beside it is of a plan in stages" in error.what
+
+
+def test_a_plan_of_one_program_is_not_written_into_one_in_stages(folder: Path):
+    with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*its folder is a plan in stages"):
+        save_plan(one_program(), folder / "plan.json")
+    assert load_plan(folder) == PLAN
+
+
+def test_the_file_of_a_plan_in_stages_asks_for_its_folder(folder: Path, tmp_path: Path):
+    error = refused(folder / "plan.json")
+    assert error.id == "RHI-PLAN-001"
+    assert "it is the file of a plan in stages, which is read from its folder" in error.what
+    assert error.fix == f"give the folder, {folder}"
+    shutil.copy(folder / "plan.json", tmp_path / "alone.json")
+    error = refused(tmp_path / "alone.json")
+    assert "step.json and programs/ are not beside it" in error.what
+    assert "copy the whole folder" in error.fix
+
+
 def test_a_plan_where_nothing_can_be_written_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RhinoError) as caught:
@@ -396,10 +474,7 @@ def test_a_folder_with_a_file_of_that_name_that_is_no_plans_is_not_replaced(tmp_
 
 
 def test_a_file_that_is_no_plan_is_not_written_over(tmp_path: Path):
-    sharding = Sharding("annotated", 0.0, 0.0, (), (), Memory(1, 0, "", ((0, 0),), ()), Annotations((), ()))
-    argument, result = replace(PLAN.arguments[0], rank=0), replace(PLAN.results[0], rank=0)
-    one = replace(PLAN, num_ranks=1, num_stages=1, schedule="", execution=None, sharding=sharding)
-    one = replace(one, arguments=(argument,), results=(result,), predicted=Predicted(0.1, 0.0, (96,), 10**9, (0,)))
+    one = one_program()
     file = tmp_path / "step.mlir"
     file.write_text("module {}")
     with pytest.raises(RhinoError, match=r"RHI-PLAN-003.*it is there, and is no plan"):
