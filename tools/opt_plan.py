@@ -60,11 +60,9 @@ def write_staged_plan(made: StagedPlan, report: Report | None, options: Namespac
 
 def _summary(made: StagedPlan) -> str:
     plan, timeline = made.plan, made.simulation.timeline
-    chunks = plan.num_stages // plan.num_ranks
-    counted = f", counted in each of its {chunks} stages" if chunks > 1 else ""
     rows = [
         f"  rank {rank}: {timeline.idle(rank):.0%} idle, {peak_text(memory.peak_bytes)}, "
-        f"at most {micro_batches_at_a_time(memory.peak_micro_batches)}{counted}"
+        f"at most {micro_batches_at_a_time(memory.peak_micro_batches)}"
         for rank, memory in enumerate(made.simulation.memory)
     ]
     head = f"{plan.form()}: step {format_seconds(timeline.end_s)}, {len(timeline.moves)} transfers"

@@ -21,8 +21,8 @@ class RankMemory:
 
     The peak is at instruction `peak_at`.
 
-    `peak_micro_batches` counts the micro-batches that are on the rank at a time, from the start of the first to the end
-    of the last of their tasks in a stage; once for each stage of the rank.
+    `peak_micro_batches` counts the micro-batches that are on the rank at a time: those that some stage of it has begun
+    and not finished.
     """
 
     peak_bytes: int
@@ -96,7 +96,7 @@ def memory_over_time(step: Step, temp_bytes: Sequence[int]) -> Iterator[tuple[in
 
 
 def _peak_micro_batches(step: Step) -> list[int]:
-    """The most micro-batches that each rank has begun and not finished, each stage of it by itself.
+    """The most micro-batches that are on each rank at a time: in some stage of it they are begun and not finished.
 
     A step without micro-batches counts as one.
     """
@@ -111,7 +111,7 @@ def _peak_micro_batches(step: Step) -> list[int]:
     for at, one in enumerate(runs):
         rank, which = rank_of(step, one), (one.task.stage, one.task.micro_batch)
         begun[rank][which] = None
-        peaks[rank] = max(peaks[rank], len(begun[rank]))
+        peaks[rank] = max(peaks[rank], len({micro_batch for _, micro_batch in begun[rank]}))
         if last[which] == at:
             del begun[rank][which]
     return peaks

@@ -57,6 +57,19 @@ def test_micro_batches_in_flight(d, m):
         assert held == [min(m, most)] * d
 
 
+@pytest.mark.parametrize(("p", "v"), [(1, 2), (2, 2), (2, 3), (4, 2)])
+@pytest.mark.parametrize("m", [1, 2, 3, 8])
+def test_a_micro_batch_in_several_stages_of_a_rank_is_one(p, v, m):
+    """A micro-batch is on a rank from its first forward there to its last backward, whatever stages it is in."""
+    order = make_order("interleaved", Pipeline(p * v, m, v))
+    found = run(chain(p * v, m), "interleaved", chunks=v).memory
+    for tasks, memory in zip(order.tasks, found, strict=True):
+        there = [task.micro_batch for task in tasks]
+        spans = [(there.index(i), len(there) - 1 - there[::-1].index(i)) for i in range(m)]
+        most = max(sum(first <= at <= last for first, last in spans) for at in range(len(there)))
+        assert memory.peak_micro_batches == most <= m
+
+
 @pytest.mark.parametrize("v", [1, 2, 3])
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (2, 8), (3, 6), (4, 4), (4, 8)])
 def test_bubble_of_interleaved(p, m, v):
