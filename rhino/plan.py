@@ -23,7 +23,6 @@ from rhino.ir.plan.files import save_plan
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.plan.plan import Tensor, dims_between_calls
 from rhino.ir.program.proven_plan import load_proven_plan
-from rhino.ir.program.staged_module import KEPT
 from rhino.keywords import fixed_in_python, path_of, text_of
 from rhino.passes.planner.diff import diff_text
 from rhino.passes.planner.explain import explain_text, summary_text
@@ -224,7 +223,7 @@ class Plan:
         return diff_text(self.facts, other.facts)
 
     def _module(self) -> ir.Module:
-        return program_of(self.traced, self.function, KEPT if self.facts.execution else "")
+        return program_of(self.traced, self.function)
 
     def _shardings(self, tensors: Sequence[Tensor]) -> list[NamedSharding]:
         mesh = dict(self.axes)

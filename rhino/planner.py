@@ -16,7 +16,6 @@ from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME
 from rhino.ir.plan.changes import check_current
 from rhino.ir.plan.plan import Plan, device_bytes, dims_between_calls
-from rhino.ir.program.staged_module import KEPT
 from rhino.ir.units import PEAK, format_bytes
 from rhino.keywords import in_keywords
 from rhino.passes.base import Remarks
@@ -78,7 +77,7 @@ def adopt_plan(traced: Traced, plan: Plan, cluster: str | None, op_rules: str) -
             plan is malformed.
     """
     if plan.execution:
-        module = read_traced(traced, make_context(), KEPT)
+        module = read_traced(traced, make_context())
         now = shapes(traced, module)
         source = source_of_staged(module, traced.name)
         check_current(plan, source, now, _lines(cluster))
@@ -126,7 +125,7 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
         # A loop of one trip would refuse arguments that have no batch.
         options = replace(options, micro_batches=None, batch="")
     in_stages = options.is_staged and not options.is_open
-    module = read_traced(traced, make_context(), KEPT if in_stages else "")
+    module = read_traced(traced, make_context())
     request = options.request(shapes(traced, module))
     if options.is_open:
         return _autotuned(traced, request, module)
@@ -192,7 +191,7 @@ def _autotuned(traced: Traced, request: PlanRequest, module: ir.Module) -> Plann
 
     def make(decided: Decided) -> Made[Planned]:
         own = request.decided(decided)
-        step = read_traced(traced, make_context(), KEPT if own.schedule else "")
+        step = read_traced(traced, make_context())
         found = _staged(traced, own, step) if own.schedule else _one_program(traced, own, step)
         return Made(found, found.plan.predicted.step_s, tuple(map(float, found.plan.predicted.peak_bytes)))
 

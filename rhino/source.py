@@ -13,7 +13,7 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.boundary import Side, boundary_attributes, set_boundary_attributes
-from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function, read_module
 from rhino.ir.mlir.shardings import module_mesh
 from rhino.ir.plan.plan import Tensor, kind_of
@@ -23,8 +23,8 @@ from rhino.traced import Traced, key_dims
 SIDES: Final[tuple[Side, ...]] = ("arg", "res")
 
 
-def read_traced(traced: Traced, context: ir.Context, kept: str = "") -> ir.Module:
-    """Returns the module as traced, with aliases on the carried arguments, and `kept` on those the caller keeps."""
+def read_traced(traced: Traced, context: ir.Context) -> ir.Module:
+    """Returns the module as traced, with aliases on the carried arguments, and marks on those the caller keeps."""
     module = read_module(traced.code, traced.name, context)
     with context:
         entry = entry_function(module)
@@ -32,13 +32,13 @@ def read_traced(traced: Traced, context: ir.Context, kept: str = "") -> ir.Modul
         attributes = boundary_attributes(entry, "arg")
         for number, result in traced.alias.items():
             attributes[number][ALIAS] = ir.IntegerAttr.get(int32, result)
-            if kept and number in traced.kept:
-                attributes[number][kept] = ir.UnitAttr.get()
+            if number in traced.kept:
+                attributes[number][KEPT] = ir.UnitAttr.get()
         set_boundary_attributes(entry, "arg", attributes)
     return module
 
 
-def program_of(traced: Traced | None, function: str, kept: str = "") -> ir.Module:
+def program_of(traced: Traced | None, function: str) -> ir.Module:
     """Returns the module that a plan is of, as `read_traced` gives it.
 
     Raises RHI-JAX-006 where a plan came without it.
@@ -50,7 +50,7 @@ def program_of(traced: Traced | None, function: str, kept: str = "") -> ir.Modul
             fix="give the plan to the function, and ask that: "
             "rhino.parallelize(step, plan=plan).plan(*shapes).why(name)",
         )
-    return read_traced(traced, make_context(), kept)
+    return read_traced(traced, make_context())
 
 
 def program_text(module: ir.Module) -> bytes:

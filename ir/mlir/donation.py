@@ -15,6 +15,9 @@ from rhino.ir.mlir.locations import place_of
 
 ALIAS: Final = "tf.aliasing_output"
 
+KEPT: Final = "rhino.kept"
+"""On an argument that a result takes the place of: it is not donated, and its buffer stays the caller's."""
+
 
 def check_aliases(function: func.FuncOp, file: str) -> None:
     """Refuses what cannot be a function's donation.

@@ -38,9 +38,9 @@ class Tensor:
 
     `kind` is dtype and global shape, as `float32[8,16]`. `dims` is of the tensor as it is stored, which for a typed key
     has dims behind the key's own. `alias` is the result that is placed as an argument is, and is that argument in the
-    next step; None on a result. `padded` is the shape in which it is stored, with zeros behind its own elements; empty
-    where that is its own. `num_bytes` are those that are stored, on all devices of the rank together where nothing is
-    replicated.
+    next step; None on a result. `is_kept` says that such an argument is not donated, so the caller keeps it. `padded`
+    is the shape in which it is stored, with zeros behind its own elements; empty where that is its own. `num_bytes` are
+    those that are stored, on all devices of the rank together where nothing is replicated.
     """
 
     path: str
@@ -50,6 +50,7 @@ class Tensor:
     rank: int = 0
     alias: int | None = None
     padded: tuple[int, ...] = ()
+    is_kept: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -346,6 +347,11 @@ def device_bytes(tensor: Tensor, mesh: Mapping[str, int]) -> int:
 def folded(name: str) -> str:
     """Returns a tensor's or op's name with `[*]` for its numbers: those of layers, say, which are alike in all else."""
     return _NUMBER.sub("[*]", name)
+
+
+def common_name(names: Sequence[str]) -> str:
+    """Returns what tensors or ops go by whose names differ in numbers alone; one by itself goes by its own name."""
+    return names[0] if len(set(names)) == 1 else folded(names[0])
 
 
 def dims_text(dims: Dims) -> str:

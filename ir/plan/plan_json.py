@@ -56,6 +56,9 @@ _OLD: Final = ("rhino-spmd-plan", 1, 2)
 _FIX: Final = "make the plan again, with Plan.save, or rhino-opt --auto-shard or --auto-parallel and --plan"
 _DIGEST: Final = "sha256"
 
+_USUAL: Final[tuple[Any, ...]] = (0, None, [], False)
+"""Rank, alias, padded shape and `is_kept` of most tensors: left out at the end of a row."""
+
 _Record = TypeVar("_Record")
 
 
@@ -182,17 +185,16 @@ def _own_digest(data: Mapping[str, Any]) -> str:
 
 def _tensor_row(one: Tensor) -> list[Any]:
     """Returns a row without what at its end is the same for most tensors."""
-    row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes, one.rank, one.alias, list(one.padded)]
-    usual: tuple[Any, ...] = (0, None, [])
-    while len(row) > 4 and row[-1] == usual[len(row) - 5]:
+    row = [one.path, one.kind, [list(axes) for axes in one.dims], one.num_bytes]
+    row += [one.rank, one.alias, list(one.padded), one.is_kept]
+    while len(row) > 4 and row[-1] == _USUAL[len(row) - 5]:
         row.pop()
     return row
 
 
 def _tensor(row: list[Any]) -> Tensor:
     path, kind, dims, num_bytes, *more = list_of(row)
-    usual: tuple[Any, ...] = (0, None, [])
-    rank, alias, padded = *more, *usual[len(more) :]
+    rank, alias, padded, is_kept = *more, *_USUAL[len(more) :]
     return Tensor(
         text_of(path),
         text_of(kind),
@@ -201,6 +203,7 @@ def _tensor(row: list[Any]) -> Tensor:
         number_of(rank),
         None if alias is None else number_of(alias),
         numbers_of(padded),
+        flag_of(is_kept),
     )
 
 
@@ -208,7 +211,7 @@ def _result_rows(plan: Plan) -> list[list[Any]]:
     """Returns the rows of results; of one that is an argument's next value, and is placed as it is, the path alone."""
     rows = [_tensor_row(one) for one in plan.results]
     for one in plan.arguments:
-        if one.alias is not None and _tensor_row(replace(one, alias=None))[1:] == rows[one.alias][1:]:
+        if one.alias is not None and _tensor_row(_as_result(one, one.path))[1:] == rows[one.alias][1:]:
             rows[one.alias] = rows[one.alias][:1]
     return rows
 
@@ -216,9 +219,14 @@ def _result_rows(plan: Plan) -> list[list[Any]]:
 def _results(rows: Sequence[Any], arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
     given = {one.alias: one for one in arguments}
     return tuple(
-        _tensor(row) if len(list_of(row)) > 1 else replace(given[number], path=text_of(row[0]), alias=None)
+        _tensor(row) if len(list_of(row)) > 1 else _as_result(given[number], text_of(row[0]))
         for number, row in enumerate(rows)
     )
+
+
+def _as_result(one: Tensor, path: str) -> Tensor:
+    """Returns the result that is an argument's next value, and is placed as it is."""
+    return replace(one, path=path, alias=None, is_kept=False)
 
 
 def _alternative(what: str, step_s: float | None, at_least_s: float, is_exact: bool, why: str) -> Alternative:
@@ -339,6 +347,8 @@ def _check_aliases(plan: Plan) -> None:
     """Raises ValueError unless every alias is of a result of the argument's type that no other argument becomes."""
     taken = [one.alias for one in plan.arguments if one.alias is not None]
     for one in plan.arguments:
+        if one.alias is None and one.is_kept:
+            raise ValueError(f"argument {one.path!r} is kept, and no result takes its place")
         if one.alias is not None and (plan.results[one.alias].kind != one.kind or taken.count(one.alias) > 1):
             raise ValueError(f"argument {one.path!r} becomes result {one.alias}")
 

@@ -24,7 +24,7 @@ from typing import Final, cast
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.mlir.bindings import func, ir, sdy
 from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, entries, set_boundary_attributes
-from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
 from rhino.ir.plan.instructions import Layout, Phase, StepProgram
 from rhino.ir.plan.stage_programs import PARTS, Argument, StagedStep, StageProgram
@@ -34,9 +34,6 @@ from rhino.ir.program.program import argument_name
 NUM_STAGES: Final = "rhino.num_stages"
 RESULTS: Final = "rhino.results"
 NAME: Final = "rhino.name"
-KEPT: Final = "rhino.kept"
-"""On an argument that a result takes the place of: its buffer stays the caller's."""
-
 STEP: Final = "step"
 """The declaration of the whole step."""
 

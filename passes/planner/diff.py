@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from rhino.ir.plan.changes import donation_changes
 from rhino.ir.plan.instructions import Transfer
-from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, dims_text, folded
+from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, common_name, dims_text, folded
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.units import PEAK, format_bytes, format_seconds
 from rhino.passes.planner.plan_rows import collectives_by_task, new_results, total_counts
@@ -48,6 +50,8 @@ def _made_for(a: Plan, b: Plan) -> Iterator[str]:
         ):
             if one != other:
                 yield f"{name}: {one} -> {other}"
+    for arguments, then, now in donation_changes(a.arguments, b.arguments):
+        yield f"argument {arguments}: {then} -> {now}"
     yield from changes_of(a.options, b.options)
 
 
@@ -94,26 +98,36 @@ def _tensors(side: str, a: Plan, b: Plan) -> Iterator[str]:
     both = [plan.arguments if side == "argument" else new_results(plan) for plan in (a, b)]
     then, now = ({one.path: one for one in tensors} for tensors in both)
     is_ranked = a.num_ranks > 1 or b.num_ranks > 1
-    sizes: dict[str, list[int]] = {}
+    changed: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for path in {**then, **now}:
         old, new = then.get(path), now.get(path)
         if old is None or new is None or (old.kind, old.dims, old.rank) != (new.kind, new.dims, new.rank):
             size = max(one.num_bytes for one in (old, new) if one is not None)
-            words = f"{side} {folded(path)}: {_placement(old, is_ranked)} -> {_placement(new, is_ranked)}"
-            sizes.setdefault(words, []).append(size)
-    yield from _shown(
-        [(-sum(each), f"{words} ({len(each)} of them)" if len(each) > 1 else words) for words, each in sizes.items()]
-    )
+            words = f"{_placement(old, is_ranked)} -> {_placement(new, is_ranked)}"
+            changed.setdefault((folded(path), words), []).append((path, size))
+    rows = []
+    for (_, words), ones in changed.items():
+        count = f" ({len(ones)} of them)" if len(ones) > 1 else ""
+        name = common_name([path for path, _ in ones])
+        rows.append((-sum(size for _, size in ones), f"{side} {name}: {words}{count}"))
+    yield from _shown(rows)
 
 
 def _costs(a: Sharding, b: Sharding) -> Iterator[str]:
     then, now = (_by_place(one.costs) for one in (a, b))
     rows = []
     for place in {**then, **now}:
-        seconds = now.get(place, (0, 0, 0.0))[2] - then.get(place, (0, 0, 0.0))[2]
-        if then.get(place) != now.get(place):
-            sent = f"{_sent(then.get(place))} -> {_sent(now.get(place))}"
-            rows.append((-abs(seconds), f"{signed_seconds(seconds)} {' '.join(place)}: {sent}"))
+        old, new = then.get(place, []), now.get(place, [])
+        before_s, after_s = (sum(one.seconds for one in ones) for ones in (old, new))
+        sent = _sent(old), _sent(new)
+        if sent[0] != sent[1] or differ(before_s, after_s):
+            names = replace(
+                (old or new)[0],
+                tensor=common_name([one.tensor for one in (*old, *new)]),
+                reader=common_name([one.reader for one in (*old, *new)]),
+            )
+            words = f"{signed_seconds(after_s - before_s)} {names.kind} of {names.place}: {sent[0]} -> {sent[1]}"
+            rows.append((-abs(after_s - before_s), words))
     yield from _shown(rows)
 
 
@@ -123,12 +137,10 @@ def _shown(rows: Sequence[tuple[float, str]]) -> Iterator[str]:
     yield from more(len(rows), _SHOWN)
 
 
-def _by_place(costs: tuple[Cost, ...]) -> dict[tuple[str, str], tuple[int, int, float]]:
-    found: dict[tuple[str, str], tuple[int, int, float]] = {}
+def _by_place(costs: Sequence[Cost]) -> dict[tuple[str, str], list[Cost]]:
+    found: dict[tuple[str, str], list[Cost]] = {}
     for one in costs:
-        place = (one.kind, f"of {one.place}")
-        count, num_bytes, seconds = found.get(place, (0, 0, 0.0))
-        found[place] = (count + one.count, num_bytes + one.num_bytes, seconds + one.seconds)
+        found.setdefault((one.kind, folded(one.place)), []).append(one)
     return found
 
 
@@ -147,5 +159,7 @@ def _placement(one: Tensor | None, is_ranked: bool) -> str:
     return f"{f'rank {one.rank} ' if is_ranked else ''}{one.kind} {dims_text(one.dims)}"
 
 
-def _sent(one: tuple[int, int, float] | None) -> str:
-    return "none" if one is None else f"{one[0]} of {format_bytes(one[1])} together"
+def _sent(costs: Sequence[Cost]) -> str:
+    if not costs:
+        return "none"
+    return f"{sum(one.count for one in costs)} of {format_bytes(sum(one.num_bytes for one in costs))} together"

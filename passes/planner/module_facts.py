@@ -11,7 +11,7 @@ from rhino.ir.cluster.cluster import cluster_to_text, load_cluster
 from rhino.ir.diagnostics import RhinoError
 from rhino.ir.mlir.bindings import func, ir
 from rhino.ir.mlir.boundary import Attributes, Side, boundary_attributes, set_boundary_attributes
-from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.reader import entry_function, walk
 from rhino.ir.mlir.shardings import SHARDING, module_mesh
@@ -67,7 +67,8 @@ def _tensors(entry: func.FuncOp, side: Side, names: Sequence[str], is_annotated:
         stored, place = tuple(kind.shape), place_of(entry.location)
         padded = padded_shape(attributes, stored, place) if PADDED in attributes else ()
         own = kind_of(kind.element_type, logical_shape(attributes, stored, place) if padded else stored)
-        found.append(Tensor(name, own, split, tensor_bytes(kind), alias=alias, padded=padded))
+        is_kept = KEPT in attributes
+        found.append(Tensor(name, own, split, tensor_bytes(kind), alias=alias, padded=padded, is_kept=is_kept))
     return tuple(found)
 
 
@@ -106,8 +107,18 @@ def cluster_lines(cluster: str) -> tuple[str, ...]:
 
 
 def digest(module: ir.Module) -> str:
-    """Returns the hash by which plans know a program; names and places in sources are no part of it, but for scopes."""
-    text = f"{module.operation.get_asm(enable_debug_info=False)}{scopes_text(module.operation)}"
+    """Returns the hash by which plans know a program.
+
+    Names and places in sources are no part of it, but for scopes; nor is what the caller keeps, which a plan says of
+    its arguments.
+    """
+    with module.context:
+        entry = entry_function(module)
+        given = boundary_attributes(entry, "arg")
+        bare = [{name: one for name, one in each.items() if name != KEPT} for each in given]
+        set_boundary_attributes(entry, "arg", bare)
+        text = f"{module.operation.get_asm(enable_debug_info=False)}{scopes_text(module.operation)}"
+        set_boundary_attributes(entry, "arg", given)
     return digest_of(text.encode())
 
 

@@ -26,6 +26,7 @@ from rhino.ir.plan.plan import (
     PeakTensor,
     Sharding,
     Work,
+    common_name,
     folded,
     kind_of,
     layout_text,
@@ -94,8 +95,13 @@ class PlanCosts:
             key = (cost.kind, folded(cost.tensor), folded(cost.reader), cost.line, cost.num_bytes // cost.count)
             found.setdefault(key, []).append(cost)
         together = [
-            _together(ones, ("count", "num_bytes", "seconds"), tensor=key[1], reader=key[2])
-            for key, ones in found.items()
+            _together(
+                ones,
+                ("count", "num_bytes", "seconds"),
+                tensor=common_name([one.tensor for one in ones]),
+                reader=common_name([one.reader for one in ones]),
+            )
+            for ones in found.values()
         ]
         return tuple(sorted(together, key=lambda one: (-one.seconds, one.tensor, one.reader, one.kind, one.line)))
 
@@ -113,7 +119,7 @@ class PlanCosts:
                 work = self._work(op, times[op], alone_s, moved_s)
                 found.setdefault((work.kind, folded(work.name), work.line, work.shares, work.how), []).append(work)
         sums = ("count", "compute_s", "collectives_s", "num_bytes")
-        together = [_together(ones, sums, name=key[1]) for key, ones in found.items()]
+        together = [_together(ones, sums, name=common_name([one.name for one in ones])) for ones in found.values()]
         return tuple(
             sorted(
                 together, key=lambda one: (-one.compute_s - one.collectives_s, one.name, one.kind, one.line, one.how)
@@ -146,7 +152,10 @@ class PlanCosts:
         rows: dict[tuple[str, str], list[PeakTensor]] = {}
         for one in self._alive(peak):
             rows.setdefault((folded(one.name), one.kind), []).append(one)
-        together = [_together(ones, ("count", "num_bytes"), name=key[0]) for key, ones in rows.items()]
+        together = [
+            _together(ones, ("count", "num_bytes"), name=common_name([one.name for one in ones]))
+            for ones in rows.values()
+        ]
         listed = sorted(together, key=lambda one: (-one.num_bytes, one.name, one.kind))
         if len(listed) > MOST_LISTED:
             rest = replace(_together(listed[MOST_LISTED:], ("count", "num_bytes")), name="others", kind="")

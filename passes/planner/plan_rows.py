@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rhino.ir.graph.collective_stats import EMPTY, CollectiveStats, Count
 from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.plan.instructions import Run, Transfer, rank_of
-from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, device_bytes, folded
+from rhino.ir.plan.plan import Alternative, Cost, Execution, Plan, Tensor, common_name, device_bytes, folded
 from rhino.ir.plan.step_memory import local_bytes
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
@@ -79,7 +79,7 @@ def alike(plan: Plan, tensors: Iterable[Tensor]) -> list[AlikeTensors]:
         groups.setdefault((folded(one.path), one.kind, one.dims, one.rank), []).append(one)
     rows = [
         AlikeTensors(
-            folded(ones[0].path) if len(ones) > 1 else ones[0].path,
+            common_name([one.path for one in ones]),
             tuple(ones),
             sum(device_bytes(one, mesh) for one in ones),
         )
@@ -95,8 +95,8 @@ def new_results(plan: Plan) -> list[Tensor]:
 
 
 def sent_s(costs: Iterable[Cost], name: str) -> float:
-    """Returns the seconds of the collectives that move a tensor of this name (with `[*]` for its numbers)."""
-    return sum(one.seconds for one in costs if one.tensor == name)
+    """Returns the seconds of the collectives that move tensors of this name, which may be a common one."""
+    return sum(one.seconds for one in costs if name in (one.tensor, folded(one.tensor)))
 
 
 def stats_of(costs: Iterable[Cost]) -> CollectiveStats:

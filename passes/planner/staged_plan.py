@@ -13,7 +13,7 @@ from rhino.ir.cluster.cluster import load_cluster, mesh_axes
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.mlir.bindings import func, ir, passmanager
 from rhino.ir.mlir.boundary import boundary_attributes
-from rhino.ir.mlir.donation import ALIAS
+from rhino.ir.mlir.donation import ALIAS, KEPT
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.plan.instructions import Feed, Fetch, Step, StepProgram
 from rhino.ir.plan.plan import Execution, Plan, Predicted, Source, Tensor, kind_of
@@ -202,7 +202,8 @@ def _boundaries(staged: ir.Module, instructions: Step) -> Sides:
     arguments = []
     for kind, attributes in zip(step.type.inputs, boundary_attributes(step, "arg"), strict=True):
         alias = ir.IntegerAttr(attributes[ALIAS]).value if ALIAS in attributes else None
-        arguments.append(_tensor(kind, str(ir.StringAttr(attributes[NAME]).value), alias))
+        tensor = _tensor(kind, str(ir.StringAttr(attributes[NAME]).value), alias)
+        arguments.append(replace(tensor, is_kept=KEPT in attributes))
     names = [attributes.get(RESULT_INFO) for attributes in boundary_attributes(step, "res")]
     results = [
         _tensor(kind, f"result{number}" if name is None else str(ir.StringAttr(name).value), None)

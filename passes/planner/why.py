@@ -23,7 +23,7 @@ import numpy as np
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
-from rhino.ir.plan.plan import Plan, folded, key_dims
+from rhino.ir.plan.plan import Cost, Plan, common_name, folded, key_dims
 from rhino.ir.request.constraints import parse_pin
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.ir.units import PEAK, format_bytes, format_seconds, peak_text
@@ -313,7 +313,7 @@ def _lines(replanned: Replanned, one: Why) -> list[str]:
         f"  chosen: {one.chosen}{size}",
         *(f"  {note}" for note in one.notes),
     ]
-    sent = [cost for cost in replanned.costs.costs() if one.subject.name in (cost.tensor, cost.reader)]
+    sent = [cost for cost in replanned.costs.costs() if _is_sent(cost, one.subject.name)]
     lines += [
         f"  sent:   {format_seconds(cost.seconds)}, {cost.count} x {cost.kind} of {cost.place}"
         for cost in sent[:MOST_SUBJECTS]
@@ -323,6 +323,10 @@ def _lines(replanned: Replanned, one: Why) -> list[str]:
         *lines,
         *(table([(*replanned.head, "known", "instead"), *rows]) if rows else ["  nothing else is possible"]),
     ]
+
+
+def _is_sent(cost: Cost, name: str) -> bool:
+    return any(name in (one, folded(one)) for one in (cost.tensor, cost.reader))
 
 
 def added(one: Alternative, step_s: float) -> tuple[str, str, str, str, str]:
@@ -384,8 +388,8 @@ def _grouped(replanned: Replanned, nodes: Sequence[int]) -> list[Subject]:
         key = (node.kind, folded(_names(replanned, node)[-1]), what, node.states, int(costs.states[number]))
         groups.setdefault(key, []).append(number)
     return [
-        Subject(shown if len(ones) > 1 else _names(replanned, costs.choice.nodes[ones[0]])[-1], what, tuple(ones))
-        for (_, shown, what, _, _), ones in groups.items()
+        Subject(common_name([_names(replanned, costs.choice.nodes[one])[-1] for one in ones]), what, tuple(ones))
+        for (_, _, what, _, _), ones in groups.items()
     ]
 
 

@@ -345,10 +345,28 @@ def test_what_a_step_in_stages_hands_back_lives_on() -> None:
     same(train(fast, fast.init(init, KEY)), train(jax.jit(handing), init(KEY)))
 
 
-def test_a_plan_in_stages_that_keeps_old_state_is_loaded_and_is_none_of_a_step_that_donates_it(tmp_path: Path) -> None:
-    rhino.parallelize(step, cluster="cpu2", stages=2, mesh="1", micro_batches=2).plan(*SHAPES).save(tmp_path / "kept")
-    kept = rhino.Plan.load(tmp_path / "kept")
-    rhino.parallelize(step, plan=kept).plan(*SHAPES)
-    with pytest.raises(RhinoError, match="RHI-PLAN-004") as refused:
-        rhino.parallelize(step, plan=kept, donate_argnums=0).plan(*SHAPES)
-    assert "what is donated" in str(refused.value)
+STAGES = {"stages": 2, "mesh": "1", "micro_batches": 2}
+
+
+@pytest.mark.parametrize("asked", [{}, STAGES], ids=["one program", "stages"])
+def test_a_plan_is_of_what_is_donated(asked: dict[str, Any], tmp_path: Path) -> None:
+    donated, kept = (
+        rhino.parallelize(step, cluster="cpu2", donate_argnums=given, **asked).plan(*SHAPES) for given in (0, ())
+    )
+    for plan, own, other, words in (
+        (donated, 0, (), "argument state['params']['w[*]'] was donated, and is not donated"),
+        (kept, (), 0, "argument state['params']['w[*]'] was not donated, and is donated"),
+    ):
+        path = tmp_path / f"{len(words)}.json"
+        plan.save(path)
+        loaded = rhino.Plan.load(path)
+        assert loaded == plan
+        rhino.parallelize(step, plan=loaded, donate_argnums=own).plan(*SHAPES)
+        with pytest.raises(RhinoError, match=r"RHI-PLAN-004.*was made for other donated arguments") as refused:
+            rhino.parallelize(step, plan=loaded, donate_argnums=other).plan(*SHAPES)
+        assert words in str(refused.value)
+        assert "(donate_argnums)" in refused.value.fix
+    lines = donated.diff(kept).splitlines()
+    assert "argument state['params']['w[*]']: donated -> not donated" in lines
+    assert "argument state['count']: donated -> not donated" in lines, "it is one, whose name has no numbers"
+    assert not any("different programs" in line for line in lines)

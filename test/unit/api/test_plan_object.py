@@ -115,7 +115,7 @@ def test_a_stale_plan_is_refused_and_says_what_has_changed(plan: rhino.Plan, cas
 
 def test_a_changed_constant_is_a_change():
     plan = rhino.parallelize(lambda x: x * 2.0, cluster="cpu8").plan(jnp.ones(8))
-    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*constants, what is donated, or how ops follow"):
+    with pytest.raises(RhinoError, match=r"(?s)RHI-PLAN-004.*constants, or how ops follow"):
         rhino.parallelize(lambda x: x * 3.0, plan=plan).plan(jnp.ones(8))
 
 
@@ -238,6 +238,32 @@ def test_diff_says_what_lies_otherwise_and_what_that_costs(plan: rhino.Plan):
     assert plan.diff(plan) == ""
     sharding = replace(plan.facts.sharding, communication_s=plan.facts.sharding.communication_s * (1 + 1e-12))
     assert plan.diff(replace(plan, facts=replace(plan.facts, sharding=sharding))) == ""
+
+
+def test_numbers_stand_for_others_only_where_there_are_several():
+    """Of one layer that lies otherwise, and is sent, the name says which; of two that are alike it says [*]."""
+
+    def layers(params: list[Any], x: Any) -> Any:
+        for number, w in enumerate(params):
+            with jax.named_scope(f"layer{number}"):
+                x = x @ w
+        return x
+
+    def plan_with(*pins: str) -> rhino.Plan:
+        pins = ("x=[{}, {}]", "result:0=[{}, {}]", *pins)
+        return rhino.parallelize(layers, cluster="cpu8", mesh="8", pins=pins).plan([jnp.ones((64, 64))] * 3, x)
+
+    x, pin = jnp.ones((64, 64)), "params[{}]=[{{x}}, {{}}]"
+    free, one, two = plan_with(), plan_with(pin.format(1)), plan_with(pin.format(1), pin.format(2))
+    for text in (free.diff(one), free.why_not(pin.format(1))):
+        changed = [line for line in text.splitlines() if line.startswith("argument params")]
+        assert [line.split(":")[0] for line in changed] == ["argument params[1]"]
+        assert "params[*]" not in text
+        assert "layer1" in text
+        assert "layer[*]" not in text
+    assert "argument params[*]: " in free.diff(two)
+    assert "layer[*]" in free.diff(two)
+    assert "params[1]" in one.explain()
 
 
 def called(*argv: str) -> tuple[int, str, str]:
