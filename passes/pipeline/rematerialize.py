@@ -17,8 +17,8 @@ Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Che
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rhino.ir.cluster.cluster import Cluster, load_cluster
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from rhino.strategies.remat.rematerialization import StageChoice
 
 _SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
+
+_SLICE: Final = "stablehlo.dynamic_slice"
 
 _MOST_BEGUN: Final = 4
 """Of how many steps at most it is kept what does not depend on the share.
@@ -81,13 +83,13 @@ class Rematerialize(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept."""
-        kept, stash = tuple(1 - share for share in parse_remat(self.remat)), begun.stash
+        kept = tuple(1 - share for share in parse_remat(self.remat))
         kept_shares = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
-        choices = choose(
-            stash, kept_shares, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in kept_shares}
-        )
+        in_flight = {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in kept_shares}
+        stash = _with_slices(begun, in_flight)
+        choices = choose(stash, kept_shares, in_flight)
         blocks = [block for choice in choices for block in choice.blocks]
         write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
@@ -190,6 +192,24 @@ def _for_stages(kept: tuple[float, ...], num_stages: int | None) -> tuple[float,
 
 def _malformed(what: str, fix: str) -> RhinoError:
     return RhinoError("RHI-RECOMPUTE-001", what, fix=fix)
+
+
+def _with_slices(begun: Begun, in_flight: Mapping[int, int]) -> Stash:
+    """Returns the stash, in which some stages keep the slices of the batch.
+
+    A stage with all micro-batches in flight has read the whole batch before its backward pass begins. To slice it again
+    would keep all of it until then, which takes as much as the slices.
+    """
+    if not begun.is_staged:
+        return begun.stash
+    slices = {
+        value
+        for unit in begun.stash.units
+        if in_flight.get(unit.stage, 0) >= begun.num_micro_batches
+        if begun.graph.cls(unit.op).name == _SLICE and not unit.reads
+        for value in unit.makes
+    }
+    return replace(begun.stash, saved=begun.stash.saved | slices)
 
 
 def _stages(program: Program, loop: Loop | None) -> list[int] | None:

@@ -18,19 +18,19 @@
 
 // expected-remark@unknown {{stage 0: 2 KiB of 66 KiB are kept for the backward pass; 3 ops in 1 pieces run again}}
 // expected-remark@unknown {{stage 1: }}
-func.func @main(%xs: tensor<2x64x8xf32>, %up: tensor<8x256xf32>, %down: tensor<256x8xf32>, %last: tensor<8x8xf32>)
+func.func @main(%xs: tensor<3x64x8xf32>, %up: tensor<8x256xf32>, %down: tensor<256x8xf32>, %last: tensor<8x8xf32>)
     -> (tensor<256x8xf32>, tensor<8x8xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
-  %two = stablehlo.constant dense<2> : tensor<i32>
+  %three = stablehlo.constant dense<3> : tensor<i32>
   %start = stablehlo.constant dense<0.0> : tensor<256x8xf32>
   %begin = stablehlo.constant dense<0.0> : tensor<8x8xf32>
   %end:3 = stablehlo.while(%i = %zero, %dd = %start, %dl = %begin) : tensor<i32>, tensor<256x8xf32>, tensor<8x8xf32>
-    attributes {rhino.micro_batches = 2 : i64} cond {
-    %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    attributes {rhino.micro_batches = 3 : i64} cond {
+    %more = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
     stablehlo.return %more : tensor<i1>
   } do {
-    %xi = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 64, 8] {rhino.stage = 0 : i64} : (tensor<2x64x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x64x8xf32>
+    %xi = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 64, 8] {rhino.stage = 0 : i64} : (tensor<3x64x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x64x8xf32>
     %x = stablehlo.reshape %xi {rhino.stage = 0 : i64} : (tensor<1x64x8xf32>) -> tensor<64x8xf32>
     %a = stablehlo.dot_general %x, %up, contracting_dims = [1] x [0] {rhino.stage = 0 : i64} : (tensor<64x8xf32>, tensor<8x256xf32>) -> tensor<64x256xf32>
     %t = stablehlo.tanh %a {rhino.stage = 0 : i64} : tensor<64x256xf32>
