@@ -206,4 +206,4 @@ def _settled(request: PlanOptions, devices: tuple[jax.Device, ...] | None) -> Pl
         )
     if has_mesh or (takes_cluster and count in hosts):
         return replace(request, cluster=cluster)
-    return replace(request, cluster=cluster, mesh=mesh_of_shape((count // (request.stages or 1),)), shared=count)
+    return replace(request, cluster=cluster, mesh=mesh_of_shape((count // request.num_ranks,)), shared=count)

@@ -9,6 +9,7 @@ from rhino.ir.cluster.mesh import Mesh
 from rhino.passes.planner.module_facts import Sides
 from rhino.passes.planner.request import PlanRequest, budget_of
 from rhino.pins import Named, named
+from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule, num_ranks_of
 
 Pins = Callable[[Sequence[Named]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
@@ -55,6 +56,11 @@ class PlanOptions:
     def is_staged(self) -> bool:
         """Whether several stages are asked for."""
         return (self.stages or 1) > 1
+
+    @property
+    def num_ranks(self) -> int:
+        """On how many ranks the stages are. Raises RHI-SCHED-001 where the schedule does not take so many stages."""
+        return num_ranks_of(find_schedule(self.schedule or DEFAULT), self.stages or 1)
 
     def with_pins(self, pins: tuple[str, ...]) -> PlanOptions:
         """Returns the same with more pins."""

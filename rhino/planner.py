@@ -111,8 +111,9 @@ def annotated_module(traced: Traced, plan: Plan, op_rules: str, cluster: str | N
 
 def _planned(traced: Traced, options: PlanOptions) -> Planned:
     if options.stages is None and (count := _marked(traced)) > 1:
-        mesh = mesh_of_shape((max(1, options.shared // count),)) if options.shared else options.mesh
-        options = replace(options, stages=count, mesh=mesh)
+        options = replace(options, stages=count)
+        if options.shared:
+            options = replace(options, mesh=mesh_of_shape((max(1, options.shared // options.num_ranks),)))
     if options.is_open or options.is_staged:
         refuse_pads({"pad": "; ".join(options.pad), "constraints": options.constraints})
     unused = "schedule" if options.schedule else "batch" if options.batch and options.micro_batches is None else ""

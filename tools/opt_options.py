@@ -22,7 +22,7 @@ from rhino.passes.textual_pipelines import parse_pipeline
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune import STRATEGIES
 from rhino.strategies.autotune.base import MOST
-from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule
+from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
 from rhino.tools.command_line import Parser
 
 _SHARED: Final = (
@@ -177,8 +177,9 @@ def settle(options: argparse.Namespace) -> None:
             (name, f"split-backward=true {text}".strip() if name == PARALLEL else text) for name, text in options.steps
         ]
     if options.chunks is None:
-        options.chunks = schedule.stages_per_rank
-    options.ranks = max(1, options.stages // max(1, options.chunks))
+        options.ranks = num_ranks_of(schedule, options.stages)
+    else:
+        options.ranks = max(1, options.stages // max(1, options.chunks))
 
 
 def list_text() -> str:

@@ -25,7 +25,7 @@ from rhino.passes.planner.workers import Workers
 from rhino.passes.sharding.problem import to_fit
 from rhino.strategies.autotune import explore, is_open, reopen
 from rhino.strategies.autotune.base import CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
-from rhino.strategies.pipeline.schedules import SCHEDULES
+from rhino.strategies.pipeline.schedules import SCHEDULES, num_ranks_of
 
 T = TypeVar("T")
 
@@ -71,8 +71,8 @@ def choose_plan(
             micro-batches that are none.
     """
     _check_numbers(request)
-    chunks = SCHEDULES[setup.schedules[0]].stages_per_rank
-    stages = [] if request.stages is None else [max(1, request.stages // chunks)]
+    schedule = SCHEDULES[setup.schedules[0]]
+    stages = [] if request.stages is None else [num_ranks_of(schedule, request.stages)]
     _check_ranks(setup, stages, request.mesh.shape if request.mesh else ())
     processes = request.jobs or os.cpu_count() or 1
     with closing(Workers(setup, processes)) as workers:

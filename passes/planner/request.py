@@ -11,7 +11,7 @@ from rhino.ir.units import parse_size
 from rhino.passes.sharding.problem import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune.base import MOST
-from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule
+from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule, num_ranks_of
 
 
 def budget_of(cluster: str, text: str | None = None) -> int:
@@ -99,6 +99,6 @@ class PlanRequest:
     def staged_options(self) -> dict[str, str]:
         """Returns the request for a step in stages as passes take it, by name."""
         schedule, stages = find_schedule(self.schedule or DEFAULT), self.stages or 1
-        ranks = max(1, stages // schedule.stages_per_rank)
+        ranks = num_ranks_of(schedule, stages)
         splits = {"split-backward": "true"} if schedule.splits_backward else {}
         return {**self.pass_options(), "stages": str(stages), "ranks": str(ranks), "schedule": schedule.name, **splits}

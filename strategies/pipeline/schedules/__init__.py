@@ -8,7 +8,7 @@ from rhino.ir.diagnostics import RhinoError
 from rhino.strategies.pipeline.schedules import eager_1f1b, gpipe, interleaved, one_f_one_b, zero_bubble, zero_bubble_h2
 from rhino.strategies.pipeline.schedules.base import Order, Pipeline, Schedule
 
-__all__ = ["DEFAULT", "SCHEDULES", "Order", "Pipeline", "Schedule", "find_schedule", "make_order"]
+__all__ = ["DEFAULT", "SCHEDULES", "Order", "Pipeline", "Schedule", "find_schedule", "make_order", "num_ranks_of"]
 
 SCHEDULES: Final[dict[str, Schedule]] = {
     one.name: one
@@ -37,6 +37,20 @@ def find_schedule(name: str) -> Schedule:
             "RHI-SCHED-001", f"got schedule {name!r}, expected one of {', '.join(SCHEDULES)}", fix=f"take {DEFAULT}"
         )
     return SCHEDULES[name]
+
+
+def num_ranks_of(schedule: Schedule, num_stages: int) -> int:
+    """Returns the number of ranks that `num_stages` stages are on where nobody says how many a rank has.
+
+    Raises:
+        RhinoError: RHI-SCHED-001 where they would all be on one rank, or not as many on each.
+    """
+    chunks = schedule.stages_per_rank
+    if num_stages > 1 and (num_stages == chunks or num_stages % chunks):
+        what = f"schedule {schedule.name!r} has {chunks} stages on each of at least 2 ranks, got {num_stages} stages"
+        fix = f"ask for {2 * chunks} stages or another multiple of {chunks}, or take {DEFAULT}"
+        raise RhinoError("RHI-SCHED-001", what, fix=fix)
+    return max(1, num_stages // chunks)
 
 
 def make_order(name: str, pipeline: Pipeline) -> Order:

@@ -254,6 +254,14 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
         ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
         ({"schedule": "fast"}, r"RHI-SCHED-001"),
+        *(
+            (
+                {"stages": stages, "schedule": "interleaved", **more},
+                rf"(?s)RHI-SCHED-001.*has 2 stages on each of at least 2 ranks, got {stages}.*ask for 4 stages or",
+            )
+            for stages in (2, 3, 5)
+            for more in ({"micro_batches": 2, "mesh": "1"}, {})
+        ),
         (
             {"search": "whole", "remat": "0;0.5"},
             r"RHI-RECOMPUTE-001.*2 values, one for each stage, and plans that are searched for",
