@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
+from time import perf_counter
 from typing import Any, Final, Literal, SupportsIndex
 
 import jax
 
 from rhino.call import CallShape, Key, Pieces, kind_name, shapes_of
 from rhino.entry import CallOptions, Entry, make_entry
+from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.plan import Plan as PlanFacts
+from rhino.ir.units import format_seconds
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
+from rhino.new_arguments import differences
 from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
@@ -27,6 +33,9 @@ from rhino.verified import check_step, expected_step
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
 Search = Literal["shard", "whole"]
+
+_LOG: Final = logging.getLogger("rhino")
+"""At INFO: when and why a function is planned, and what came of it."""
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
 """What a call raises for arrays that its program was not made for.
@@ -131,36 +140,40 @@ class Parallelized:
     def _entry(self, pieces: Pieces) -> Entry:
         key = self._shape.key(pieces)
         if key not in self._entries:
-            if self._entries and self._on_new_shapes == "error":
-                raise self._other_shapes(pieces, key)
+            why = self._why(pieces, key)
+            if why and self._on_new_shapes == "error":
+                raise self._other_shapes(why)
             before = list(self._entries.values())[-1] if self._entries else None
-            self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._options, before)
+            name, start_s = self._shape.name, perf_counter()
+            _LOG.info("%s is planned %s", name, f"again: {'; '.join(why)}" if why else "for its first arguments")
+            made = self._entries[key] = make_entry(self._fn, self._shape, pieces, key, self._options, before)
+            facts, took = made.plan.facts, format_seconds(perf_counter() - start_s)
+            _LOG.info("%s, after %s: %s, for %s%s", name, took, facts.form(), facts.cluster_name, _idle(facts))
         return self._entries[key]
 
-    def _other_shapes(self, pieces: Pieces, key: Key) -> RhinoError:
-        known = list(self._entries)[-1]
+    def _why(self, pieces: Pieces, key: Key) -> tuple[str, ...]:
+        """Returns why a call is planned again, though other arguments were; nothing for the first."""
+        if not self._entries:
+            return ()
         titles = [self._shape.title(where) for where in self._shape.places(pieces)]
-        now, then = (_kinds(one, titles) for one in (key, known))
-        every = [(path, then.get(path, "not there"), now.get(path, "gone")) for path in {**then, **now}]
-        notes = [f"{path} was {old}, and is {new}" for path, old, new in every if old != new]
-        if key.static != known.static:
-            notes.append(f"constants were {known.static}, and are {key.static}")
+        found = differences(key, list(self._entries)[-1], titles, self._shape.title)
+        return found or ("the pytrees differ in their nodes",)
+
+    def _other_shapes(self, why: tuple[str, ...]) -> RhinoError:
         return RhinoError(
             "RHI-JAX-003",
             f"{self._shape.name} is called with other arguments than it was planned for",
-            notes=tuple(notes[:5]) or ("the pytrees differ in their nodes",),
+            notes=why,
             fix="pass what it was planned for, or leave out on_new_shapes='error', and it is planned again",
         )
 
 
-def _kinds(key: Key, titles: Sequence[str]) -> dict[str, str]:
-    specs = jax.tree.unflatten(key.tree, [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in key.leaves])
-    found = jax.tree_util.tree_flatten_with_path(specs)[0]
-    return {
-        (titles[path[0].idx] if path[0].idx < len(titles) else f"args[{path[0].idx}]")
-        + jax.tree_util.keystr(path[1:]): kind
-        for path, kind in found
-    }
+def _idle(plan: PlanFacts) -> str:
+    """Returns which devices of the cluster a plan does not use, in words; nothing where it uses all."""
+    first, last = plan.num_devices, parse_cluster("\n".join(plan.cluster)).num_devices - 1
+    if first > last:
+        return ""
+    return f"; device {last} stays idle" if first == last else f"; devices {first} to {last} stay idle"
 
 
 def parallelize(

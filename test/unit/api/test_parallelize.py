@@ -4,6 +4,8 @@ Where it cannot be, the error says so.
 """
 
 import dataclasses
+import logging
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -213,6 +215,30 @@ def test_other_shapes_are_planned_for_and_both_are_kept():
     assert len(fast._entries) == 3
     lone = {"x": jnp.ones((16, 32)), "y": jnp.zeros(16, int), "more": None}
     same(fast(state, lone, key), jax.jit(step)(state, lone, key))
+
+
+def test_a_log_says_when_and_why_a_function_is_planned(caplog: pytest.LogCaptureFixture):
+    def scaled(x: jax.Array, by: float) -> jax.Array:
+        return x * by
+
+    fast = rhino.parallelize(scaled, cluster="cpu8", mesh="4", static_argnames="by")
+    with caplog.at_level(logging.INFO, logger="rhino"):
+        for size, by in ((8, 2.0), (8, 2.0), (16, 2.0), (8, 2.0), (16, 3.0)):
+            fast(jnp.ones(size), by=by)
+        rhino.parallelize(scaled, cluster="cpu8", mesh="7", static_argnames="by").plan(jnp.ones(7), by=1.0)
+    texts = [re.sub(r"after \S+ \S+:", "after T:", record.getMessage()) for record in caplog.records]
+    made = "scaled, after T: one program on mesh x=4, for cpu8; devices 4 to 7 stay idle"
+    assert texts == [
+        "scaled is planned for its first arguments",
+        made,
+        "scaled is planned again: x was float32[8], and is float32[16]",
+        made,
+        "scaled is planned again: constant by was 2.0, and is 3.0",
+        made,
+        "scaled is planned for its first arguments",
+        "scaled, after T: one program on mesh x=7, for cpu8; device 7 stays idle",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
 def gradient_step(params: dict[str, jax.Array], batch: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:

@@ -3,6 +3,7 @@
 Losses are the same, and state is where the plan wants it.
 """
 
+import logging
 import warnings
 from typing import Any
 
@@ -43,6 +44,9 @@ def test_a_linen_gpt_with_optax_trains_in_two_stages(losses: list[tuple[float, f
     assert jax.tree.map(lambda array: array.sharding, state) == plan.in_shardings[0]
 
 
+TX = optax.adam(1e-2)
+
+
 class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.inner = nnx.Linear(16, 64, rngs=rngs)
@@ -77,15 +81,15 @@ def test_nnx_modules_are_split_and_merged():
         assert got == pytest.approx(float(expected), rel=2e-5)
 
 
-def test_nnx_modules_and_optimizers_are_arguments():
+def test_nnx_modules_and_optimizers_are_arguments(caplog: pytest.LogCaptureFixture):
     def step(model: Net, optimizer: nnx.Optimizer, x: jax.Array) -> tuple[Net, nnx.Optimizer, jax.Array]:
         value, grads = nnx.value_and_grad(nnx_loss)(model, x)
         optimizer.update(model, grads)
         return model, optimizer, value
 
-    def made() -> tuple[Net, nnx.Optimizer]:
+    def made(tx: optax.GradientTransformation = TX) -> tuple[Net, nnx.Optimizer]:
         model = Net(nnx.Rngs(0))
-        return model, nnx.Optimizer(model, TX, wrt=nnx.Param)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     fast, reference = rhino.parallelize(step, cluster="cpu8", donate_argnums=(0, 1)), jax.jit(step)
     ours, theirs = made(), made()
@@ -95,9 +99,12 @@ def test_nnx_modules_and_optimizers_are_arguments():
         *theirs, expected = reference(*theirs, x)
         assert got == pytest.approx(float(expected), rel=2e-5)
     assert len(fast._entries) == 1
-
-
-TX = optax.adam(1e-2)
+    with caplog.at_level(logging.INFO, logger="rhino"):
+        fast.plan(*made(), x)
+        assert not caplog.records
+        fast.plan(*made(optax.adam(1e-2)), x)
+    words = "step is planned again: optimizer: a node of type Optimizer differs in what is no array; functions that are"
+    assert caplog.records[0].getMessage().startswith(words)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adafactor", "lion"])
