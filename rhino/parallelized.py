@@ -24,7 +24,7 @@ from rhino.new_arguments import differences
 from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
-from rhino.plan_options import SHARD, WHOLE, PlanOptions
+from rhino.plan_options import LEVEL, SHARD, WHOLE, PlanOptions
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
@@ -112,11 +112,12 @@ class Parallelized:
                 dtype.
         """
         if not self._entries:
-            raise RhinoError(
-                "RHI-JAX-006",
-                f"{self._shape.name} is not planned, so where its state is to lie is not known",
-                fix="plan first: step.plan(jax.eval_shape(init_fn, key), batch)",
-            )
+            name, plan = self._shape.name, self._options.plan
+            what = f"{name} is not planned, so where its state is to lie is not known"
+            if plan is not None:
+                what = f"{name} has a plan, and is not traced yet, so which arguments make up its state is not known"
+            how = "plan first" if plan is None else "trace it first, which searches nothing"
+            raise RhinoError("RHI-JAX-006", what, fix=f"{how}: {name}.plan(jax.eval_shape(init_fn, key), batch)")
         return make_state(list(self._entries.values())[-1], self._shape, argnums, init_fn, args, kwargs)
 
     def _dispatch(self, pieces: Pieces) -> Any:  # noqa: ANN401 - the function's own
@@ -192,7 +193,7 @@ def parallelize(
     constraints: str | PathLike[str] | None = None,
     op_rules: str | PathLike[str] | None = None,
     budget: str | float | None = None,
-    level: int = 3,
+    level: int = LEVEL,
     devices: Sequence[jax.Device] | None = None,
     on_new_shapes: OnNewShapes = "plan",
     stages: SupportsIndex | None = None,
@@ -276,18 +277,23 @@ def parallelize(
     given += [name for name, one in (("constraints", constraints), ("budget", budget)) if one is not None]
     given += [
         name
-        for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule))
+        for name, one in (("stages", stages), ("micro_batches", micro_batches), ("schedule", schedule), ("jobs", jobs))
         if one is not None
     ]
     given += [
         name
-        for name, one in (("remat", remat is not None), ("batch", batch), ("pad", pad), ("search", search != SHARD))
+        for name, one in (
+            ("remat", remat is not None),
+            ("batch", batch),
+            ("pad", pad),
+            ("search", search != SHARD),
+            ("level", level != LEVEL),
+        )
         if one
     ]
     if plan is not None and given:
-        raise RhinoError(
-            "RHI-JAX-002", f"{given[0]} is given, and a plan, which has decided that already", fix="leave one out"
-        )
+        what = f"{given[0]} is given, and a plan, with which nothing is searched"
+        raise RhinoError("RHI-JAX-002", what, fix="leave one out")
     shape = CallShape(
         fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames))
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
 from rhino.passes.planner.module_facts import Sides
 from rhino.passes.planner.request import PlanRequest, budget_of
+from rhino.passes.sharding.choose_shardings import LEVELS
 from rhino.pins import Named, named
 from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule, num_ranks_of
 
@@ -15,6 +17,9 @@ Pins = Callable[[Sequence[Named]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
 
 SHARD, WHOLE = "shard", "whole"
+
+LEVEL: Final = max(LEVELS)
+"""Searches go on to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class PlanOptions:
     mesh: Mesh | None = None
     searches_mesh: bool = False
     budget_bytes: int | None = None
-    level: int = 3
+    level: int = LEVEL
     pins: Pins = field(default=lambda _: ())
     forbid: tuple[str, ...] = ()
     pad: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from rhino.ir.mlir.bindings import ir, make_context
 from rhino.ir.mlir.manual import LOCAL, copy_module, has_shardings, mesh_size, strip_shardings, wrap_manual
 from rhino.ir.mlir.reader import read_module
 from rhino.ir.mlir.refusals import refuse_unrunnable
+from rhino.ir.plan.files import begins_plan
 from rhino.ir.program.collectives import module_stats
 from rhino.ir.units import format_seconds
 from rhino.runtime.executor.compare import Difference, check, check_same_signature, coarsest_tolerance, differences
@@ -77,7 +78,7 @@ def run(argv: Sequence[str], stdin: BinaryIO, stdout: TextIO, stderr: TextIO) ->
 
     def work() -> int:
         options = _parser().parse_args(argv)
-        if os.path.isdir(options.file):
+        if os.path.isdir(options.file) or begins_plan(Path(options.file)):
             _refuse(
                 {"--form": options.form != "auto", "--verify": options.verify},
                 "is for modules, and this is a whole plan",

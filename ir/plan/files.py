@@ -105,6 +105,14 @@ def plan_digest(plan: Plan) -> str:
     return digest_of(_texts(plan)[PLAN].encode())
 
 
+def begins_plan(file: Path) -> bool:
+    """Says whether a file is that of a plan, of any version, as far as its first characters say."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return _BEGIN.match(opened.read(200)) is not None
+
+
 def program_file(module: str) -> str:
     """Returns the name, within the folder, of the file of a program's module."""
     return f"programs/{module}.mlir"
@@ -122,7 +130,7 @@ def _texts(plan: Plan) -> dict[str, str]:
 def _write_file(text: str, path: Path) -> None:
     if path.is_dir():
         raise _unwritable(path, "it is a folder, and the plan is one file", "name a file, as plan.json")
-    if path.is_file() and path.stat().st_size and not _begins_plan(path):
+    if path.is_file() and path.stat().st_size and not begins_plan(path):
         raise _unwritable(path, "it is there, and is no plan", "give another name, or remove it")
     if path.name == PLAN and path.with_name(STEP).exists():
         raise _unwritable(path, "its folder is a plan in stages", "give another folder, or remove that plan")
@@ -162,7 +170,7 @@ def _write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 def _own_files(folder: Path) -> tuple[str, ...]:
     """Returns the files, by name within a folder, that the plan in it is made of; none where there is no plan."""
-    own = [name for name in (PLAN, _OLD) if _begins_plan(folder / name)]
+    own = [name for name in (PLAN, _OLD) if begins_plan(folder / name)]
     if not own:
         return ()
     try:
@@ -182,14 +190,7 @@ def _remove(file: Path) -> None:
 
 def _is_plan(folder: Path) -> bool:
     """Says whether a folder holds a plan of this version or an older one: what is not Rhino's is never replaced."""
-    return any(_begins_plan(folder / name) for name in (PLAN, _OLD))
-
-
-def _begins_plan(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return _BEGIN.match(opened.read(200)) is not None
+    return any(begins_plan(folder / name) for name in (PLAN, _OLD))
 
 
 def _checked_files(folder: Path, names: Mapping[str, Any]) -> dict[str, str]:

@@ -233,6 +233,20 @@ def test_a_form_is_refused(folder: Path):
     assert "--form is for modules, and this is a whole plan" in err
 
 
+def test_the_file_of_a_plan_is_none_of_a_module(folder: Path):
+    code, _, err = launch(str(folder / "plan" / "plan.json"))
+    assert code == 1
+    assert "RHI-PLAN-001" in err
+    assert f"to fix: give the folder, {folder / 'plan'}" in err
+    target = str(folder / "one.json")
+    argv = ["--auto-shard", "--cluster=cpu2", str(folder / "gpt.mlir"), f"--plan={target}"]
+    assert opt.run(argv, io.BytesIO(), io.BytesIO(), io.StringIO()) == 0
+    code, _, err = launch(target)
+    assert code == 1
+    assert "RHI-RUN-002" in err
+    assert "holds no programs" in err
+
+
 def test_a_request_to_end_ends_as_an_error_does():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as caught, ended_in_order():
