@@ -16,6 +16,7 @@ from rhino.entry import CallOptions, Entry, make_entry
 from rhino.ir.cluster.cluster import parse_cluster
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
+from rhino.ir.plan.plan import SHARD, WHOLE
 from rhino.ir.plan.plan import Plan as PlanFacts
 from rhino.ir.units import format_seconds
 from rhino.jit_program import Getter, NewShapesError
@@ -24,7 +25,7 @@ from rhino.new_arguments import differences
 from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
-from rhino.plan_options import LEVEL, SHARD, WHOLE, PlanOptions
+from rhino.plan_options import LEVEL, PlanOptions
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule

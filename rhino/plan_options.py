@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rhino.ir.cluster.mesh import Mesh
+from rhino.ir.plan.plan import SHARD, WHOLE, Request
 from rhino.passes.planner.module_facts import Sides
 from rhino.passes.planner.request import PlanRequest, budget_of
 from rhino.passes.sharding.choose_shardings import LEVELS
+from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Named, named
 from rhino.strategies.pipeline.schedules import DEFAULT, find_schedule, num_ranks_of
 
 Pins = Callable[[Sequence[Named]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
-
-SHARD, WHOLE = "shard", "whole"
 
 LEVEL: Final = max(LEVELS)
 """Searches go on to the end."""
@@ -66,6 +66,11 @@ class PlanOptions:
     def num_ranks(self) -> int:
         """On how many ranks the stages are. Raises RHI-SCHED-001 where the schedule does not take so many stages."""
         return num_ranks_of(find_schedule(self.schedule or DEFAULT), self.stages or 1)
+
+    def asked(self) -> Request:
+        """Returns what a plan keeps of the request."""
+        mesh = AUTO if self.searches_mesh else str(self.mesh) if self.mesh and not self.shared else ""
+        return Request(self.search, mesh, self.stages, self.micro_batches, self.schedule, self.remat, self.budget_bytes)
 
     def with_pins(self, pins: tuple[str, ...]) -> PlanOptions:
         """Returns the same with more pins."""

@@ -15,7 +15,7 @@ from rhino.ir.mlir.manual import bytecode, wrap_manual
 from rhino.ir.mlir.reader import entry_function
 from rhino.ir.mlir.shardings import MESH_NAME
 from rhino.ir.plan.changes import check_current
-from rhino.ir.plan.plan import Plan, device_bytes, dims_between_calls
+from rhino.ir.plan.plan import SHARD, Plan, device_bytes, dims_between_calls
 from rhino.ir.units import PEAK, format_bytes
 from rhino.keywords import in_keywords
 from rhino.passes.base import Remarks
@@ -33,7 +33,7 @@ from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.sharding.localize import localized_copy
 from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS, Target, write_mesh
-from rhino.plan_options import SHARD, PlanOptions
+from rhino.plan_options import PlanOptions
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
 from rhino.strategies.cost.cost_model import CostModel
@@ -61,7 +61,8 @@ def plan_function(traced: Traced, options: PlanOptions) -> Planned:
             batch that there is not.
     """
     try:
-        return _planned(traced, options)
+        found = _planned(traced, options)
+        return replace(found, plan=replace(found.plan, request=options.asked()))
     except RhinoError as error:
         fix = in_keywords(error.fix)
         if error.id in NOT_MADE and options.search == SHARD:

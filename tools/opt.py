@@ -212,22 +212,27 @@ class _Run:
 
     def write_plan(self, module: ir.Module, planner: Planner) -> None:
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        write_staged_plan(planner.plan(module, self.options), None, self.options, self.stderr)
+        request = asked(self.options)
+        write_staged_plan(planner.plan(module, self.options), None, self.options, request, self.stderr)
 
     def write_file(self, module: ir.Module, remarks: Remarks) -> None:
         """Shards `module`, and writes the plan of that."""
+        from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
+
         given = {"cluster": DEFAULT_CLUSTER, **given_options(self.options)}
         for name, text in self.options.steps:
             given |= read_options(name, text)
-        save_plan(search(module, Path(self.file).name, given, remarks).plan, Path(self.options.plan))
+        plan = search(module, Path(self.file).name, given, remarks).plan
+        save_plan(replace(plan, request=asked(self.options)), Path(self.options.plan))
         self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], remarks)
 
     def searched(self, module: ir.Module, planner: Planner, result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
         from rhino.passes.planner.autotune import Made  # noqa: PLC0415 - as above
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
-        from rhino.tools.opt_search import MadeModule, search_plan  # noqa: PLC0415 - as above
+        from rhino.tools.opt_search import MadeModule, asked, search_plan  # noqa: PLC0415 - as above
 
         def make(own: ir.Module, options: Namespace) -> Made[MadeModule]:
             remarks = Remarks(self.file)
@@ -237,7 +242,7 @@ class _Run:
             def finish(report: Report) -> None:
                 result.remarks = remarks
                 if plan and options.makes_plan:
-                    write_staged_plan(plan, report, options, self.stderr)
+                    write_staged_plan(plan, report, options, asked(self.options), self.stderr)
 
             if plan:
                 predicted = plan.plan.predicted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from rhino.ir.diagnostics import Place, RhinoError
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.plan.files import save_plan
-from rhino.ir.plan.plan import Source
+from rhino.ir.plan.plan import Request, Source
 from rhino.ir.plan.timeline import render
 from rhino.ir.program.staged_module import is_staged
 from rhino.ir.units import format_seconds, peak_text
@@ -49,10 +50,13 @@ class Planner:
         return make_staged_plan(staged, self.source, cluster, budget, given, self.nonnegative)
 
 
-def write_staged_plan(made: StagedPlan, report: Report | None, options: Namespace, stderr: TextIO) -> None:
+def write_staged_plan(
+    made: StagedPlan, report: Report | None, options: Namespace, request: Request, stderr: TextIO
+) -> None:
     """Writes a plan, and says what it comes to. Raises RHI-PLAN-003 where the folder cannot be written."""
     if options.plan:
-        save_plan(report.added_to(made.plan) if report else made.plan, Path(options.plan))
+        plan = report.added_to(made.plan) if report else made.plan
+        save_plan(replace(plan, request=request), Path(options.plan))
     print(_summary(made), file=stderr)
     if options.timeline:
         print(render(made.simulation.timeline), file=stderr)

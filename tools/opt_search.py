@@ -12,7 +12,8 @@ from typing import Final, TextIO
 from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.manual import bytecode
-from rhino.ir.units import format_seconds
+from rhino.ir.plan.plan import SHARD, WHOLE, Request
+from rhino.ir.units import format_seconds, parse_size
 from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.frontend.stage_marks import num_marked_stages
@@ -117,6 +118,21 @@ def request_of(options: Namespace, given: dict[str, str]) -> PlanRequest:
         strategy=options.strategy or DEFAULT,
         candidates=options.candidates or MOST,
         jobs=options.jobs,
+    )
+
+
+def asked(options: Namespace) -> Request:
+    """Returns what a plan keeps of a command line's request."""
+    return Request(
+        WHOLE if options.searches else SHARD,
+        options.mesh or "",
+        options.stages,
+        options.num,
+        options.schedule or "",
+        parse_remat(options.remat) if options.remat is not None else (),
+        None if options.budget is None else parse_size(options.budget),
+        options.strategy or "",
+        options.candidates,
     )
 
 

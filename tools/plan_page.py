@@ -101,8 +101,7 @@ def _parts(plan: Plan, simulation: Simulation | None) -> Iterator[PagePart]:
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    options = "; ".join(f"{key}: {value}" for key, value in plan.options.items())
-    yield "asked", options or "nothing beside cluster, mesh and budget"
+    yield "asked", "; ".join(f"{key}: {value}" for key, value in {**plan.options, **plan.request.words()}.items())
     ops = f"{sum(plan.source.ops.values())} ops, " if plan.source.ops else ""
     form = f", {plan.sharding.form} form" if plan.sharding else ""
     yield "program", f"{plan.source.function}, {ops}sha256 {plan.source.sha256}{form}"

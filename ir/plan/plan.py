@@ -25,6 +25,7 @@ from typing import Final
 from rhino.ir.cluster.mesh import Mesh
 from rhino.ir.graph.spec import dim_axes, partial_axes
 from rhino.ir.plan.instructions import Feed, Step
+from rhino.ir.units import format_bytes
 
 _NUMBER: Final = re.compile(r"\[\d+\]|(?<=[A-Za-z_])\d+(?=\b|_)")
 
@@ -241,11 +242,47 @@ class Predicted:
         return max(self.peak_bytes)
 
 
+SHARD: Final = "shard"
+"""What is searched for: shardings, and of a step in stages what the user leaves open of it."""
+
+WHOLE: Final = "whole"
+"""What is searched for: stages, mesh, micro-batches, schedule and rematerialization too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for beside the `options` of a plan; what is None or empty was left open.
+
+    `search` is `SHARD` or `WHOLE`. `mesh` is as it was given, `remat` are the shares of the activation stash that are
+    recomputed. A `strategy` looks at `candidates` plans at most.
+    """
+
+    search: str = SHARD
+    mesh: str = ""
+    stages: int | None = None
+    micro_batches: int | None = None
+    schedule: str = ""
+    remat: tuple[float, ...] = ()
+    budget_bytes: int | None = None
+    strategy: str = ""
+    candidates: int | None = None
+
+    def words(self) -> dict[str, str]:
+        """Returns what was asked for as texts, by name."""
+        remat = ";".join(f"{share:g}" for share in self.remat)
+        budget = "" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        found = {"search": self.search, "mesh": self.mesh, "stages": self.stages, "micro-batches": self.micro_batches}
+        found |= {"schedule": self.schedule, "remat": remat, "budget": budget}
+        found |= {"strategy": self.strategy, "candidates": self.candidates}
+        return {name: str(one) for name, one in found.items() if one not in ("", None)}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One plan. `cluster` is the text of the cluster's file, `mesh` that of a stage's rank.
 
-    `options` is what was asked of the passes beside cluster, mesh, budget and what follows from the plan itself.
+    `request` and `options` are what was asked for: the latter of the passes beside cluster, mesh, budget and what
+    follows from the plan itself.
     `schedule` is empty where there is one stage.
     """
 
@@ -265,6 +302,7 @@ class Plan:
     autotuning: Autotuning | None = None
     sharding: Sharding | None = None
     execution: Execution | None = None
+    request: Request = Request()
 
     @property
     def num_devices(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
@@ -32,6 +32,8 @@ from rhino.ir.plan.json_values import (
     words_of,
 )
 from rhino.ir.plan.plan import (
+    SHARD,
+    WHOLE,
     Alternative,
     Annotations,
     Autotuning,
@@ -41,6 +43,7 @@ from rhino.ir.plan.plan import (
     PeakTensor,
     Plan,
     Predicted,
+    Request,
     Sharding,
     Source,
     Tensor,
@@ -88,6 +91,7 @@ def plan_text(plan: Plan, files: Mapping[str, str]) -> str:
         "stages": plan.num_stages,
         "micro_batches": plan.num_micro_batches,
         "schedule": plan.schedule,
+        "request": _request_json(plan.request),
         "options": dict(plan.options),
         "versions": dict(plan.versions),
         "predicted": {
@@ -165,6 +169,7 @@ def plan_of(data: dict[str, Any], step: Step | None, modules: Mapping[str, str])
         autotuning=None if tuned is None else Autotuning(text_of(tuned["found_by"]), counts_of(tuned["num_planned"])),
         sharding=_sharding(table_of(data["sharding"])) if "sharding" in data else None,
         execution=_execution(table_of(data["execution"]), step, modules) if "execution" in data else None,
+        request=_request(table_of(data.get("request", {}))),
     )
     _check(plan)
     return plan
@@ -178,6 +183,36 @@ def no_plan(file: str, why: str) -> RhinoError:
 def _own_digest(data: Mapping[str, Any]) -> str:
     """Returns the hash of an object without the hash that it holds of itself."""
     return digest_of(json.dumps({key: value for key, value in data.items() if key != _DIGEST}).encode())
+
+
+# What was asked
+
+
+def _request_json(one: Request) -> dict[str, Any]:
+    """Returns what was asked for, without what was left open."""
+    own = {**asdict(one), "remat": list(one.remat)}
+    return {name: value for name, value in own.items() if value not in ("", None, [])}
+
+
+def _request(data: dict[str, Any]) -> Request:
+    found = Request(
+        search=text_of(data.get("search", SHARD)),
+        mesh=text_of(data.get("mesh", "")),
+        stages=_asked(data, "stages"),
+        micro_batches=_asked(data, "micro_batches"),
+        schedule=text_of(data.get("schedule", "")),
+        remat=amounts_of(data.get("remat", [])),
+        budget_bytes=number_of(data["budget_bytes"]) if "budget_bytes" in data else None,
+        strategy=text_of(data.get("strategy", "")),
+        candidates=_asked(data, "candidates"),
+    )
+    if found.search not in (SHARD, WHOLE):
+        raise ValueError(f"{found.search!r} is no search")
+    return found
+
+
+def _asked(data: dict[str, Any], name: str) -> int | None:
+    return count_of(data[name]) if name in data else None
 
 
 # Tensors

@@ -18,6 +18,10 @@ _SHOWN: Final = 40
 """Lines of a difference that are shown of each kind."""
 
 
+_ASKED: Final = ("search", "budget", "strategy", "candidates")
+"""What was asked for that the rest of a plan does not say."""
+
+
 def diff_text(a: Plan, b: Plan) -> str:
     """Returns what plan `b` does differently from `a`, the costliest first; an empty text where they are the same."""
     lines = [*_made_for(a, b), *_totals(a, b), *_tensors("argument", a, b), *_tensors("result", a, b)]
@@ -52,7 +56,12 @@ def _made_for(a: Plan, b: Plan) -> Iterator[str]:
                 yield f"{name}: {one} -> {other}"
     for arguments, then, now in donation_changes(a.arguments, b.arguments):
         yield f"argument {arguments}: {then} -> {now}"
+    yield from changes_of(_asked(a), _asked(b))
     yield from changes_of(a.options, b.options)
+
+
+def _asked(plan: Plan) -> dict[str, str]:
+    return {name: text for name, text in plan.request.words().items() if name in _ASKED}
 
 
 def _totals(a: Plan, b: Plan) -> Iterator[str]:

@@ -447,7 +447,7 @@ def _named_as(plan: Plan, other: Plan) -> Plan:
         budget_bytes=plan.predicted.budget_bytes,
         kept_bytes=kept,
     )
-    named = replace(other, source=plan.source, versions=plan.versions, predicted=predicted)
+    named = replace(other, source=plan.source, versions=plan.versions, predicted=predicted, request=plan.request)
     named = replace(named, arguments=sides[0], results=sides[1])
     if plan.sharding is None or named.sharding is None:
         return named

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 
 import rhino
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.plan.plan import dims_text
+from rhino.ir.plan.plan import Request, dims_text
 from rhino.ir.units import peak_text
 from rhino.passes.pipeline.pipeline_stages import PipelineStages
 
@@ -351,6 +351,18 @@ def test_what_a_step_in_stages_hands_back_lives_on() -> None:
     fast = rhino.parallelize(handing, cluster="cpu4", stages=2, mesh="1", micro_batches=2, donate_argnums=0)
     fast.plan(*SHAPES)
     same(train(fast, fast.init(init, KEY)), train(jax.jit(handing), init(KEY)))
+
+
+def test_a_plan_keeps_what_was_asked_for(staged: Any, tmp_path: Path) -> None:
+    assert staged.plan(*SHAPES).facts.request == Request("shard", "x=2", 2, 4)
+    asked = {"search": "whole", "micro_batches": 2, "remat": 0.5, "budget": "1GiB", "jobs": 1, "mesh": "auto"}
+    plan = rhino.parallelize(step, cluster="cpu2", donate_argnums=0, **asked).plan(*SHAPES)
+    assert plan.facts.request == Request("whole", "auto", None, 2, "", (0.5,), 2**30)
+    plan.save(tmp_path / "plan")
+    assert rhino.Plan.load(tmp_path / "plan") == plan
+    assert rhino.parallelize(step, donate_argnums=0).plan(*SHAPES).facts.request == Request(), (
+        "of devices that are there"
+    )
 
 
 STAGES = {"stages": 2, "mesh": "1", "micro_batches": 2}

@@ -26,6 +26,7 @@ from rhino.ir.plan.plan import (
     Memory,
     Plan,
     Predicted,
+    Request,
     Sharding,
     Source,
     Tensor,
@@ -84,6 +85,7 @@ PLAN = Plan(
     ),
     autotuning=Autotuning("rhino", {"rhino": 3}),
     execution=Execution(STEP, {"f": PROGRAM}, (0.1,), (0,), 1e-6, 1e9, (0,)),
+    request=Request("whole", "auto", 2, 4, "gpipe", (0.0, 0.5), 10**9, "aceso", 7),
 )
 
 
@@ -199,6 +201,16 @@ def forge(folder: Path, step: bytes | None = None, **entries: object) -> None:
     del data["sha256"]
     data["sha256"] = digest_of(json.dumps(data).encode())
     (folder / "plan.json").write_text(json.dumps(data))
+
+
+def test_what_was_asked_for_is_typed_and_may_be_missing(folder: Path):
+    forge(folder, request=...)
+    assert load_plan(folder) == replace(PLAN, request=Request()), "as plans were before they kept it"
+    for wrong in ({"search": "all"}, {"stages": 0}, {"stages": "2"}, {"remat": [-1]}, {"budget_bytes": 1.5}, []):
+        forge(folder, request=wrong)
+        assert "malformed" in refused(folder).what
+    text = diff_text(PLAN, replace(PLAN, request=Request(budget_bytes=2**30, strategy="aceso")))
+    assert text.splitlines() == ["budget: 954 MiB -> 1 GiB", "candidates: 7 -> not asked", "search: whole -> shard"]
 
 
 def test_a_plan_that_lacks_a_part_is_malformed(folder: Path):
