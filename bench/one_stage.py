@@ -1,7 +1,7 @@
 """What a step in one stage takes as a plan's folder, beside the program of `--auto-shard`.
 
-Both have the same mesh and micro-batches. FILE is a training step as StableHLO. A folder that `rhino-opt
---auto-parallel --plan` has written before is run too, if `--beside` names it; {m} stands for the number of
+Both have the same mesh and micro-batches. FILE is a training step as StableHLO. A folder that was written
+before is run too, if `--beside` names it; {m} stands for the number of
 micro-batches. All take their steps in turn, so that what else the machine does falls on each alike. Printed for each:
 its programs, step and peak as predicted, and what a step took: the least and the median of wall time, and the least of
 the processors'. Every result of the last step is compared with that of `--auto-shard`.
@@ -21,6 +21,8 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
+from pipelines import Setting
+from pipelines import plan as whole_plan
 from report import Options, Question, key, option
 
 from rhino.ir.cluster.mesh import parse_mesh
@@ -28,7 +30,7 @@ from rhino.ir.diagnostics import ExitCode
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.manual import wrap_manual
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.files import load_plan
+from rhino.ir.plan.files import load_plan, save_plan
 from rhino.passes.sharding.localize import localized_copy
 from rhino.runtime.executor.compare import check, differences
 from rhino.runtime.executor.devices import pick_devices, request_host_devices
@@ -36,6 +38,7 @@ from rhino.runtime.executor.executable import Host, compile_module, wait
 from rhino.runtime.executor.executor import Executor, devices_of_ranks
 from rhino.runtime.executor.inputs import InputRule, draw_inputs, nonnegative_arguments
 from rhino.runtime.executor.signature import read_signature
+from rhino.strategies.pipeline.schedules import DEFAULT
 from rhino.tools import opt
 from rhino.tools.run_plan import signature_of
 
@@ -134,7 +137,8 @@ def subjects(options: Options, number: int, where: Path, inputs: Sequence[Host],
     program, plan, folder = (where / f"{name}{number}" for name in ("sharded.mlir", "sharded.json", "folder"))
     planned(*common, "--auto-shard", f"--plan={plan}", "-o", str(program))
     yield of_program("--auto-shard", program, plan, inputs, parse_mesh(options.mesh).num_devices)
-    planned(*common, "--auto-parallel", "--stages=1", f"--plan={folder}")
+    setting = Setting(1, number, DEFAULT, mesh=options.mesh, cluster=options.cluster)
+    save_plan(whole_plan(Path(options.file).read_bytes(), options.file, setting).plan, folder)
     yield of_folder("folder", folder, inputs, stack)
     if options.beside:
         beside = options.beside.format(m=number)

@@ -180,7 +180,7 @@ class Plan:
     def why(self, name: str) -> str:
         """Returns what was chosen for tensors or ops with names like `name`, and what each alternative would add.
 
-        Of a plan in stages, `"plan"` asks which other plans there were.
+        `"plan"` asks which other plans there were.
 
         Raises:
             RhinoError: RHI-PIN-002 where nothing has such a name, RHI-JAX-006 where the plan came from a file.

@@ -79,7 +79,7 @@ class PlanOptions:
     def request(self, sides: Sides) -> PlanRequest:
         """Returns the request for a function of these tensors, on a cluster that is named."""
         options = {
-            "level": str(self.level),
+            "level": "" if self.level == LEVEL else str(self.level),
             "pin": "; ".join(self.pins(named(sides))),
             "forbid": "; ".join(self.forbid),
             "pad": "; ".join(self.pad),

@@ -40,6 +40,7 @@ from rhino.tools.opt_report import collectives_text, statistics_text, summary_te
 from rhino.tools.streams import binary_output, standard_streams
 
 if TYPE_CHECKING:
+    from rhino.ir.plan.plan import Plan
     from rhino.passes.planner.autotune_report import Report
     from rhino.tools.opt_plan import Planner
 
@@ -181,7 +182,8 @@ class _Run:
 
     def with_alternative(self, error: RhinoError) -> RhinoError:
         """Returns an error that names what takes less memory, where that was not asked for."""
-        if error.exit_code != ExitCode.DOES_NOT_FIT or [name for name, _ in self.options.steps] != ["auto-shard"]:
+        is_alone = [name for name, _ in self.options.asked.steps] == ["auto-shard"]
+        if error.exit_code != ExitCode.DOES_NOT_FIT or not is_alone:
             return error
         return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {WHOLE_NEEDS_LESS}")
 
@@ -194,7 +196,7 @@ class _Run:
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
             elif self.options.makes_file:
-                self.write_file(module, result.remarks)
+                save_plan(self.one_program(module, self.options, result.remarks), Path(self.options.plan))
             else:
                 self.run_passes(module, self.items, result.remarks)
                 if planner and (self.options.makes_plan or is_staged(module.operation)):
@@ -214,19 +216,21 @@ class _Run:
         from rhino.tools.opt_plan import write_staged_plan  # noqa: PLC0415 - as above
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        request = asked(self.options)
+        request = asked(self.options.asked)
         write_staged_plan(planner.plan(module, self.options), None, self.options, request, self.stderr)
 
-    def write_file(self, module: ir.Module, remarks: Remarks) -> None:
-        """Shards `module`, and writes the plan of that."""
+    def one_program(self, module: ir.Module, options: Namespace, remarks: Remarks) -> Plan:
+        """Shards `module`, and returns the plan of that."""
         from rhino.tools.opt_search import asked  # noqa: PLC0415 - as above
 
-        given = {"cluster": DEFAULT_CLUSTER, **given_options(self.options)}
-        for name, text in self.options.steps:
+        given = {"cluster": DEFAULT_CLUSTER, **given_options(options)}
+        for name, text in options.steps:
             given |= read_options(name, text)
         plan = search(module, Path(self.file).name, given, remarks).plan
-        save_plan(replace(plan, request=asked(self.options)), Path(self.options.plan))
-        self.run_passes(module, [one for one in self.items if isinstance(one, Localize)], remarks)
+        self.run_passes(module, [one for one in steps(options) if isinstance(one, Localize)], remarks)
+        if options.timeline:
+            print("rhino-opt: the plan is one program, which has no timeline", file=self.stderr)
+        return replace(plan, request=asked(options.asked))
 
     def searched(self, module: ir.Module, planner: Planner, result: _Outcome) -> ir.Module:
         """Returns the module of the best plan, whose folder is written if one was asked for."""
@@ -236,16 +240,23 @@ class _Run:
 
         def make(own: ir.Module, options: Namespace) -> Made[MadeModule]:
             remarks = Remarks(self.file)
-            self.run_passes(own, steps(options), remarks)
-            plan = planner.plan(own, options) if options.stages else None
+            staged = one = None
+            if options.makes_file:
+                one = self.one_program(own, options, remarks)
+                one = replace(one, source=replace(one.source, sha256=planner.source.sha256))
+            else:
+                self.run_passes(own, steps(options), remarks)
+                staged = planner.plan(own, options) if options.stages else None
 
             def finish(report: Report) -> None:
                 result.remarks = remarks
-                if plan and options.makes_plan:
-                    write_staged_plan(plan, report, options, asked(self.options), self.stderr)
+                if one:
+                    save_plan(report.added_to(one), Path(options.plan))
+                elif staged and options.makes_plan:
+                    write_staged_plan(staged, report, options, asked(options.asked), self.stderr)
 
-            if plan:
-                predicted = plan.plan.predicted
+            if staged:
+                predicted = staged.plan.predicted
                 return Made(MadeModule(own, finish), predicted.step_s, tuple(map(float, predicted.peak_bytes)))
             answer = remarks.result(ShardingChoice).answer
             return Made(MadeModule(own, finish), answer.cost, (answer.peak_bytes,))

@@ -165,8 +165,22 @@ def _check_parallel(options: argparse.Namespace) -> None:
             "RHI-CLI-001", "--plan is of one module, and --split-input-file makes several", fix="leave one out"
         )
     options.ranks = None
-    if options.is_decided:
+    options.asked = argparse.Namespace(**vars(options))
+    if options.is_decided and options.stages == 1 and options.makes_plan:
+        make_one_program(options)
+    elif options.is_decided:
         settle(options)
+
+
+def make_one_program(options: argparse.Namespace) -> None:
+    """Makes of a command line for a plan of one stage, of which nothing is open, that for one program."""
+    options.is_decided = options.searches = options.makes_plan = False
+    options.stages = options.ranks = options.chunks = options.schedule = options.tolerance = None
+    if options.num == 1:
+        options.num = options.batch = None  # one part is the whole batch
+    shard = [*([("micro-batch", "")] if options.num else []), ("auto-shard", "")]
+    options.steps = [one for name, text in options.steps for one in (shard if name == PARALLEL else [(name, text)])]
+    options.makes_file = options.plan is not None and {name for name, _ in options.steps} in _ONE_PROGRAM
 
 
 def settle(options: argparse.Namespace) -> None:
@@ -386,7 +400,7 @@ def _add_plan(group: argparse._ArgumentGroup) -> None:
     add(
         "--plan",
         metavar="PATH",
-        help="write the plan there: a folder, with --auto-shard a file; the module is then written with -o alone",
+        help="write the plan there: of stages a folder, else a file; the module is then written with -o alone",
     )
     add("--timeline", action="store_true", help="print on stderr when each rank runs what")
     add("--plan-json", metavar="FILE", help="write what was found, with the plans that lost and why, there")

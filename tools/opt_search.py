@@ -23,13 +23,12 @@ from rhino.passes.planner.autotune import Made, choose_plan
 from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.request import Decided, PlanRequest, budget_of
-from rhino.passes.registry import PARALLEL
 from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
 from rhino.strategies.autotune import DEFAULT
 from rhino.strategies.autotune.base import MOST, Explored
 from rhino.tools.ending import heard_at_once
 from rhino.tools.files import write_output
-from rhino.tools.opt_options import settle
+from rhino.tools.opt_options import make_one_program, settle
 
 _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "pin",
@@ -142,11 +141,8 @@ def decided_options(options: Namespace, plan: Decided) -> Namespace:
     found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
     found.remat = f"{1 - plan.keep:g}" if plan.keep < 1 else None
     found.num = plan.micro_batches
-    if plan.stages == 1 and not options.makes_plan:
-        found.stages = found.ranks = None
-        found.num = plan.micro_batches if plan.micro_batches > 1 else None
-        shard = [*([("micro-batch", "")] if found.num else []), ("auto-shard", "")]
-        found.steps = [one for name, text in options.steps for one in (shard if name == PARALLEL else [(name, text)])]
+    if plan.stages == 1:
+        make_one_program(found)
         return found
     found.schedule = plan.schedule or None
     found.stages, found.chunks = plan.stages, plan.chunks

@@ -25,7 +25,7 @@ PLAN is a file of Plan.save or of rhino-opt --auto-shard --plan, or for a plan i
 
 A plan does not hold its program. --why and --why-not search it again: give it with --module, as rhino-opt took it, or
 as Plan.save_program wrote it. A NAME is that of an argument, as 'params.layers.*.up', of an op's scope, as
-'loc:*mlp*/dot_general', or of a line, as model.py:41; of a plan in stages 'plan' is the plan itself.
+'loc:*mlp*/dot_general', or of a line, as model.py:41; 'plan' is the plan itself.
 
 exit codes: 0 done, 1 not a plan, or not of that module, 2 usage, 70 our bug
 """

@@ -107,10 +107,11 @@ def plan_digest(plan: Plan) -> str:
 
 def begins_plan(file: Path) -> bool:
     """Says whether a file is that of a plan, of any version, as far as its first characters say."""
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return _BEGIN.match(opened.read(200)) is not None
+    with suppress(OSError):
+        if file.is_file():
+            with file.open("rb") as opened:
+                return _BEGIN.match(opened.read(200)) is not None
+    return False
 
 
 def program_file(module: str) -> str:

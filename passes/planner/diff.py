@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rhino.ir.graph.elements import DTYPES
 from rhino.ir.plan.changes import donation_changes
 from rhino.ir.plan.instructions import Transfer
 from rhino.ir.plan.plan import Cost, Execution, Plan, Sharding, Tensor, common_name, dims_text, folded
@@ -110,7 +111,7 @@ def _tensors(side: str, a: Plan, b: Plan) -> Iterator[str]:
     changed: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for path in {**then, **now}:
         old, new = then.get(path), now.get(path)
-        if old is None or new is None or (old.kind, old.dims, old.rank) != (new.kind, new.dims, new.rank):
+        if old is None or new is None or _lies(old) != _lies(new):
             size = max(one.num_bytes for one in (old, new) if one is not None)
             words = f"{_placement(old, is_ranked)} -> {_placement(new, is_ranked)}"
             changed.setdefault((folded(path), words), []).append((path, size))
@@ -160,6 +161,11 @@ def _ops(a: Plan, b: Plan) -> Iterator[str]:
     count = sum(one.words[x] != other.words[y] for x, y in zip(one.ops, other.ops, strict=False))
     if count:
         yield f"{count} of {len(one.ops)} ops run or store their results differently"
+
+
+def _lies(one: Tensor) -> tuple[object, ...]:
+    """Returns what a tensor is and how it lies; its dtype by JAX's name, where a plan was made of a module too."""
+    return DTYPES.get(one.dtype, one.dtype), one.shape, one.dims, one.rank
 
 
 def _placement(one: Tensor | None, is_ranked: bool) -> str:

@@ -130,7 +130,7 @@ def why_text(module: ir.Module, plan: Plan, name: str) -> str:
 
     For the name of the plan as a whole, it returns the plans that lost against it.
     """
-    if name == PLAN and plan.execution:
+    if name == PLAN:
         return "\n".join(alternatives_text(plan)) or "nothing else was looked at"
     return reasons_text(replanned(module, plan), name)
 

@@ -30,6 +30,7 @@ from rhino.passes.base import Remarks
 from rhino.passes.frontend.normalize import Normalize
 from rhino.passes.planner.autotune import Made, _End
 from rhino.passes.planner.evaluate import Evaluator, Setup, make_space
+from rhino.passes.planner.why import why_text
 from rhino.strategies import autotune as whole
 from rhino.strategies.autotune.base import (
     ROUND,
@@ -466,7 +467,18 @@ def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: 
     step.write_text(text, encoding="utf-8")
     said = f"--plan={tmp_path / 'plan'}", f"--budget={budget}", "--stages=1", "--mesh=4", "--micro-batches=1"
     assert optimize(step, *said)[0] == 0
-    assert load_plan(tmp_path / "plan").predicted.largest_peak_bytes <= budget
+    plan = load_plan(tmp_path / "plan")
+    assert plan.sharding is not None, "of one stage it is a file"
+    assert plan.predicted.largest_peak_bytes <= budget
+    assert optimize(step, f"--plan={tmp_path / 'found'}", "--stages=1", "--micro-batches=1", "--mesh=auto")[0] == 0
+    found = load_plan(tmp_path / "found")
+    assert found.sharding is not None
+    assert (found.request.search, found.request.mesh, found.request.stages) == ("whole", "auto", 1)
+    assert found.autotuning is not None
+    assert found.alternatives
+    again = read_module(step.read_bytes(), "mlp.mlir", make_context())
+    assert why_text(again, found, "plan").startswith("alternatives:\n")
+    assert why_text(again, plan, "plan") == "nothing else was looked at"
 
 
 def test_a_refusal_names_what_needs_least_first():

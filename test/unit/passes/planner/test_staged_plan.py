@@ -22,8 +22,9 @@ from zoo import GPT
 from rhino.ir.graph.collective_stats import Count
 from rhino.ir.mlir.bindings import make_context
 from rhino.ir.mlir.reader import read_module
-from rhino.ir.plan.files import load_plan
+from rhino.ir.plan.files import load_plan, save_plan
 from rhino.ir.plan.instructions import Run, Task
+from rhino.ir.plan.plan import Request
 from rhino.ir.program.collectives import module_stats
 from rhino.passes.planner.staged_plan import StagedPlan
 from rhino.strategies.pipeline.schedules import SCHEDULES
@@ -124,12 +125,18 @@ def test_gradients_are_joined_once_a_step_where_they_are_applied(splitting: str)
 
 
 def test_a_step_in_one_stage_is_one_program_with_its_micro_batches(folder: Path):
-    """It is predicted to take what the same program takes that is no folder's, and is said to be one."""
-    alone, together = folder / "alone.json", folder / "together"
+    """Its plan is that of --auto-shard; its programs, which a folder may hold, take what that predicts."""
+    alone, asked = folder / "alone.json", folder / "asked.json"
     words = ["--micro-batches=4", "--mesh=2", "--cluster=cpu8", str(folder / "gpt.mlir")]
     assert opt.run(["--auto-shard", f"--plan={alone}", *words], io.BytesIO(), io.BytesIO(), io.StringIO()) == 0
-    assert optimize(folder, "--stages=1", "--mesh=2", "--cluster=cpu8", f"--plan={together}")[0] == 0
-    found, predicted = load_plan(together), load_plan(alone).predicted
+    code, _, err = optimize(folder, "--stages=1", "--mesh=2", "--cluster=cpu8", f"--plan={asked}", "--timeline")
+    assert code == 0, err
+    assert "the plan is one program, which has no timeline" in err
+    of_shardings = load_plan(alone)
+    assert load_plan(asked) == dataclasses.replace(of_shardings, request=Request("shard", "2", 1, 4))
+    found = plan((folder / "gpt.mlir").read_bytes(), "gpt", Setting(1, 4, "1f1b", mesh="2", cluster="cpu8")).plan
+    together, predicted = folder / "together", of_shardings.predicted
+    save_plan(found, together)
     assert [one.task for one in found.execution.step.instructions if isinstance(one, Run)] == [Task("step", 0)]
     assert found.predicted.step_s == pytest.approx(predicted.step_s)
     assert found.predicted.peak_bytes == predicted.peak_bytes
