@@ -440,14 +440,16 @@ def test_a_budget_that_nothing_fits_under_what_is_said(step: Path):
     assert err.endswith("or take back --axis-role and --forbid\n")
 
 
-def test_a_step_that_computes_nothing_has_no_stages(tmp_path: Path):
+def test_a_step_that_computes_nothing_is_one_program(tmp_path: Path):
     step = tmp_path / "step.mlir"
     step.write_text("func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }")
     code, out, err = optimize(step, f"--plan={tmp_path / 'plan'}", "--jobs=1")
-    assert (code, out) == (3, "")
-    assert "[RHI-SOLVE-002] no plan was found" in err
-    assert "the step computes nothing" in err
-    assert not (tmp_path / "plan").exists()
+    assert (code, out) == (0, ""), err
+    assert load_plan(tmp_path / "plan").form() == "one program on mesh x=2,y=2"
+    code, _, err = optimize(step, f"--plan={tmp_path / 'stages'}", "--jobs=1", "--stages=2")
+    assert code == 3
+    assert "[RHI-SOLVE-002] stages want several micro-batches" in err
+    assert not (tmp_path / "stages").exists()
 
 
 def test_one_stage_is_not_ruled_out_by_rows_that_its_program_is_below(tmp_path: Path):
