@@ -23,7 +23,7 @@ import jax
 from jax._src.source_info_util import current_name_stack
 
 from rhino.ir.diagnostics import RhinoError
-from rhino.ir.request.sharing import REPLICATE, SPLIT, Way
+from rhino.ir.request.scope_sharding import REPLICATE, SPLIT, ScopeSharding
 
 
 def replicate(num_devices: SupportsIndex | None = None) -> AbstractContextManager[None]:
@@ -65,7 +65,7 @@ def _entered(kind: str, num_devices: int | None) -> Iterator[None]:
 
     A scope inside another one of the same words gets a name of its own, so that the two are distinct.
     """
-    sharing = Way(kind, num_devices)
+    sharding = ScopeSharding(kind, num_devices)
     around = {str(one.name) for one in current_name_stack().stack}
-    with jax.named_scope(next(name for depth in count() if (name := sharing.name(depth)) not in around)):
+    with jax.named_scope(next(name for depth in count() if (name := sharding.name(depth)) not in around)):
         yield

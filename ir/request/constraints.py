@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rhino.ir.diagnostics import Place, RhinoError
-from rhino.ir.request.sharing import Way, parse_way
+from rhino.ir.request.scope_sharding import ScopeSharding, parse_scope_sharding
 
 ROLES: Final = ("batch", "model")
 _DIM: Final = re.compile(r"\s*\{([^{}]*)\}\s*")
@@ -74,10 +74,10 @@ class AxisRole:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Ops in the scopes whose names match `pattern` are shared by devices in this way."""
+    """Devices share the ops of the scopes whose names match `pattern` as `sharding` says."""
 
     pattern: str
-    way: Way
+    sharding: ScopeSharding
     said: str
 
 
@@ -160,7 +160,9 @@ def read_constraints(file: str) -> Constraints:
             _role(axis, role, f"axis-role '{axis}={role}' of {file}")
             for axis, role in _table(root, "axis-role", "axes")
         ]
-        scopes = [_scope(name, way, f"scope '{name}={way}' of {file}") for name, way in _table(root, "scope", "names")]
+        scopes = [
+            _scope(name, value, f"scope '{name}={value}' of {file}") for name, value in _table(root, "scope", "names")
+        ]
         pads = [_file_pad(row, f"pad {number} of {file}") for number, row in enumerate(_rows(root, "pad"), 1)]
         return Constraints((*pins, *bans), tuple(roles), tuple(scopes), tuple(pads))
     except _MalformedError as error:
@@ -211,10 +213,10 @@ def _role(axis: str, role: str, origin: str) -> AxisRole:
 
 
 def _scope(pattern: str, text: str, origin: str) -> Scope:
-    way = parse_way(text)
-    if way is None:
+    sharding = parse_scope_sharding(text)
+    if sharding is None:
         raise _MalformedError(f"got {text}, expected replicate, split, or one of these with a number of devices in ()")
-    return Scope(pattern, way, origin)
+    return Scope(pattern, sharding, origin)
 
 
 def _dims(text: str) -> tuple[Dim, ...]:
