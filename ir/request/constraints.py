@@ -38,11 +38,11 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Tensors whose names match `pattern` lie as `dims` [rank] say. `said` is how the user put it."""
+    """Tensors whose names match `pattern` lie as `dims` [rank] say. `provenance` is how the user put it."""
 
     pattern: str
     dims: tuple[Dim, ...]
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Ban:
 
     pattern: str
     dims: tuple[Dim, ...]
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class AxisBan:
 
     pattern: str
     axis: str
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class AxisRole:
 
     axis: str
     role: str
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Scope:
 
     pattern: str
     sharding: ScopeSharding
-    said: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class Pad:
 
     pattern: str
     dim: int | None
-    said: str
+    provenance: str
 
     @property
     def text(self) -> str:
-        """The same as it is said on a command line."""
+        """The same as on a command line."""
         return self.pattern if self.dim is None else f"{self.pattern}:{self.dim}"
 
 
@@ -100,7 +100,7 @@ Constraint = Pin | Ban | AxisBan
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """All that is said: of tensors, of axes, and of scopes."""
+    """All constraints: on tensors, on axes, and on scopes."""
 
     constraints: tuple[Constraint, ...] = ()
     roles: tuple[AxisRole, ...] = ()

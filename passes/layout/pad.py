@@ -131,11 +131,11 @@ def _seeds(program: Program, requested: Sequence[Pad], parts: int) -> Iterator[S
         if not found:
             close = nearest(dotted(one.pattern), names, ".")
             fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a name is"
-            raise RhinoError("RHI-PIN-002", f"{one.said} matches no argument", Place(program.file), fix=fix)
+            raise RhinoError("RHI-PIN-002", f"{one.provenance} matches no argument", Place(program.file), fix=fix)
         for number in found:
             shape = graph.type_of(number).shape
             if one.dim is not None and one.dim >= len(shape):
-                what = f"{one.said}: {program.describe(number)} has no dim {one.dim}"
+                what = f"{one.provenance}: {program.describe(number)} has no dim {one.dim}"
                 raise RhinoError("RHI-PIN-002", what, Place(program.file), fix="dims count from 0: NAME:DIM")
             for dim, size in enumerate(shape):
                 if size % parts and size > 1 and (dim == one.dim or (one.dim is None and size > parts)):

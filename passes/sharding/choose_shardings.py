@@ -30,7 +30,7 @@ from rhino.ir.mlir.fixed_region import MANUAL
 from rhino.ir.mlir.locations import place_of
 from rhino.ir.mlir.shardings import SHARDING, per_value_attribute, sharding_attribute
 from rhino.ir.program.accumulation import accumulation_loop
-from rhino.ir.program.named_tensors import words_on
+from rhino.ir.program.named_tensors import provenance_of_value
 from rhino.ir.program.program import CARRIED, Program
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
@@ -294,12 +294,12 @@ def does_not_fit(choice: Choice, program: Program, budget: float, outcome: Infea
     It lists the largest tensors, each at the least size that it can have.
     """
     worst, floor, culprits = _least_sizes(choice)
-    user_words = [words_on(program, value) for _, _, value in culprits]
+    provenance = [provenance_of_value(program, value) for _, _, value in culprits]
     notes = [
         f"at least {format_bytes(size)}: {beside}{program.describe(value)}{_under(words)}"
-        for (size, beside, value), words in zip(culprits, user_words, strict=True)
+        for (size, beside, value), words in zip(culprits, provenance, strict=True)
     ]
-    fix = to_fit("what is said of these tensors" if any(user_words) else "")
+    fix = to_fit("the constraints on these tensors" if any(provenance) else "")
     notes.append(
         f"at time {worst} of {choice.problem.num_times} the least sizes of all tensors alive add up to "
         f"{format_bytes(floor)}"

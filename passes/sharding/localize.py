@@ -33,7 +33,7 @@ from rhino.ir.mlir.outline import OutlinedLoop, inline_loops, outline_loops
 from rhino.ir.mlir.reader import entry_function, maker_of, walk
 from rhino.ir.mlir.shardings import (
     FORBIDDEN,
-    SAID,
+    PROVENANCE,
     SHARDING,
     axis_names,
     layout_attribute,
@@ -52,7 +52,7 @@ from rhino.strategies.choice.plan import ShardingPlan, handing_on, implied, loop
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 
-_GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, SAID)
+_GLOBAL = (SHARDING, STRATEGY, CARRIED, RULE, COST, FORBIDDEN, PROVENANCE)
 """What annotates ops of the global program."""
 
 _MARK = "rhino.partial"

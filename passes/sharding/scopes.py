@@ -20,9 +20,9 @@ from rhino.ir.graph.spec import REPLICATED, all_specs, entry
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.mlir.locations import name_of, place_of
 from rhino.ir.mlir.reader import entry_function, walk
-from rhino.ir.mlir.shardings import SAID
+from rhino.ir.mlir.shardings import PROVENANCE
 from rhino.ir.program.loop_conditions import condition_reads
-from rhino.ir.program.named_tensors import said_words
+from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.numerics import SOURCES
 from rhino.ir.program.program import Program
 from rhino.ir.program.scopes import SCOPES, depth_in, names_scopes, scope_path
@@ -70,7 +70,7 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
     """
     if not scopes and not names_scopes(module):
         return
-    count = dict.fromkeys([one.said for one in scopes], 0)
+    count = dict.fromkeys([one.provenance for one in scopes], 0)
     paths: dict[tuple[str, ...], None] = {}
     for op in _ops(entry_function(module, remarks.file).regions[0].blocks[0]):
         path = scope_path(op.location)
@@ -78,14 +78,16 @@ def write_scopes(module: ir.Operation, scopes: Sequence[Scope], name: str, remar
         found = _around(path, scopes)
         if found:
             op.attributes[SCOPES] = _texts(str(sharding) for sharding, _ in found)
-            op.attributes[SAID] = _texts(dict.fromkeys([*said_words(op.attributes), *(words for _, words in found)]))
+            op.attributes[PROVENANCE] = _texts(
+                dict.fromkeys([*provenance_of(op.attributes), *(words for _, words in found)])
+            )
             for _, words in found:
                 count[words] = count.get(words, 0) + 1
     for one in scopes:
-        if not count[one.said]:
+        if not count[one.provenance]:
             raise _finds_nothing(one, paths, remarks.file)
     for words, number in count.items():
-        remarks.add(name, Place(remarks.file), f"{words} speaks of {number} ops")
+        remarks.add(name, Place(remarks.file), f"{words} matches {number} ops")
 
 
 def scopes_text(module: ir.Operation) -> str:
@@ -198,7 +200,7 @@ def cannot_run(program: Program, scoped: Scoped, mesh: Mesh, op: int) -> RhinoEr
             sizes = [f"{rule.names[factor]} of {rule.sizes[factor]}" for factor in sorted(may) if factor >= 0]
             notes.append(f'along "{name}" ({size}) it may be split by {", ".join(sizes) or "nothing"}')
     notes.append(f"its rule is {program.ops[op].attributes[RULE]}")
-    notes += [f"{words} says so" for words in said_words(program.ops[op].attributes)]
+    notes += [f"{words} requires it" for words in provenance_of(program.ops[op].attributes)]
     roles = ", ".join(f"{name}={role}" for (name, _), role in zip(mesh.axes, program.graph.roles, strict=False) if role)
     notes += [f"axis-role {roles} says what is split along these"] if roles else []
     what = f"{_words(program, op)} cannot be shared as {_listed(_chain(program.ops[op]))} says"
@@ -223,7 +225,9 @@ def _around(path: tuple[str, ...], scopes: Sequence[Scope]) -> list[tuple[ScopeS
     found = [(path.index(name), sharding, f"rhino.{sharding}") for name, sharding in _named_on(path)]
     named = [sharding for _, sharding, _ in found]
     requested = [
-        (depth - 1, one.sharding, one.said) for one in scopes if (depth := depth_in(one.pattern, path)) is not None
+        (depth - 1, one.sharding, one.provenance)
+        for one in scopes
+        if (depth := depth_in(one.pattern, path)) is not None
     ]
     found += [
         one
@@ -245,7 +249,7 @@ def _finds_nothing(one: Scope, paths: Iterable[tuple[str, ...]], file: str) -> R
     names = dict.fromkeys("/".join(path[:count]) for path in paths for count in range(1, len(path) + 1))
     close = nearest(one.pattern, names, "/")
     fix = f"did you mean {' or '.join(close)}?" if close else "see docs/constraints.md for what a scope is"
-    return RhinoError("RHI-PIN-002", f"{one.said} matches no scope", Place(file), fix=fix)
+    return RhinoError("RHI-PIN-002", f"{one.provenance} matches no scope", Place(file), fix=fix)
 
 
 def _texts(words: Iterable[str]) -> ir.Attribute:
@@ -277,7 +281,7 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
             what = f"{sharding} around {_words(program, op)}: no axes of the mesh {mesh} have {sharding.num} devices"
             fix = f"say one of these, or name a mesh with such axes{_as_mesh(chain, mesh)}"
             raise RhinoError("RHI-PIN-002", what, place, (f"there are axes of {counts}",), fix)
-    notes = [f"{words} says so" for words in said_words(program.ops[op].attributes)]
+    notes = [f"{words} requires it" for words in provenance_of(program.ops[op].attributes)]
     what = f"{_listed(chain)} around {_words(program, op)}: the mesh {mesh} has no axes for each"
     other = f"name another mesh{_as_mesh(chain, mesh)}"
     fix = (
@@ -286,7 +290,9 @@ def _axes(program: Program, mesh: Mesh, chain: Chain, op: int) -> tuple[Axes, ..
     is_barred = take_axes(mesh.shape, chain, none * len(chain)) is not None
     if is_barred:
         what += " that have no other role"
-        notes += [f"axis-role {name}={role} says so" for (name, _), role in zip(mesh.axes, roles, strict=True) if role]
+        notes += [
+            f"axis-role {name}={role} requires it" for (name, _), role in zip(mesh.axes, roles, strict=True) if role
+        ]
         fix = "leave the role out, or the scope"
     is_possible = not is_barred and mesh_for(chain, mesh.num_devices) is not None
     raise RhinoError("RHI-PIN-002" if is_possible else "RHI-SHARD-001", what, place, tuple(notes), fix)

@@ -416,19 +416,19 @@ def test_scopes_in_each_other_multiply_and_the_mesh_that_they_want_is_told():
         ("mesh=auto scope=mlp=split(3)", r"RHI-PIN-002.*split\(3\) around"),
         (
             'mesh=8 scope="mlp=replicate; up=split(8)"',
-            r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' says.*up=split\(8\)' says",
+            r"SHARD-001.*replicate and split\(8\) .*mlp=replicate' requires it.*up=split\(8\)' requires it",
         ),
         (
             "mesh=8 scope=mlp=split axis-role=x=batch",
-            r"SHARD-001.*no other role.*mlp=split' says.*axis-role x=batch says",
+            r"SHARD-001.*no other role.*mlp=split' requires it.*axis-role x=batch requires it",
         ),
         (
             'mesh=8 scope=up=split pin="loc:up/dot_general=[{}, {}]"',
-            r"SHARD-001.*pin 'loc:up.*says.*up=split' says.*keeps split what is given",
+            r"SHARD-001.*pin 'loc:up.*requires it.*up=split' requires it.*keeps split what is given",
         ),
         (
             "mesh=2x4 scope=grad=replicate(8)",
-            r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' says',
+            r'SHARD-001.*grad/dot.*along "x" \(2\) .* k of 12.*along "y" \(4\) .* k of 12.*\(8\)\' requires it',
         ),
         ("mesh=8 scope=act=split", r"PIN-002.*split around .*act/tanh' has no product in it that"),
         (

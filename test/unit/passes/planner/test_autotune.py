@@ -436,7 +436,7 @@ def test_a_budget_that_nothing_fits(step: Path):
 def test_a_budget_that_nothing_fits_under_what_is_said(step: Path):
     code, out, err = optimize(step, "--budget=1KiB", "--mesh=4", "--forbid=*=x", "--axis-role=x=batch", "--jobs=1")
     assert (code, out) == (3, "")
-    assert err.endswith("or take back --axis-role and --forbid\n")
+    assert err.endswith("or remove --axis-role and --forbid\n")
 
 
 def test_a_step_that_computes_nothing_has_no_stages(tmp_path: Path):
