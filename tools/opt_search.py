@@ -124,7 +124,7 @@ def decided_options(options: Namespace, plan: Decided) -> Namespace:
     """Returns the command line that asks for a plan of which nothing is open."""
     found = Namespace(**vars(options))
     found.searches, found.mesh = False, "x".join(map(str, plan.mesh))
-    found.remat = f"{1 - plan.keep:g}" if plan.keep < 1 else None
+    found.remat = f"{plan.remat:g}" if plan.remat else None
     found.num = plan.micro_batches
     if plan.stages == 1 and not options.makes_plan:
         found.stages = found.ranks = None
@@ -149,7 +149,7 @@ class Progress:
         if self.is_shown:
             from rich.console import Console  # noqa: PLC0415 - for terminals alone
 
-            self.status = Console(file=self.stderr).status("planning the first shapes")
+            self.status = Console(file=self.stderr).status("planning the first configurations")
             self.status.start()
         return self
 
@@ -162,8 +162,8 @@ class Progress:
         if self.is_shown:
             best = explored.quickest
             words = (
-                f"best so far: {best.shape}, {format_seconds(best.step_s)}"
+                f"best so far: {best.config}, {format_seconds(best.step_s)}"
                 if best
                 else "none is predicted to fit so far"
             )
-            self.status.update(f"{len(explored.outcomes)} shapes planned; {words}")
+            self.status.update(f"{len(explored.outcomes)} configurations planned; {words}")

@@ -81,13 +81,11 @@ class Rematerialize(Pass):
 
     def write(self, program: Program, begun: Begun, remarks: Remarks) -> None:
         """Writes the copies of which the least has to run again for what is kept."""
-        kept, stash = tuple(1 - share for share in parse_remat(self.remat)), begun.stash
-        kept_shares = dict(enumerate(_for_stages(kept, begun.num_stages if begun.is_staged else None)))
+        stash, count = begun.stash, begun.num_micro_batches
+        remat = dict(enumerate(_for_stages(parse_remat(self.remat), begun.num_stages if begun.is_staged else None)))
         from rhino.strategies.remat.rematerialization import choose  # noqa: PLC0415 - loads LP solvers
 
-        choices = choose(
-            stash, kept_shares, {stage: min(begun.num_micro_batches, begun.num_stages - stage) for stage in kept_shares}
-        )
+        choices = choose(stash, remat, {stage: min(count, begun.num_stages - stage) for stage in remat})
         blocks = [block for choice in choices for block in choice.blocks]
         write_blocks(program, begun.parts, stash, blocks, 2 * begun.num_stages - 2)
         for place, text in _remarks(program, stash, choices, staged=begun.is_staged):
@@ -178,14 +176,14 @@ def refuse_several(shares: tuple[float, ...]) -> None:
         )
 
 
-def _for_stages(kept: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
-    """Returns the share that each stage keeps."""
-    if len(kept) == 1:
-        return kept * (num_stages or 1)
-    if len(kept) != num_stages:
+def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[float, ...]:
+    """Returns the share that each stage recomputes."""
+    if len(shares) == 1:
+        return shares * (num_stages or 1)
+    if len(shares) != num_stages:
         found = "the step is in no stages" if num_stages is None else f"the step is in {num_stages} stages"
-        raise _malformed(f"remat has {len(kept)} values, and {found}", "say one share, or one for each stage")
-    return kept
+        raise _malformed(f"remat has {len(shares)} values, and {found}", "say one share, or one for each stage")
+    return shares
 
 
 def _malformed(what: str, fix: str) -> RhinoError:

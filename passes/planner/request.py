@@ -31,7 +31,7 @@ class Decided:
     schedule: str
     mesh: tuple[int, ...]
     micro_batches: int
-    keep: float
+    remat: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class PlanRequest:
             mesh=self.mesh or mesh_of_shape(plan.mesh),
             searches_mesh=False,
             micro_batches=plan.micro_batches if plan.schedule or plan.micro_batches > 1 else None,
-            remat=() if plan.keep >= 1 else (1 - plan.keep,),
+            remat=(plan.remat,) if plan.remat else (),
             stages=plan.stages,
             schedule=plan.schedule,
         )
