@@ -105,7 +105,7 @@ def remat_shares(given: float | str | None, stages: int | None) -> tuple[float, 
     """Returns the shares that are recomputed; none for None.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where they are no shares, or not of so many stages as are given.
+        RhinoError: RHI-REMAT-001 where they are no shares, or not of so many stages as are given.
     """
     if given is None:
         return ()
@@ -116,7 +116,7 @@ def remat_shares(given: float | str | None, stages: int | None) -> tuple[float, 
         raise replace(error, what=f"remat is {given!r:.60}, not between 0 and 1", fix=fix) from None
     if stages is not None and len(shares) not in (1, stages):
         what = f"remat has {len(shares)} shares, and stages is {stages}"
-        raise RhinoError("RHI-RECOMPUTE-001", what, fix=f"say one share for all stages, or {stages}, with ; between")
+        raise RhinoError("RHI-REMAT-001", what, fix=f"say one share for all stages, or {stages}, with ; between")
     return shares
 
 

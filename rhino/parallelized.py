@@ -18,7 +18,7 @@ from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_share
 from rhino.passes.sharding.problem import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
-from rhino.plan_options import SHARD, WHOLE, PlanOptions
+from rhino.plan_options import AUTOTUNE, SHARD, PlanOptions
 from rhino.stage_programs import StagePrograms
 from rhino.state import make_state
 from rhino.strategies.pipeline.schedules import find_schedule
@@ -26,7 +26,7 @@ from rhino.verified import check_step, expected_step
 
 MeshLike = str | jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnNewShapes = Literal["plan", "error"]
-Search = Literal["shard", "whole"]
+Search = Literal["shard", "autotune"]
 
 _MAY_HAVE_CHANGED: Final = (NewShapesError, TypeError, ValueError, LookupError, AttributeError)
 """What a call raises for arrays that its program was not made for.
@@ -222,11 +222,11 @@ def parallelize(
             "zero-bubble-h2".
         remat: the share of the activation stash that the backward pass recomputes, 0 to 1; left out, none. As "0;0.5"
             one for each stage, where stages, micro-batches and mesh are given.
-        recompute: what `remat` was once; refused.
+        recompute: refused: it is `remat` now.
         batch: names of arguments that have the batch at dim 0, or NAME:DIM; left out, it is found.
-        search: "shard" searches for shardings; "whole" decides on stages, micro-batches, mesh, schedule and
-            recomputation too, as far as they are not said.
-        jobs: how many processes search for a whole plan, which is the same with any number; left out, one a core.
+        search: "shard" searches for shardings; "autotune" also for the stages, micro-batches, mesh, schedule and
+            rematerialization that are not given.
+        jobs: how many processes autotuning uses; the plan does not depend on it. Left out, one a core.
         plan: a plan that was kept, instead of a search. It is refused where the function is another one by now.
         verify: compute the first step of each program by JAX alone, too, on one device where that fits, and compare:
             results that differ by more than rounding raise RHI-RUN-003, with the first op that differs.
@@ -249,8 +249,8 @@ def parallelize(
     if recompute is not None:
         raise RhinoError(
             "RHI-JAX-002",
-            "recompute is the share that was kept, and is remat now",
-            fix="say remat=1 - K for recompute=K",
+            "recompute, the share that was kept, is remat now, the share that is recomputed",
+            fix="give remat=1 - K in place of recompute=K",
         )
     text = _mesh_text(mesh)
     named = parse_mesh(text) if text and text != AUTO else None
@@ -301,8 +301,9 @@ def parallelize(
         search=search,
         jobs=count("jobs", jobs),
     )
-    if plan_options.search not in (SHARD, WHOLE):
-        raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix="say 'shard' or 'whole'")
+    if plan_options.search not in (SHARD, AUTOTUNE):
+        fix = "'whole' is 'autotune' now" if plan_options.search == "whole" else "give 'shard' or 'autotune'"
+        raise RhinoError("RHI-JAX-002", f"search is {plan_options.search!r}", fix=fix)
     if plan_options.schedule:
         find_schedule(plan_options.schedule)  # raises for another
     return Parallelized(

@@ -13,7 +13,7 @@ from rhino.pins import Named, named
 Pins = Callable[[Sequence[Named]], tuple[str, ...]]
 """From paths and ranks of the arguments to the texts of pins."""
 
-SHARD, WHOLE = "shard", "whole"
+SHARD, AUTOTUNE = "shard", "autotune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PlanOptions:
         """Whether stages, micro-batches or the mesh of a pipeline are to be searched for."""
         if self.stages is not None and self.micro_batches is not None and self.mesh is not None:
             return False
-        return self.search == WHOLE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
+        return self.search == AUTOTUNE or (self.is_staged and (self.micro_batches is None or self.searches_mesh))
 
     @property
     def is_staged(self) -> bool:

@@ -33,7 +33,7 @@ from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_
 from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.problem import WHOLE_NEEDS_LESS, Target, write_mesh
+from rhino.passes.sharding.problem import OTHERS_NEED_LESS, Target, write_mesh
 from rhino.plan_options import SHARD, PlanOptions
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds
@@ -66,7 +66,7 @@ def plan_function(traced: Traced, options: PlanOptions) -> Planned:
     except RhinoError as error:
         fix = in_keywords(error.fix)
         if error.id in NOT_MADE and options.search == SHARD:
-            fix = f"{fix}; or say search='whole': {WHOLE_NEEDS_LESS}"
+            fix = f"{fix}; or give search='autotune': {OTHERS_NEED_LESS}"
         raise replace(error, fix=fix) from None
 
 

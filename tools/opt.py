@@ -30,7 +30,7 @@ from rhino.passes.planner.one_program import search
 from rhino.passes.registry import Item
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER, WHOLE_NEEDS_LESS
+from rhino.passes.sharding.problem import DEFAULT_CLUSTER, OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations
@@ -183,7 +183,7 @@ class _Run:
         """Returns an error that names what takes less memory, where that was not asked for."""
         if error.exit_code != ExitCode.DOES_NOT_FIT or [name for name, _ in self.options.steps] != ["auto-shard"]:
             return error
-        return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {WHOLE_NEEDS_LESS}")
+        return replace(error, fix=f"{error.fix}; or --auto-parallel in place of --auto-shard: {OTHERS_NEED_LESS}")
 
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)

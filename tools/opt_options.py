@@ -38,7 +38,7 @@ _SHARED: Final = (
     "constraints",
     "op-rules",
     "batch",
-    "whole",
+    "no-batch",
     "num",
     "stages",
     "tolerance",
@@ -55,6 +55,12 @@ _CHECKS: Final = {
     "axis_role": parse_role,
     "scope": parse_scope,
 }
+_RENAMED: Final = {
+    "recompute": "give --remat=R, the share that is recomputed: 1 - K of --recompute=K",
+    "whole": "give --no-batch=N, which is its name now",
+}
+"""Options that had other names, and what to give in their place."""
+
 _ONE_PROGRAM: Final = (
     {"auto-shard"},
     {"auto-shard", "localize"},
@@ -277,12 +283,8 @@ def _unknown(word: str, names: Sequence[str]) -> RhinoError:
         return RhinoError(
             "RHI-CLI-001", f"one input at a time; {word!r} is one too many", fix="run rhino-opt once for each file"
         )
-    if word.lstrip("-").partition("=")[0] == "recompute":
-        return RhinoError(
-            "RHI-CLI-001",
-            f"unknown option {word!r}",
-            fix="say --remat=R, the share that is recomputed: 1 - K of --recompute=K",
-        )
+    if fix := _RENAMED.get(word.lstrip("-").partition("=")[0]):
+        return RhinoError("RHI-CLI-001", f"unknown option {word!r}", fix=fix)
     close = difflib.get_close_matches(f"--{word.lstrip('-').partition('=')[0]}", names, n=1)
     return RhinoError(
         "RHI-CLI-001", f"unknown option {word!r}", fix=f"did you mean {close[0]}?" if close else "see rhino-opt --help"
@@ -348,7 +350,7 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         metavar="N[:DIM]",
         help="arguments with names like N have the batch at DIM (0); repeatable",
     )
-    add("--whole", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
+    add("--no-batch", action="append", metavar="N", help="arguments with names like N have no batch; repeatable")
     add(
         "--remat",
         metavar="R",

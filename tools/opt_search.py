@@ -38,7 +38,7 @@ _PASS_OPTIONS: Final[tuple[str, ...]] = (
     "constraints",
     "op-rules",
     "batch",
-    "whole",
+    "no-batch",
 )
 
 _INTERRUPTED: Final = (

@@ -80,7 +80,7 @@ class MicroBatch(Pass):
     batch: str = opt(
         "", "NAME or NAME:DIM, several with ; between: arguments with the batch at that dim (0); empty finds them"
     )
-    whole: str = opt("", "NAME, several with ; between: arguments that have no batch")
+    no_batch: str = opt("", "NAME, several with ; between: arguments that have no batch")
     widen: bool = opt(True, "accumulate sums of 16-bit floats in f32")
 
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
@@ -148,12 +148,14 @@ class MicroBatch(Pass):
                     what = f"batch '{text}': {program.describe(number)} has no dim {dim}"
                     raise RhinoError("RHI-BATCH-007", what, Place(remarks.file), fix="dims count from 0: NAME:DIM")
                 batch[number] = dim
-        whole = frozenset(
-            number for text in _each(self.whole) for number in _matching(graph, text, f"whole '{text}'", remarks.file)
+        no_batch = frozenset(
+            number
+            for text in _each(self.no_batch)
+            for number in _matching(graph, text, f"no-batch '{text}'", remarks.file)
         )
         copied = frozenset(number for number, op in enumerate(program.ops) if COPY in op.attributes)
         return BatchRequest(
-            self.num, {n: d for n, d in batch.items() if n not in whole}, whole, copied, condition_reads(program)
+            self.num, {n: d for n, d in batch.items() if n not in no_batch}, no_batch, copied, condition_reads(program)
         )
 
 

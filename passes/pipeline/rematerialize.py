@@ -7,7 +7,7 @@ Writes    copies of ops of the forward pass, with their attributes, right before
           an `optimization_barrier`, with a value of the backward pass that is there only then: so nothing merges copies
           with originals or moves them up. A copy of an op of virtual stage v is in stage 2d-2-v. What the user
           recomputes already stays as it is, and what that starts from is kept.
-Errors    RHI-RECOMPUTE-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
+Errors    RHI-REMAT-001 `remat` is malformed, RHI-CLUSTER-001 unknown preset, RHI-CLUSTER-002 malformed file,
           RHI-READ-005 no entry function, RHI-SHARD-001 a sharding that the module's mesh does not have, RHI-LOCAL-001
           an op that cannot run between the shardings around it, RHI-MESH-001 a mesh that is larger than the cluster.
 Source    strategies/remat/rematerialization.py. Checkpoints between pieces: Chen, Xu, Zhang and Guestrin, "Training
@@ -60,7 +60,7 @@ class Rematerialize(Pass):
 
     name: ClassVar[str] = "rhino-remat"
     errors: ClassVar[tuple[str, ...]] = (
-        "RHI-RECOMPUTE-001",
+        "RHI-REMAT-001",
         "RHI-CLUSTER-001",
         "RHI-CLUSTER-002",
         *WHOLE_ERRORS,
@@ -153,7 +153,7 @@ def parse_remat(text: str) -> tuple[float, ...]:
     """Returns the shares of the stash that are recomputed, one or one for each stage.
 
     Raises:
-        RhinoError: RHI-RECOMPUTE-001 where the text is malformed.
+        RhinoError: RHI-REMAT-001 where the text is malformed.
     """
     shares = []
     for word in text.split(";"):
@@ -164,7 +164,7 @@ def parse_remat(text: str) -> tuple[float, ...]:
 
 
 def refuse_several(shares: tuple[float, ...]) -> None:
-    """Raises RHI-RECOMPUTE-001 where there is a share for each stage: what stages there will be is searched for."""
+    """Raises RHI-REMAT-001 where there is a share for each stage: what stages there will be is searched for."""
     if len(shares) > 1:
         what = (
             f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before "
@@ -187,7 +187,7 @@ def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[floa
 
 
 def _malformed(what: str, fix: str) -> RhinoError:
-    return RhinoError("RHI-RECOMPUTE-001", what, fix=fix)
+    return RhinoError("RHI-REMAT-001", what, fix=fix)
 
 
 def _stages(program: Program, loop: Loop | None) -> list[int] | None:

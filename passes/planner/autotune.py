@@ -67,8 +67,8 @@ def choose_plan(
 
     Raises:
         RhinoError: RHI-SOLVE-001 where no plan fits, RHI-SOLVE-002 where none was found, RHI-MESH-001 for more ranks
-            than devices; what `make` raises else; RHI-STAGE-001 and RHI-BATCH-001 for numbers of stages and
-            micro-batches that are none.
+            than devices, RHI-STAGE-001 and RHI-BATCH-001 for less than one stage or micro-batch, RHI-BATCH-002 for
+            stages of a step without a batch; and what `make` raises.
     """
     _check_numbers(request)
     chunks = SCHEDULES[setup.schedules[0]].stages_per_rank
@@ -93,14 +93,13 @@ def choose_plan(
 
 
 def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
-    """Returns what is left to choose from. Raises RHI-SOLVE-002 where stages are asked for, and there is no batch."""
+    """Returns what is left to choose from. Raises RHI-BATCH-002 for stages of a step without a batch."""
     numbers = [] if request.micro_batches is None else [request.micro_batches]
     space = make_space(setup, stages, [request.mesh.shape] if request.mesh else [], numbers, request.candidates)
     if not space.meshes:
-        what = "stages want several micro-batches, and the step has no batch that can be taken in parts"
-        raise RhinoError(
-            "RHI-SOLVE-002", what, Place(setup.file), fix="name the batch with --batch=NAME:DIM, or leave --stages out"
-        )
+        what = "stages need several micro-batches, and the step has no batch that can be divided"
+        fix = "name the batch with --batch=NAME:DIM, or leave --stages out"
+        raise RhinoError("RHI-BATCH-002", what, Place(setup.file), fix=fix)
     return replace(space, remats=(request.remat[0],)) if request.remat else space
 
 

@@ -77,7 +77,7 @@ And in two for each device.
 CONSTRAINTS: Final = ("axis-role", "constraints", "forbid", "pin", "scope")
 """Options that are constraints on how tensors lie and ops run."""
 
-_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "whole")
+_BY_NAME: Final = (*CONSTRAINTS, "batch", "pad", "no-batch")
 """Options that speak of tensors and ops by name, of which a step with fewer layers does not have all."""
 
 Timed: TypeAlias = list[tuple[float, str, Order, StageEstimate]]
@@ -543,7 +543,7 @@ def _numbers(module: ir.Module, setup: Setup) -> tuple[int, ...]:
     try:
         with module.context, ir.Location.unknown():
             size = batch_size(
-                module.operation, {name: setup.options[name] for name in ("batch", "whole") if name in setup.options}
+                module.operation, {name: setup.options[name] for name in ("batch", "no-batch") if name in setup.options}
             )
     except RhinoError:
         return (1,)

@@ -40,7 +40,7 @@ DEFAULT_CLUSTER = "cpu8"
 AUTO = "auto"
 """The mesh option that leaves the mesh to the search."""
 
-WHOLE_NEEDS_LESS = "micro-batches, stages and recomputation need less"
+OTHERS_NEED_LESS = "micro-batches, stages and recomputation need less"
 """What may do where only shardings were searched for."""
 
 

@@ -103,6 +103,8 @@ def test_pipes_and_devices_are_written_to(tmp_path: Path):
         (("--cluter=cpu4",), "did you mean --cluster?"),
         (("-lcalize",), "did you mean --localize?"),
         (("--qqqqqq",), "see rhino-opt --help"),
+        (("--recompute=0.5",), "give --remat=R, the share that is recomputed: 1 - K of --recompute=K"),
+        (("--whole=table",), "give --no-batch=N, which is its name now"),
         (("a.mlir", "b.mlir"), "'b.mlir' is one too many"),
         (("-o",), "expected one argument"),
         (("-O1", "--auto-shard"), "invalid choice: '1'"),

@@ -56,7 +56,7 @@ def step(w, x):
     return w - 0.1 * grad, loss
 
 array = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-rhino.parallelize(step, cluster="cpu2", stages=1, search="whole", jobs=2, donate_argnums=0).plan(array, array)
+rhino.parallelize(step, cluster="cpu2", stages=1, search="autotune", jobs=2, donate_argnums=0).plan(array, array)
 print(set(asked))
 """
 

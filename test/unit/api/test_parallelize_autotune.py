@@ -199,9 +199,9 @@ def test_state_that_is_not_donated_stays_the_callers():
 def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_plans():
     shapes = (SHAPES[0], Shape((32 * ROWS, WIDTH), jnp.float32))
     said = {"cluster": "cpu2", "mesh": "2", "budget": "300KiB", "donate_argnums": 0}
-    with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='whole'"):
+    with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='autotune'"):
         rhino.parallelize(step, **said).plan(*shapes)
-    plan = rhino.parallelize(step, search="whole", stages=1, jobs=1, **said).plan(*shapes)
+    plan = rhino.parallelize(step, search="autotune", stages=1, jobs=1, **said).plan(*shapes)
     assert plan.facts.num_micro_batches > 1
     assert plan.facts.predicted.largest_peak_bytes <= 300 * 1024
 
@@ -249,16 +249,18 @@ def test_boundaries_in_the_model_are_where_it_is_cut(expected: Any):
     ("said", "words"),
     [
         ({"search": "all"}, r"RHI-JAX-002.*search is 'all'"),
+        ({"search": "whole"}, r"(?s)RHI-JAX-002.*search is 'whole'.*'whole' is 'autotune' now"),
+        ({"recompute": 0.5}, r"(?s)RHI-JAX-002.*is remat now.*give remat=1 - K"),
         ({"stages": True}, r"RHI-JAX-002.*stages is True"),
         ({"stages": 0}, r"RHI-JAX-002.*stages is 0"),
         ({"micro_batches": 2.0}, r"RHI-JAX-002.*micro_batches is 2\.0"),
         ({"stages": 1, "schedule": "gpipe"}, r"RHI-JAX-002.*schedule is given"),
         ({"schedule": "fast"}, r"RHI-SCHED-001"),
         (
-            {"search": "whole", "remat": "0;0.5"},
-            r"RHI-RECOMPUTE-001.*2 values, one for each stage, and plans that are searched for",
+            {"search": "autotune", "remat": "0;0.5"},
+            r"RHI-REMAT-001.*2 values, one for each stage, and plans that are searched for",
         ),
-        ({"search": "whole", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
+        ({"search": "autotune", "jobs": 0}, r"RHI-JAX-002.*jobs is 0"),
         ({"batch": "x"}, r"RHI-JAX-002.*batch is given"),
         ({"stages": 5}, r"RHI-MESH-001.*5 ranks need as many devices, cluster 'cpu4' has 4"),
         ({"stages": 2, "mesh": "4"}, r"RHI-MESH-001.*2 ranks of 4 devices each need 8, cluster 'cpu4' has 4"),
@@ -273,7 +275,7 @@ def test_what_is_said_of_stages_has_to_say_something(said: dict[str, Any], words
 
 
 def test_stages_are_refused_without_a_batch() -> None:
-    with pytest.raises(RhinoError, match=r"RHI-SOLVE-002.*no batch"):
+    with pytest.raises(RhinoError, match=r"RHI-BATCH-002.*no batch"):
         rhino.parallelize(lambda x: x, cluster="cpu4", stages=2).plan(SHAPES[1])
 
 
