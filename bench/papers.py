@@ -1,4 +1,4 @@
-"""How good whole plans are: the controller's against a grid of what experts would write down, under the same model.
+"""How good whole plans are: the search against a grid of what experts would write down, under the same model.
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there
 (`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of

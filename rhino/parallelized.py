@@ -15,7 +15,7 @@ from rhino.ir.cluster.mesh import parse_mesh
 from rhino.ir.diagnostics import RhinoError
 from rhino.jit_program import Getter, NewShapesError
 from rhino.keywords import budget_bytes, count, devices_of, path_of, remat_shares, texts
-from rhino.passes.sharding.problem import AUTO
+from rhino.passes.sharding.planning_pass import AUTO
 from rhino.pins import Pins, pin_texts
 from rhino.plan import Plan
 from rhino.plan_options import AUTOTUNE, SHARD, PlanOptions
@@ -233,7 +233,7 @@ def parallelize(
 
     Raises:
         RhinoError: RHI-JAX-002 where numbers or names of arguments do not fit `fn`. Calls raise the others of
-            docs/front_door.md.
+            docs/parallelize.md.
     """
     if fn is None:
         options = {key: value for key, value in locals().items() if key != "fn"}

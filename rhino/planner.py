@@ -27,13 +27,13 @@ from rhino.passes.pipeline.rematerialize import refuse_several
 from rhino.passes.planner.autotune import NOT_MADE, Made, choose_plan
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.module_facts import cluster_lines, normalize
-from rhino.passes.planner.one_program import ANNOTATED, REWRITING, search
 from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.staged_plan import cut_step, make_staged_plan, source_of_staged
+from rhino.passes.planner.unstaged_plan import ANNOTATED, REWRITING, search
 from rhino.passes.registry import shard_in_parts
 from rhino.passes.sharding.annotations import check_annotated, write_annotations, write_boundary_dims
 from rhino.passes.sharding.localize import localized_copy
-from rhino.passes.sharding.problem import OTHERS_NEED_LESS, Target, write_mesh
+from rhino.passes.sharding.planning_pass import OTHERS_NEED_LESS, Target, write_mesh
 from rhino.plan_options import SHARD, PlanOptions
 from rhino.runtime.executor.inputs import nonnegative_arguments
 from rhino.source import SIDES, key_words, mesh_of, read_traced, shapes, tensors, with_kinds

@@ -26,11 +26,11 @@ from rhino.ir.mlir.reader import read_module
 from rhino.ir.plan.files import save_plan
 from rhino.ir.program.staged_module import is_staged
 from rhino.passes.base import Remarks, read_options
-from rhino.passes.planner.one_program import search
+from rhino.passes.planner.unstaged_plan import search
 from rhino.passes.registry import Item
 from rhino.passes.sharding.choose_shardings import ShardingChoice
 from rhino.passes.sharding.localize import Localize
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER, OTHERS_NEED_LESS
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER, OTHERS_NEED_LESS
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.tools.ending import exit_code_of, leave
 from rhino.tools.expected import Diagnostic, compare, diagnostics_of, read_expectations

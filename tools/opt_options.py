@@ -17,7 +17,7 @@ from rhino.ir.units import parse_size
 from rhino.passes.base import Pass, option_names, read_options
 from rhino.passes.layout.pad import refuse_pads
 from rhino.passes.registry import PARALLEL, PASSES, PIPELINES, Item, build_named
-from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.passes.textual_pipelines import parse_pipeline
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune import STRATEGIES

@@ -23,7 +23,7 @@ from rhino.passes.planner.autotune_report import Report
 from rhino.passes.planner.evaluate import Setup
 from rhino.passes.planner.request import Decided, PlanRequest, budget_of
 from rhino.passes.registry import PARALLEL
-from rhino.passes.sharding.problem import AUTO, DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import AUTO, DEFAULT_CLUSTER
 from rhino.strategies.autotune import DEFAULT
 from rhino.strategies.autotune.base import MOST, Explored
 from rhino.tools.ending import heard_at_once

@@ -23,7 +23,7 @@ from rhino.passes.planner.plan_rows import (
 from rhino.passes.planner.why import Why
 from rhino.strategies.pipeline.simulate import Simulation
 from rhino.tools.drawing import memory_curve, mesh_drawing, tensor_drawing, timeline_drawing
-from rhino.tools.page import (
+from rhino.tools.page_data import (
     Cell,
     MemoryChart,
     Page,

@@ -38,7 +38,7 @@ from rhino.passes.frontend.tidy import tidy
 from rhino.passes.layout.nested_reads import read_inside
 from rhino.passes.layout.padded_ops import can_pad, is_made_anew, make_anew, masked, resized, rewrite
 from rhino.passes.layout.viewed_ops import retype
-from rhino.passes.sharding.problem import AUTO, PLANNING_ERRORS, PlanningPass
+from rhino.passes.sharding.planning_pass import AUTO, PLANNING_ERRORS, PlanningPass
 from rhino.passes.with_rules import renew_rules, with_rules
 from rhino.strategies.layout.padding import Pads, Seed, Shape, find_pads
 from rhino.strategies.layout.padding_values import Masks, find_masks

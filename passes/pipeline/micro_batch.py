@@ -50,7 +50,7 @@ from rhino.passes.pipeline.part_slices import take_slices
 from rhino.passes.pipeline.time_loop import Carried
 from rhino.passes.sharding.localize import rewrite
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.microbatch.micro_batch import BatchParts, BatchRequest, Sync, as_plan, take_in_parts
 
 _SIDES: Final[tuple[Side, Side]] = ("arg", "res")

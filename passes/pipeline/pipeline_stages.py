@@ -39,16 +39,16 @@ from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.frontend.stage_marks import BACK, FORWARD, direction_of, drop_marks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, num_ranks, sharded_figures
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
-from rhino.strategies.choice.plan_costs import local_bytes, runs_alone
+from rhino.strategies.choice.sharding_plan_costs import local_bytes, runs_alone
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.schedules import DEFAULT, Order, Pipeline, make_order
 from rhino.strategies.pipeline.split_backward_cost import split_backward_cost
-from rhino.strategies.pipeline.stages.graph import Staging, make_staging
 from rhino.strategies.pipeline.stages.marks import marked_stages
 from rhino.strategies.pipeline.stages.places import op_stages
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem
+from rhino.strategies.pipeline.stages.stage_graph import Staging, make_staging
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of
 

@@ -34,7 +34,7 @@ from rhino.ir.units import format_bytes, format_seconds
 from rhino.passes.base import Pass, Remarks, opt
 from rhino.passes.pipeline.rematerialize_ops import write_blocks
 from rhino.passes.pipeline.sharded_step import SHARDED_ERRORS, sharded_figures
-from rhino.passes.sharding.problem import DEFAULT_CLUSTER
+from rhino.passes.sharding.planning_pass import DEFAULT_CLUSTER
 from rhino.passes.unsharded import WHOLE_ERRORS, whole_program
 from rhino.strategies.remat.remat_graph import ONE_STAGE, Stash, stash_of
 from rhino.strategies.structure.training_phases import TrainingPhases, parts_of

@@ -22,7 +22,7 @@ from rhino.passes.planner.autotune_report import MadePlan, Report
 from rhino.passes.planner.evaluate import CONSTRAINTS, Setup, folded, make_space, pipeline_of, refusal
 from rhino.passes.planner.request import Decided, PlanRequest
 from rhino.passes.planner.workers import Workers
-from rhino.passes.sharding.problem import to_fit
+from rhino.passes.sharding.planning_pass import to_fit
 from rhino.strategies.autotune import explore, is_open, reopen
 from rhino.strategies.autotune.base import CutOff, Estimate, Evaluate, Explored, Outcome, PlanConfig, Refused, Space
 from rhino.strategies.pipeline.schedules import SCHEDULES

@@ -34,7 +34,7 @@ from rhino.passes.pipeline.fold_layers import FoldedLayers, FoldLayers
 from rhino.passes.pipeline.micro_batch import MicroBatch, batch_size
 from rhino.passes.pipeline.rematerialize import Rematerialize, Rematerializer
 from rhino.passes.registry import Item, before_choice
-from rhino.passes.sharding.problem import Target, begin_choice, rank_target
+from rhino.passes.sharding.planning_pass import Target, begin_choice, rank_target
 from rhino.passes.textual_pipelines import build_pass_manager
 from rhino.strategies.autotune.base import (
     MOST,
@@ -49,8 +49,8 @@ from rhino.strategies.autotune.base import (
     may_fit,
 )
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import make_plan
-from rhino.strategies.choice.plan_costs import op_seconds
+from rhino.strategies.choice.sharding_plan import make_plan
+from rhino.strategies.choice.sharding_plan_costs import op_seconds
 from rhino.strategies.memory.peak import peak_of
 from rhino.strategies.pipeline.in_flight import several_in_flight
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order

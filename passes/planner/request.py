@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from rhino.ir.cluster.cluster import load_cluster
 from rhino.ir.cluster.mesh import Mesh, mesh_of_shape
 from rhino.ir.units import parse_size
-from rhino.passes.sharding.problem import AUTO
+from rhino.passes.sharding.planning_pass import AUTO
 from rhino.strategies.autotune import DEFAULT as BEST
 from rhino.strategies.autotune.base import MOST
 from rhino.strategies.pipeline.schedules import DEFAULT, SCHEDULES, find_schedule

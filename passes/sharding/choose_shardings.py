@@ -34,7 +34,7 @@ from rhino.ir.program.named_tensors import provenance_of_value
 from rhino.ir.program.program import CARRIED, Program
 from rhino.ir.units import fits_text, format_bytes, format_seconds, parse_size, peak_text
 from rhino.passes.base import Remarks, opt
-from rhino.passes.sharding.problem import (
+from rhino.passes.sharding.planning_pass import (
     PLANNING_ERRORS,
     PlanningPass,
     Target,
@@ -45,7 +45,7 @@ from rhino.passes.sharding.problem import (
 )
 from rhino.passes.sharding.uneven import uneven_arguments
 from rhino.strategies.choice.choice import Choice
-from rhino.strategies.choice.plan import ShardingPlan, implied, make_plan
+from rhino.strategies.choice.sharding_plan import ShardingPlan, implied, make_plan
 from rhino.strategies.cost.candidates import strategy_name
 from rhino.strategies.cost.nodes import Node
 from rhino.strategies.memory.peak import peak_of

@@ -48,7 +48,7 @@ from rhino.passes.base import Pass, Remarks
 from rhino.passes.sharding.choose_shardings import STRATEGY
 from rhino.passes.sharding.indexed_ops import GATHER, INDEXED, prepare, put_right
 from rhino.passes.with_rules import run_on_functions
-from rhino.strategies.choice.plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
+from rhino.strategies.choice.sharding_plan import ShardingPlan, handing_on, implied, loop_states, sent_bytes
 from rhino.strategies.cost.candidates import State, replicate, strategies, strategy_name
 from rhino.strategies.cost.reshard import LayoutStep, reshard_path
 

@@ -52,8 +52,8 @@ from rhino.ir.request.constraints import (
 )
 from rhino.ir.request.patterns import RESULT, dotted, matches, nearest
 from rhino.passes.base import Remarks, opt
-from rhino.passes.sharding.problem import PLANNING_ERRORS, PlanningPass, Target, write_mesh
-from rhino.passes.sharding.scopes import write_scopes
+from rhino.passes.sharding.planning_pass import PLANNING_ERRORS, PlanningPass, Target, write_mesh
+from rhino.passes.sharding.scope_constraints import write_scopes
 from rhino.passes.with_rules import with_rules
 from rhino.strategies.structure.axis_roles import Roles
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from rhino.strategies.autotune import aceso, best, rhino, tap
+from rhino.strategies.autotune import aceso, best, families, tap
 from rhino.strategies.autotune.base import (
     ROUND,
     CutOff,
@@ -34,7 +34,7 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     for one in (
         aceso.STRATEGY,
         best.STRATEGY,
-        rhino.STRATEGY,
+        families.STRATEGY,
         tap.STRATEGY,
     )
 }

@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from rhino.strategies.autotune import aceso, rhino, tap
+from rhino.strategies.autotune import aceso, families, tap
 from rhino.strategies.autotune.base import CutOff, Estimate, Evaluations, PlanConfig, Strategy
 
 STARTS: Final = 3
@@ -39,14 +39,14 @@ def search(trials: Evaluations) -> None:
         aceso.STRATEGY.run(trials)
     with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
         _in_one_part(trials)
-    for strategy in (tap.STRATEGY, rhino.STRATEGY):
+    for strategy in (tap.STRATEGY, families.STRATEGY):
         with trials.allowing(most):
             strategy.run(trials)
     with trials.requested_by(aceso.STRATEGY.name), trials.allowing(_rest(trials)):
         if starts := _starts(trials):
             aceso.alleviate(trials, starts, FAILS)
     with trials.requested_by(STRATEGY.name), trials.allowing(_rest(trials)):
-        rhino.walk(trials, replace(trials.space, meshes=_kin(trials)))
+        families.walk(trials, replace(trials.space, meshes=_kin(trials)))
 
 
 def _rest(trials: Evaluations) -> int:

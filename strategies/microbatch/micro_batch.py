@@ -18,7 +18,7 @@ from typing import Final
 
 from rhino.ir.graph.graph import BARRIER, WHILE, YIELD, Graph
 from rhino.ir.graph.spec import PARTIAL, REPLICATED, Spec
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.cost.candidates import State, replicate
 from rhino.strategies.microbatch.accumulation_border import settle_border
 from rhino.strategies.microbatch.batch_slices import slice_early

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
-from rhino.strategies.pipeline.stages.problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import NO_NETS, OPEN, ROUNDING, Nets, StageProblem, make_nets
 
 MOST_BUCKETS = 400
 """Into how many stretches a line is cut first, each ending at its cheapest place.

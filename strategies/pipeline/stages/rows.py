@@ -27,7 +27,7 @@ import numpy as np
 from scipy import sparse
 
 from rhino.ir.arrays import Floats, Ints
-from rhino.strategies.pipeline.stages.problem import ROUNDING, Nets, StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import ROUNDING, Nets, StageProblem
 from rhino.strategies.pipeline.stages.windows import BACK, EITHER, FORWARD, Windows
 from rhino.strategies.solver.lp.linear_programs import Point, Rows
 

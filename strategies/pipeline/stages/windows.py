@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino.ir.arrays import Bools, Floats, Ints
-from rhino.strategies.pipeline.stages.problem import OPEN, Nets, StageProblem
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, Nets, StageProblem
 from rhino.strategies.solver.connected_components import components
 
 FORWARD, BACK, EITHER = 0, 1, 2

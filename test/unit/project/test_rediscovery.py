@@ -24,7 +24,7 @@ from rhino.ir.graph.spec import PARTIAL, REPLICATED, dim_axes, pack, split, spli
 from rhino.ir.mlir.bindings import ir
 from rhino.ir.request.patterns import dotted
 from rhino.passes.sharding.choose_shardings import ShardingChoice
-from rhino.strategies.choice.plan import ShardingPlan
+from rhino.strategies.choice.sharding_plan import ShardingPlan
 from rhino.strategies.solver.answer import Answer
 
 TARGET, MACHINES = "v100x8:8", "v100x8x2:2x8"

@@ -43,7 +43,7 @@ from rhino.strategies.autotune.base import (
     Space,
     bounds,
 )
-from rhino.strategies.autotune.rhino import PAYS
+from rhino.strategies.autotune.families import PAYS
 from rhino.strategies.pipeline.schedules import SCHEDULES, make_order
 from rhino.strategies.pipeline.schedules.base import Pipeline
 from rhino.strategies.pipeline.step_time import StageTimes, StageTransfer, step_seconds

@@ -7,7 +7,7 @@ from rhino.ir.diagnostics import ExitCode
 from rhino.ir.mlir.bindings import ir
 from rhino.passes.base import Remarks
 from rhino.passes.sharding.choose_shardings import ChooseShardings, does_not_fit
-from rhino.passes.sharding.problem import build_choice
+from rhino.passes.sharding.planning_pass import build_choice
 from rhino.strategies.solver.answer import Infeasible, Unsolved
 
 SQUARE = """

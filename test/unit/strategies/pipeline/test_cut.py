@@ -10,7 +10,7 @@ import pytest
 from rhino.strategies.pipeline.stages.cut import StageAnswer, solve_stages
 from rhino.strategies.pipeline.stages.line import cut, lines_of, stretches
 from rhino.strategies.pipeline.stages.merge import merge
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.solver.answer import Infeasible
 from rhino.strategies.solver.lp.linear_programs import silent_stdout
 

@@ -27,7 +27,7 @@ from rhino.ir.cluster.hardware import Line
 from rhino.ir.graph.graph import Graph
 from rhino.strategies.pipeline.activation_stash import Handing
 from rhino.strategies.pipeline.split_backward_cost import SplitBackwardCost
-from rhino.strategies.pipeline.stages.problem import OPEN, StageProblem, make_nets
+from rhino.strategies.pipeline.stages.stage_problem import OPEN, StageProblem, make_nets
 from rhino.strategies.solver.connected_components import components
 from rhino.strategies.structure.training_phases import TrainingPhases, sources_of
 

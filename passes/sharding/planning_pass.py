@@ -18,7 +18,7 @@ from rhino.ir.mlir.shardings import MESH_NAME, module_mesh
 from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.program import Program, is_ruled, read_program
 from rhino.passes.base import Pass, Remarks, opt
-from rhino.passes.sharding.scopes import cannot_run, limit_notes, scope_meshes, scoped_graph
+from rhino.passes.sharding.scope_constraints import cannot_run, limit_notes, scope_meshes, scoped_graph
 from rhino.strategies.choice.choice import Choice
 from rhino.strategies.cost.cost_model import CostModel
 from rhino.strategies.sharding.choice_problem import Builder, ContradictionError, NoChoiceError

@@ -23,11 +23,11 @@ from rhino.ir.mlir.reader import entry_function, read_module, walk
 from rhino.ir.mlir.shardings import SHARDING
 from rhino.ir.program.loop_conditions import condition_reads
 from rhino.ir.program.program import read_program
-from rhino.ir.program.scopes import depth_in, scope_path
+from rhino.ir.program.scope_paths import depth_in, scope_path
 from rhino.ir.request.scope_sharding import ScopeSharding, parse_scope_sharding, scope_sharding_of_name
 from rhino.passes.base import Remarks
 from rhino.passes.textual_pipelines import build_pass_manager
-from rhino.strategies.choice.scopes import possible_counts, take_axes
+from rhino.strategies.choice.scope_axes import possible_counts, take_axes
 from rhino.strategies.microbatch.batch_dims import batch_roles
 from rhino.strategies.structure.axis_roles import Roles
 

@@ -25,7 +25,7 @@ from rhino.ir.program.loop_conditions import condition_reads
 from rhino.ir.program.named_tensors import provenance_of
 from rhino.ir.program.numerics import SOURCES
 from rhino.ir.program.program import Program
-from rhino.ir.program.scopes import SCOPES, depth_in, names_scopes, scope_path
+from rhino.ir.program.scope_paths import SCOPES, depth_in, names_scopes, scope_path
 from rhino.ir.request.constraints import Scope
 from rhino.ir.request.patterns import nearest
 from rhino.ir.request.scope_sharding import (
@@ -36,7 +36,7 @@ from rhino.ir.request.scope_sharding import (
     scope_sharding_of_name,
 )
 from rhino.passes.base import Remarks
-from rhino.strategies.choice.scopes import (
+from rhino.strategies.choice.scope_axes import (
     Axes,
     is_product,
     mesh_for,
