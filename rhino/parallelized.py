@@ -105,7 +105,7 @@ class Parallelized:
         if not self._entries:
             raise RhinoError(
                 "RHI-JAX-006",
-                f"{self._shape.name} is not planned, so where its state is to lie is not known",
+                f"{self._shape.name} is not planned yet, so the shardings of its state are not known",
                 fix="plan first: step.plan(jax.eval_shape(init_fn, key), batch)",
             )
         return make_state(list(self._entries.values())[-1], self._shape, argnums, init_fn, args, kwargs)
@@ -273,7 +273,7 @@ def parallelize(
     ]
     if plan is not None and given:
         raise RhinoError(
-            "RHI-JAX-002", f"{given[0]} is given, and a plan, which has decided that already", fix="leave one out"
+            "RHI-JAX-002", f"{given[0]} and plan exclude each other: the plan has decided it", fix="leave one out"
         )
     shape = CallShape(
         fn, (_each(static_argnums), _each(static_argnames)), (_each(donate_argnums), _each(donate_argnames))

@@ -120,7 +120,7 @@ def _planned(traced: Traced, options: PlanOptions) -> Planned:
     if unused and not options.is_open and not options.is_staged:
         what = f"{unused} is given, and {traced.name} is one program for the whole batch"
         raise RhinoError(
-            "RHI-JAX-002", what, Place(traced.name), fix=f"say stages or micro_batches, or leave {unused} out"
+            "RHI-JAX-002", what, Place(traced.name), fix=f"give stages or micro_batches, or leave {unused} out"
         )
     if options.micro_batches == 1 and not options.is_open and not options.is_staged:
         # A loop of one trip would refuse arguments that have no batch.

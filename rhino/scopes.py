@@ -54,7 +54,7 @@ def _scope(kind: str, num_devices: SupportsIndex | None) -> AbstractContextManag
     number = None if isinstance(num_devices, bool) or not isinstance(num_devices, SupportsIndex) else index(num_devices)
     if number is None or number < 1:
         what = f"rhino.{kind}({num_devices!r}): {num_devices!r} is no number of devices"
-        fix = f"say @rhino.{kind}()" if callable(num_devices) else "say 1 or more, or nothing for all devices"
+        fix = f"say @rhino.{kind}()" if callable(num_devices) else "give 1 or more, or nothing for all devices"
         raise RhinoError("RHI-JAX-002", what, fix=fix)
     return _entered(kind, number)
 

@@ -20,7 +20,12 @@ def read_input(path: str, stdin: BinaryIO, stderr: TextIO) -> bytes:
     try:
         return stdin.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise RhinoError("RHI-CLI-002", f"cannot read the module: {error.strerror}", Place(shown(path))) from None
+        raise RhinoError(
+            "RHI-CLI-002",
+            f"cannot read the module: {error.strerror}",
+            Place(shown(path)),
+            fix="give a file that can be read",
+        ) from None
 
 
 def shown(path: str) -> str:

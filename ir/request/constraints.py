@@ -177,8 +177,9 @@ def read_toml(file: str, id: str) -> dict[str, object]:
         what = f"the file cannot be read: {error.strerror}"
         raise RhinoError("RHI-CLI-002", what, Place(file), fix="give a TOML file that can be read") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        kind = "RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id
         raise RhinoError(
-            "RHI-CLI-002" if isinstance(error, UnicodeDecodeError) else id, f"not TOML: {error}", Place(file)
+            kind, f"not TOML: {error}", Place(file), fix="correct it; docs/constraints.md shows such files"
         ) from None
 
 

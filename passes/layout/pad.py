@@ -99,7 +99,9 @@ class PadDims(PlanningPass):
     def num_parts(self, module: ir.Operation, remarks: Remarks) -> int:
         """Returns what padded dims are to be divisible by."""
         if self.parts < 0:
-            raise RhinoError("RHI-PASS-001", f"pass '{self.name}' takes 0 parts or more, not {self.parts}")
+            raise RhinoError(
+                "RHI-PASS-001", f"pass '{self.name}' takes 0 parts or more, not {self.parts}", fix="give 0 or more"
+            )
         if self.parts or self.mesh != AUTO or module_mesh(module) is not None:
             return self.parts or self.targets(module, Remarks(remarks.file))[0].mesh.num_devices
         return load_cluster(self.cluster).num_devices

@@ -244,10 +244,10 @@ def _refuse_shardings(entry: func.FuncOp, file: str) -> None:
         if op.name == CONSTRAINT or SHARDING in op.attributes:
             raise RhinoError(
                 "RHI-BATCH-006",
-                f"'{op.name}' has a sharding, which speaks of the whole batch",
+                f"'{op.name}' has a sharding of the whole batch",
                 place_of(op.location, file),
                 fix=(
-                    "make micro-batches first, then say shardings of ops with --pin=loc:...; those of arguments and "
+                    "divide the batch first, and then pin ops with --pin=loc:...; shardings of arguments and "
                     "results may stay"
                 ),
             )

@@ -158,7 +158,7 @@ def parse_remat(text: str) -> tuple[float, ...]:
     shares = []
     for word in text.split(";"):
         if not _SHARE.fullmatch(word) or float(word) > 1:
-            raise _malformed(f"remat '{text}' is not between 0 and 1", "say a number from 0 to 1")
+            raise _malformed(f"remat '{text}' is not between 0 and 1", "give a number from 0 to 1")
         shares.append(float(word))
     return tuple(shares)
 
@@ -167,12 +167,11 @@ def refuse_several(shares: tuple[float, ...]) -> None:
     """Raises RHI-REMAT-001 where there is a share for each stage: what stages there will be is searched for."""
     if len(shares) > 1:
         what = (
-            f"remat has {len(shares)} values, one for each stage, and plans that are searched for are compared before "
-            "they are in stages"
+            f"remat has {len(shares)} values, one for each stage, and the search compares plans before it cuts stages"
         )
         raise _malformed(
             what,
-            "give one share for all stages; or give stages, micro-batches and the mesh, and nothing is searched for",
+            "give one share for all stages; or give stages, micro-batches and the mesh, so that nothing is searched",
         )
 
 
@@ -181,8 +180,8 @@ def _for_stages(shares: tuple[float, ...], num_stages: int | None) -> tuple[floa
     if len(shares) == 1:
         return shares * (num_stages or 1)
     if len(shares) != num_stages:
-        found = "the step is in no stages" if num_stages is None else f"the step is in {num_stages} stages"
-        raise _malformed(f"remat has {len(shares)} values, and {found}", "say one share, or one for each stage")
+        found = "the step has no stages" if num_stages is None else f"the step is in {num_stages} stages"
+        raise _malformed(f"remat has {len(shares)} values, and {found}", "give one share, or one for each stage")
     return shares
 
 
@@ -225,7 +224,7 @@ def _remarks(
             f"(gap {one.gap:.2%})"
         )
         remarks.append(
-            (Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.alive_bytes)} are held")
+            (Place(program.file), f"{where}{kept}; {again}; at most {format_bytes(one.alive_bytes)} are live")
         )
     for unit in (unit for unit in stash.units if program.graph.cls(unit.op).name == WHILE):
         size = sum(stash.num_bytes[value] for value in unit.makes if value in stash.late)

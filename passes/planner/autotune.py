@@ -106,7 +106,7 @@ def _space(setup: Setup, request: PlanRequest, stages: Sequence[int]) -> Space:
 def _check_numbers(request: PlanRequest) -> None:
     if request.stages is not None and request.stages < 1:
         raise RhinoError(
-            "RHI-STAGE-001", f"{request.stages} stages were asked for", fix="ask for one or more, or leave them out"
+            "RHI-STAGE-001", f"{request.stages} stageswere requested", fix="ask for one or more, or leave them out"
         )
     if request.micro_batches is not None and request.micro_batches < 1:
         raise RhinoError(
@@ -274,7 +274,7 @@ class _End(Generic[T]):
         if words == format_bytes(self.setup.budget_bytes):
             words += f" ({ceil(size)} bytes)"
         about = "" if least.found_bytes == size else "about "  # what rows and stages are said to need is no program
-        return f"; of what was looked at the least needs {about}{words}" if size else ""
+        return f"; the smallest plan that was found needs {about}{words}" if size else ""
 
     def refused_step(self, configs: Sequence[PlanConfig]) -> RhinoError | None:
         """Returns why the step itself is refused in each of `configs`, by the error of the first.

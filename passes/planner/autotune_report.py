@@ -68,9 +68,9 @@ class Report:
         one = self.chosen.estimate
         bound_s = min(self.explored.bound_s, self.chosen.step_s)
         gap = _part(self.chosen.step_s - bound_s, self.chosen.step_s)
-        ended = "" if self.explored.is_complete else "; the search was ended before its end"
+        ended = "" if self.explored.is_complete else "; the search ended early"
         lines = [
-            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan looked at can take less than "
+            f"{_named(one)}: step {format_seconds(self.chosen.step_s)}, no plan that was compared takes less than "
             f"{format_seconds(bound_s)} "
             f"({gap:.1%}); {peak_text(max(self.chosen.peak_bytes), self.budget_bytes)}",
             f"  about {format_seconds(one.step_s)} by its estimate: {_parts(one)}",
@@ -79,7 +79,7 @@ class Report:
             f"({_counts(self.explored)}){ended}",
         ]
         lines += [
-            f"  compared with {count:,} alike layers in {self.groups} groups, each as if its layers lay alike"
+            f"  compared with {count:,} equal layers in {self.groups} groups, whose layers share their shardings"
             for count in self.layers
         ]
         lost = self.lost()
@@ -87,14 +87,14 @@ class Report:
         if len(lost) > SHOWN:
             lines.append(f"  and {len(lost) - SHOWN} more that are slower")
         if cut_off := self.cut_off():
-            lines.append(f"  {len(cut_off)} were not planned to their end:")
+            lines.append(f"  {len(cut_off)} were cut off before the end of their search:")
             lines += [f"    {_cut_name(other)}: {why}" for other, why in cut_off[:SHOWN]]
             if len(cut_off) > SHOWN:
                 lines.append(f"    and {len(cut_off) - SHOWN} more, from {format_seconds(cut_off[SHOWN][0].step_s)} on")
         none = self.refused()
         lines += [f"  {other.config}: {other.why}" for other in none[:SHOWN]]
         if len(none) > SHOWN:
-            lines.append(f"  and {len(none) - SHOWN} more that cannot be had")
+            lines.append(f"  and {len(none) - SHOWN} more that were refused")
         return "\n".join(lines)
 
     def lost(self) -> list[Lost]:
@@ -123,7 +123,7 @@ class Report:
         return f"{_loss(one, self.chosen.estimate)}{left}"
 
     def cut_off(self) -> list[tuple[CutOff, str]]:
-        """Returns the configurations that were not planned to their end, the fastest first, each with the reason.
+        """Returns the configurations that were cut off, the fastest first, each with the reason.
 
         Configurations whose programs were made are left out.
         """
@@ -136,9 +136,9 @@ class Report:
         if one.plans:
             about = f"about {format_seconds(one.plans[0].step_s)} without regard to memory"
             return f"{about}, {self.loss(one.plans[0])}"
-        memory = " in the memory there is" if one.by_memory else ""
+        memory = " within the memory budget" if one.by_memory else ""
         slower = _part(one.bound_s - self.chosen.step_s, self.chosen.step_s)
-        than = f"{slower:.1%} slower" if slower >= 0 else "no less than the best was estimated at when it was looked at"
+        than = f"{slower:.1%} slower" if slower >= 0 else "no less than the estimate of the best plan at that time"
         return f"at least {format_seconds(one.bound_s)}{memory}, {than}"
 
     def refused(self) -> list[Refused]:
@@ -160,7 +160,9 @@ class Report:
         for one in self.lost():
             yield Alternative(_named(one.estimate), one.step_s, one.estimate.bound_s, one.made is not None, one.why)
         for cut, why in self.cut_off():
-            yield Alternative(str(cut.config), None, cut.bound_s, is_exact=False, why=f"not planned to its end: {why}")
+            yield Alternative(
+                str(cut.config), None, cut.bound_s, is_exact=False, why=f"cut off before the end of its search: {why}"
+            )
         for refused in self.refused():
             yield Alternative(str(refused.config), None, 0.0, is_exact=False, why=refused.why)
 

@@ -223,7 +223,7 @@ def _cluster_file(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _pins_of(options: Mapping[str, str], pins: Sequence[str]) -> str:
-    """Returns the pins that were asked for, and more."""
+    """Returns the pins thatwere requested, and more."""
     return "; ".join(filter(None, (options.get("pin", ""), *pins)))
 
 

@@ -91,8 +91,9 @@ class ChooseShardings(PlanningPass):
     def run(self, module: ir.Operation, remarks: Remarks) -> None:
         """Chooses, and writes the choice onto `module`."""
         if self.level not in LEVELS:
+            known = " or ".join(map(str, LEVELS))
             raise RhinoError(
-                "RHI-PASS-001", f"level {self.level} of pass '{self.name}' is not one of {', '.join(map(str, LEVELS))}"
+                "RHI-PASS-001", f"level {self.level} of pass '{self.name}' does not exist", fix=f"give level {known}"
             )
         clock = _Clock(remarks)
         targets = self.targets(module, remarks)
@@ -260,7 +261,7 @@ def _remark(
     for loop in program.graph.loops:
         if loop.trips is None:
             place = place_of(program.ops[loop.op].location, remarks.file)
-            remarks.add(name, place, "how often this loop runs is not known: its body is planned for as if it ran once")
+            remarks.add(name, place, "the trip count of this loop is not known: its cost is counted for one trip")
     for number, op in enumerate(program.ops):
         cls = program.graph.cls(number)
         if (
@@ -274,7 +275,7 @@ def _remark(
             remarks.add(
                 name,
                 place_of(op.location, remarks.file),
-                f"'{op.name}' has no sharding rule: it runs whole on every device",
+                f"'{op.name}' has no sharding rule: it is replicated, every device runs all of it",
             )
     for transfer in plan.transfers():
         where = program.ops[transfer.reader] if transfer.reader is not None else None
@@ -319,7 +320,7 @@ def _needed(outcome: Infeasible, budget: float, floor: float) -> str:
     """
     if outcome.found_bytes is None:
         return f"at least {_size_over(floor if outcome.peak_bytes is None else outcome.peak_bytes, budget)} are needed"
-    found = f"the least that was found needs {_size_over(outcome.found_bytes, budget)}"
+    found = f"the smallest plan that was found needs {_size_over(outcome.found_bytes, budget)}"
     if outcome.peak_bytes is None or not budget < outcome.peak_bytes < outcome.found_bytes:
         return found
     return f"about {_size_over(outcome.peak_bytes, budget)} are needed, {found}"

@@ -185,7 +185,7 @@ def _state(
             f"'{op.name}' cannot run between the shardings of its operands and results",
             place_of(op.location, file),
             (f"its strategy is {op.attributes[STRATEGY]}",) if STRATEGY in op.attributes else (),
-            "annotate the module anew",
+            "shard the module again, with rhino-opt --auto-shard",
         )
     return state
 
@@ -417,7 +417,12 @@ def _convert(module: ir.Operation, remarks: Remarks) -> None:
         first = error.error_diagnostics[0] if error.error_diagnostics else None
         what = str(first.message).strip() if first is not None else str(error)
         place = place_of(first.location, remarks.file) if first is not None else Place(remarks.file)
-        raise RhinoError("RHI-LOCAL-001", f"Shardy cannot convert the module to local shapes: {what}", place) from None
+        raise RhinoError(
+            "RHI-LOCAL-001",
+            f"Shardy cannot convert the module to local shapes: {what}",
+            place,
+            fix="leave the shardings of this op open, or run the annotated module",
+        ) from None
 
 
 def _finish(module: ir.Operation) -> None:
@@ -449,7 +454,12 @@ def _finish(module: ir.Operation) -> None:
         if one is not None:
             one.erase()
     if not module.verify():
-        raise RhinoError("RHI-LOCAL-001", "the local program does not verify", place_of(module.location))
+        raise RhinoError(
+            "RHI-LOCAL-001",
+            "the local program does not verify",
+            place_of(module.location),
+            fix="run the annotated module",
+        )
 
 
 def _is_no_reshape(op: ir.Operation) -> bool:

@@ -70,8 +70,8 @@ class PinShardings(PlanningPass):
     name: ClassVar[str] = "rhino-pin"
     errors: ClassVar[tuple[str, ...]] = ("RHI-CLI-001", "RHI-CLI-002", "RHI-PIN-001", "RHI-PIN-002", *PLANNING_ERRORS)
 
-    pin: str = opt("", "NAME=SHARDING, several with ; between: these tensors lie so")
-    forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: these tensors do not lie so")
+    pin: str = opt("", "NAME=SHARDING, several with ; between: shardings that tensors must have")
+    forbid: str = opt("", "NAME=AXIS or NAME=SHARDING, several with ; between: shardings that tensors must not have")
     axis_role: str = opt("", "AXIS=batch or AXIS=model, several with ; between: what is split along the axis")
     scope: str = opt(
         "", "NAME=replicate(N) or NAME=split(N), several with ; between: how devices share the ops in a scope"

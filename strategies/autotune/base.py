@@ -253,7 +253,7 @@ class Explored:
 
     `below_s` is a step from elsewhere: what is not below it is of no use; `made_s` that of the best plan whose programs
     were made, once there is one, which is then the step to beat in place of what plans are estimated at. `implied` are
-    configurations that were asked for and are cut off by what another came to, `passed_over` families that ended with
+    configurations thatwere requested and are cut off by what another came to, `passed_over` families that ended with
     nothing evaluated or by their bound.
     """
 
@@ -283,7 +283,7 @@ class Explored:
 
     @property
     def cut_off(self) -> list[CutOff]:
-        """The configurations that were not planned to their end, or not at all."""
+        """The configurations that were cut off before the end of their search, or not at all."""
         return [*(one for one in self.outcomes if isinstance(one, CutOff)), *self.implied]
 
     @property

@@ -8,7 +8,7 @@
 // CHECK-LABEL: func.func @tight(
 // CHECK-SAME: %[[W:.*]]: tensor<128x128xf32> {sdy.sharding = #sdy.sharding<@mesh, [{{.*}}{"x"}{{.*}}]>}
 
-// ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings is predicted to fit 32 KiB per device; {{.*}}the least that was found needs {{.*}} KiB
+// ERROR: budget.mlir: error: [RHI-SOLVE-001] no choice of shardings is predicted to fit 32 KiB per device; {{.*}}the smallest plan that was found needs {{.*}} KiB
 // ERROR-NEXT: note: at least {{.*}} KiB: {{.*}}tensor<128x128xf32>
 // ERROR: note: to fix: raise --budget, {{.*}}; or --auto-parallel in place of --auto-shard
 // SAID: note: at least 64 KiB: argument 0 "arg0" tensor<128x128xf32>, under forbid 'arg0=x'{{$}}

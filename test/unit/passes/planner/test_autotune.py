@@ -433,7 +433,7 @@ def test_a_budget_that_nothing_fits(step: Path):
     code, out, err = optimize(step, "--budget=1KiB", "--jobs=1")
     assert (code, out) == (3, "")
     assert "RHI-SOLVE-001" in err
-    assert "per device; of what was looked at the least needs about" in err
+    assert "per device; the smallest plan that was found needs about" in err
 
 
 def test_a_budget_that_nothing_fits_under_what_is_said(step: Path):
@@ -482,5 +482,5 @@ def test_a_refusal_names_what_needs_least_first():
         Setup(b"", "step.mlir", "cpu4", 100.0, {}), Explored(outcomes=list(refused)), lambda plan: Made(plan, 0.0, ())
     )
     error = end.none_fits()
-    assert error.what == "no plan is predicted to fit 100 B per device; of what was looked at the least needs 110 B"
+    assert error.what == "no plan is predicted to fit 100 B per device; the smallest plan that was found needs 110 B"
     assert [note.rpartition(" ")[2] for note in error.notes] == ["8", "2", "4", "1"]

@@ -230,7 +230,7 @@ def test_a_trace_that_cannot_be_written_is_refused_first(folder: Path):
 def test_a_form_is_refused(folder: Path):
     code, _, err = launch(str(folder / "plan"), "--form=annotated")
     assert code == 2
-    assert "--form is for modules, and this is a whole plan" in err
+    assert "--form is for modules, and the input is a plan" in err
 
 
 def test_a_request_to_end_ends_as_an_error_does():

@@ -27,12 +27,12 @@ func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
         (
             Infeasible(6144.0, 7168.0),
             "RHI-SOLVE-001",
-            "about 6 KiB are needed, the least that was found needs 7 KiB",
+            "about 6 KiB are needed, the smallest plan that was found needs 7 KiB",
         ),  # rows are no proof
         (
             Infeasible(4000.0, 7168.0),
             "RHI-SOLVE-001",
-            "no choice of shardings is predicted to fit 4 KiB per device; the least that was found needs 7 KiB",
+            "no choice of shardings is predicted to fit 4 KiB per device; the smallest plan that was found needs 7 KiB",
         ),
         (
             Unsolved(0.0, 9216.0),
