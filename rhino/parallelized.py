@@ -86,9 +86,8 @@ class Parallelized:
             raise RhinoError(
                 "RHI-JAX-009", what, fix="look at its programs: plan.save(folder) writes them as StableHLO"
             )
-        leaves, tree = jax.tree.flatten(
-            pieces.values
-        )  # by their shapes: jit refuses to lower for arrays that are committed elsewhere
+        # by their shapes: jit refuses to lower for arrays that are committed elsewhere
+        leaves, tree = jax.tree.flatten(pieces.values)
         lowered: jax.stages.Lowered = program.run.lower(*jax.tree.unflatten(tree, shapes_of(leaves)))
         return lowered
 

@@ -78,9 +78,8 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    part = target.with_name(
-        f".rhino-{os.getpid()}.part"
-    )  # not of the file's own name, which may be as long as names can be
+    # not of the file's own name, which may be as long as names can be
+    part = target.with_name(f".rhino-{os.getpid()}.part")
     try:
         with part.open("xb") as file:
             if target.exists():

@@ -188,9 +188,8 @@ class _Run:
     def output(self, data: bytes, result: _Outcome) -> bytes:
         module = read_module(data, self.file, self.context)
         planner = self.planner(module) if self.options.is_decided or self.options.searches else None
-        with self.listening(
-            result
-        ):  # not while reading: the bytecode reader reports without Python's lock, and ends the process
+        # not while reading: the bytecode reader reports without Python's lock, and ends the process
+        with self.listening(result):
             if self.options.searches and planner:
                 module = self.searched(module, planner, result)
             elif self.options.makes_file:

@@ -204,9 +204,8 @@ class StageRows:
         if len(terms) <= 1:
             return next(iter(terms.values()), {})
         found: Term = {self.variable(): 1.0}
-        if all(
-            ONE in term for term in terms.values()
-        ):  # the outermost device: whether all are behind it, so that rows compare two variables
+        # the outermost device: whether all are behind it, so that rows compare two variables
+        if all(ONE in term for term in terms.values()):
             found = _less({ONE: 1.0}, found)
         for term in terms.values():
             self.at_most(_less(term, found), 0.0)

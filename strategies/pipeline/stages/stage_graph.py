@@ -300,9 +300,8 @@ class _Builder:
                 users = per_step if once else in_loop
                 users.setdefault(value, []).append(int(node[op]))
                 if value in self.carried and not after:
-                    made_by = self.maker(
-                        value, after=True
-                    )  # a sum is where it is made from one micro-batch to the next
+                    # a sum is where it is made from one micro-batch to the next
+                    made_by = self.maker(value, after=True)
                 if made_by >= 0:
                     users[value].append(int(node[made_by]))
         if self.parts.loop is None:  # a tensor that is read in both parts is sent once

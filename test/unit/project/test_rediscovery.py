@@ -138,9 +138,8 @@ def test_few_parameters_and_a_large_batch_are_data_parallel():
     best = found(model)
     assert set(best.specs("batch.*").values()) == {S0}
     assert set(best.readers("*.weight")) == {(S0, REPLICATED, S0)}
-    assert (
-        max(best.plan.graph.type_of(t.value).num_bytes for t in best.plan.transfers()) == 4 * 64 * 64
-    )  # of activations nothing is moved
+    # of activations nothing is moved
+    assert max(best.plan.graph.type_of(t.value).num_bytes for t in best.plan.transfers()) == 4 * 64 * 64
 
 
 def test_the_optimizers_state_is_split_even_where_memory_is_plenty():

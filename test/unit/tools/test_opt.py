@@ -237,9 +237,8 @@ def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_interrupt_is_heard_at_once_and_a_second_one_ends_the_command(tmp_path: Path):
     file = tmp_path / "stderr"
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what a shell has started in the background ignores it
+    # what a shell has started in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def work() -> int:
         with heard_at_once("in a while", stderr):

@@ -210,11 +210,12 @@ def test_arithmetic_rules_out_all_that_keep_no_more():
 
 def test_a_walk_begins_where_memory_may_suffice():
     space = Space({1: ((4,),), 4: ((1,),)}, NUMBERS, 0.0, budget_bytes=10.0, resident_bytes=2.0, passing_bytes=16.0)
+    # twice what passes is 32, 16.5 and 1
     assert [NUMBERS[space.seed(1, remat)] for remat in (0.0, 0.5, 1.0)] == [
         4,
         4,
         1,
-    ]  # twice what passes is 32, 16.5 and 1
+    ]
     assert [NUMBERS[space.seed(4, remat)] for remat in (0.0, 0.5, 1.0)] == [16, 16, 16]
     assert NUMBERS[replace(space, passing_bytes=64.0).seed(4)] == NUMBERS[-1]
     asked: list[PlanConfig] = []

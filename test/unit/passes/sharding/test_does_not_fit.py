@@ -24,11 +24,12 @@ func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
     [
         (Infeasible(6144.0), "RHI-SOLVE-001", "at least 6 KiB are needed"),  # of the budget: rows may need more than it
         (Infeasible(None), "RHI-SOLVE-001", "at least 8.25 KiB are needed"),
+        # rows are no proof
         (
             Infeasible(6144.0, 7168.0),
             "RHI-SOLVE-001",
             "about 6 KiB are needed, the smallest plan that was found needs 7 KiB",
-        ),  # rows are no proof
+        ),
         (
             Infeasible(4000.0, 7168.0),
             "RHI-SOLVE-001",

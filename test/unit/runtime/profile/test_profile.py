@@ -169,10 +169,11 @@ ENTRY %main (a: f32[8]) -> (f32[8], f32[8]) {
   ROOT %r = (f32[8]{0}, f32[8]{0}) tuple(%f, %a)
 }
 """
+    # a result and what it is made of, each once: 8 elements of 4 bytes
     assert kernels(hlo) == (
         2,
         32 + 32 + 32 + 32 + 32,
-    )  # a result and what it is made of, each once: 8 elements of 4 bytes
+    )
 
 
 # Tables from elsewhere

@@ -199,9 +199,8 @@ def test_work_and_memory_are_those_of_the_program():
     batch = MICRO_BATCHES * BATCH * WIDTH * 4
     sums, parameters = 2 * weight, 2 * weight
     saved = together[0] - 2 * batch - sums - parameters
-    assert (
-        saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4
-    )  # both layers' results at least, for two micro-batches in flight
+    # both layers' results at least, for two micro-batches in flight
+    assert saved / min(MICRO_BATCHES, 2) >= 2 * BATCH * WIDTH * 4
 
 
 def test_a_running_sum_is_of_the_node_that_makes_what_is_added():

@@ -49,20 +49,22 @@ def needs(name, stages, micro_batches, chunks=1):
 
 
 def test_what_is_held_of_each_micro_batch_and_the_most_that_a_program_needs_then():
+    # the last two hold most when they apply the gradients
     assert needs("1f1b", 4, 8) == (
         1431.0,
         1331.0,
         1251.0,
         1251.0,
-    )  # the last two hold most when they apply the gradients
+    )
     assert needs("1f1b", 4, 2) == (1251.0, 1251.0, 1251.0, 1251.0)
     assert needs("gpipe", 3, 8) == (1831.0,) * 3
+    # the last has one micro-batch, and three that wait
     assert needs("zero-bubble", 4, 8) == (
         1421.0,
         1381.0,
         1341.0,
         1301.0,
-    )  # the last has one micro-batch, and three that wait
+    )
 
 
 def gpt_step(**changed):
