@@ -1,4 +1,4 @@
-"""How good whole plans are: the search against a grid of what experts would write down, under the same model.
+"""How good autotuned plans are: against a grid of what experts would write down, under the same model.
 
 Cases are the rows of the papers' tables: GPT and GShard MoE of Rhino's Tables 1 and 2, each on as many V100s as there
 (`m8` has eight in a node, `s1` one), batch 64 and 256 in float32; Wide-ResNet of its Table 4, batch 4; GPT and T5 of
@@ -177,7 +177,7 @@ def found(who: str, one: Estimate) -> Found:
 
 
 def search(setup: Setup, jobs: int) -> tuple[Explored, Space]:
-    """Returns what the search of whole plans finds, and where it searched."""
+    """Returns what autotuning finds, and where it searched."""
     workers = Workers(setup, jobs)
     try:
         workers.setup = folded(setup)

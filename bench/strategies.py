@@ -1,4 +1,4 @@
-"""What the strategies for whole plans find, and what finding it takes.
+"""What the autotuning strategies find, and what finding it takes.
 
 Cases are models of `examples/export.py` on a cluster (`CASES` in this file). A configuration is planned once, in this
 process, for all strategies, and again for one that wants to know more of it than that it is slow; each then counts the

@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="relative error allowed (default by dtype: f32 1e-4, f16 5e-3, bf16 2e-2)",
     )
-    plan = parser.add_argument_group("whole plans")
+    plan = parser.add_argument_group("plans")
     plan.add_argument(
         "--processes",
         type=count,

@@ -1,6 +1,6 @@
 """A plan as JSON, and back. Rows that belong together stand one to a line, so that a diff of two files reads.
 
-An object holds the whole plan but for a step's instructions and programs, which are files of their own beside it
+An object holds the plan but for a step's instructions and programs, which are files of their own beside it
 (`rhino.ir.plan.files`); `files` has their hashes, and `sha256` is the hash of the rest of the object.
 
 Errors    RHI-PLAN-001 not a plan, or one of another version; RHI-PLAN-002 it is not as it was written.

@@ -47,7 +47,7 @@ _SHARE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*")
 _MOST_BEGUN: Final = 4
 """Of how many steps at most it is kept what does not depend on the share.
 
-A search of whole plans goes back and forth between few.
+Autotuning goes back and forth between few.
 """
 
 _LARGE_SHARE: Final = 0.2

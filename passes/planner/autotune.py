@@ -1,4 +1,4 @@
-"""The best whole plan where its caller leaves something open.
+"""The best plan where its caller leaves something open.
 
 The search compares configurations, and then makes the programs of the best ones.
 

@@ -1,4 +1,4 @@
-"""What a search of whole plans says for itself: the chosen plan, what the others lost by, as text and as JSON."""
+"""What autotuning says for itself: the chosen plan, what the others lost by, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate the configurations of whole plans: what each comes to, by planning its shardings and estimating its stages.
+"""Evaluate configurations: what each comes to, by planning its shardings and estimating its stages.
 
 A step is normalized once, taken in micro-batches once for each number of them, and planned once for each mesh of a
 rank. What a configuration comes to is the search's own cost and memory of that plan; if it is a pipeline, as its stages

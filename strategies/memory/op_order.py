@@ -94,7 +94,7 @@ class OpOrder:
     num_times: int
 
 
-@lru_cache(maxsize=8)  # as many programs as a search of whole plans goes back and forth between
+@lru_cache(maxsize=8)  # as many programs as autotuning goes back and forth between
 def schedule_of(graph: Graph) -> OpOrder:
     """Returns the schedule of `graph` where in memory is what `materialized` says; for many meshes it is made once."""
     return schedule(graph, materialized(graph).tolist())

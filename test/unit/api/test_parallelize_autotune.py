@@ -1,4 +1,4 @@
-"""Micro-batches, recomputation, stages and whole plans behind the same call.
+"""Micro-batches, rematerialization, stages and autotuning behind the same call.
 
 The answer is that of one device, and state is where its rank is.
 """
@@ -196,7 +196,7 @@ def test_state_that_is_not_donated_stays_the_callers():
         rhino.parallelize(cut, budget=budget, **said).plan(*SHAPES)
 
 
-def test_what_does_not_fit_as_shardings_alone_is_found_by_the_search_of_whole_plans():
+def test_what_does_not_fit_as_shardings_alone_is_found_by_autotuning():
     shapes = (SHAPES[0], Shape((32 * ROWS, WIDTH), jnp.float32))
     said = {"cluster": "cpu2", "mesh": "2", "budget": "300KiB", "donate_argnums": 0}
     with pytest.raises(RhinoError, match=r"(?s)RHI-SOLVE-001.*search='autotune'"):

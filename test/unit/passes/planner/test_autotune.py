@@ -1,4 +1,4 @@
-"""The search of whole plans: what it looks at, that it finds the best of what there is, and what it says.
+"""Autotuning: what it looks at, that it finds the best of what there is, and what it says.
 
 Steps are made-up ones and real ones.
 """
