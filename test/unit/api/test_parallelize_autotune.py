@@ -289,7 +289,7 @@ def test_what_a_plan_in_stages_cannot_do_is_refused(staged: Any):
     with pytest.raises(RhinoError, match=r"RHI-JAX-009.*no one program"):
         staged.lower(*SHAPES)
     plan = staged.plan(*SHAPES)
-    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*stages is given, and a plan"):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*stages and plan exclude each other"):
         rhino.parallelize(step, plan=plan, stages=2)
     with pytest.raises(RhinoError, match=r"RHI-RUN-004.*4 devices, and 2"):
         rhino.parallelize(step, plan=plan, devices=jax.devices()[:2], donate_argnums=0).plan(*SHAPES)

@@ -120,9 +120,9 @@ def test_a_changed_constant_is_a_change():
 
 
 def test_a_plan_leaves_nothing_else_to_be_said(plan: rhino.Plan):
-    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*pins is given, and a plan"):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*pins and plan exclude each other"):
         rhino.parallelize(front_part.step, plan=plan, pins=["up=[{}, {x}]"])
-    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*mesh is given, and a plan"):
+    with pytest.raises(RhinoError, match=r"RHI-JAX-002.*mesh and plan exclude each other"):
         rhino.parallelize(front_part.step, plan=plan, mesh="2x4")
     rhino.parallelize(front_part.step, plan=plan, mesh="8", donate_argnums=0).plan(*ARGUMENTS)
     loaded = replace(plan, trees=None)
